@@ -1,0 +1,44 @@
+"""Feed minibatches from single-cell collections on disk to a training loop.
+
+Open files with `open_collection`, choose a strategy, and iterate over a `CellDataset`.
+"""
+
+from cellfeed._collection import Collection, open_collection
+from cellfeed._dataset import CellDataset
+from cellfeed._errors import (
+    CellfeedError,
+    ColumnError,
+    FormatError,
+    MismatchError,
+    ParameterError,
+    PathError,
+)
+from cellfeed._minibatch import Cells, Minibatch
+from cellfeed._multi_indexable import MultiIndexable
+from cellfeed._obs import CategoricalColumn, NumericColumn
+from cellfeed._plan import EpochPlan, Fetch
+from cellfeed._strategies import BlockShuffling, SamplingStrategy, Streaming
+from cellfeed._version import __version__
+
+__all__ = [
+    "BlockShuffling",
+    "CategoricalColumn",
+    "CellDataset",
+    "CellfeedError",
+    "Cells",
+    "Collection",
+    "ColumnError",
+    "EpochPlan",
+    "Fetch",
+    "FormatError",
+    "Minibatch",
+    "MismatchError",
+    "MultiIndexable",
+    "NumericColumn",
+    "ParameterError",
+    "PathError",
+    "SamplingStrategy",
+    "Streaming",
+    "__version__",
+    "open_collection",
+]

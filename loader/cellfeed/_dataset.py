@@ -1,0 +1,282 @@
+"""The data set that a training loop iterates over."""
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from cellfeed._collection import Collection
+from cellfeed._epochs import EpochCounter
+from cellfeed._errors import ParameterError, require_integer, require_positive
+from cellfeed._minibatch import Cells
+from cellfeed._multi_indexable import MultiIndexable
+from cellfeed._plan import EpochPlan
+from cellfeed._reader import Reader
+from cellfeed._recommendation import read_recommendation
+from cellfeed._strategies import BlockShuffling, SamplingStrategy
+
+__all__ = ["CellDataset"]
+
+
+class CellDataset(IterableDataset[Any]):
+    """Minibatches of a collection in the order of a sampling strategy.
+
+    Each fetch reads ``batch_size * fetch_factor`` rows in storage order, shuffles them in memory
+    and deals them out as minibatches. Every iteration is another epoch; epoch number and
+    ``seed`` fix its order. Works in a plain loop, and in a `torch.utils.data.DataLoader` with
+    ``batch_size=None`` and any number of workers: each worker takes every n-th fetch, so that
+    minibatches have the same rows whatever the number of workers, and come in an order that
+    depends on it. `loader` makes such a DataLoader.
+
+    Parameters
+    ----------
+    collection
+        A `Collection`, or anything with ``len()`` that takes an array of ascending row numbers
+        in brackets: NumPy arrays, memory maps, SciPy CSR, `MultiIndexable`, AnnData (in memory
+        or backed), AnnCollection.
+    strategy
+        Which rows an epoch visits, and in which order.
+    batch_size
+        Rows of a minibatch.
+    fetch_factor
+        Minibatches that are read at once. Memory grows with it, and so do speed and mixing.
+    drop_last
+        What happens where rows do not divide evenly; see `EpochPlan`.
+    fetch_callback
+        ``fetch_callback(collection, rows)`` reads rows (ascending, int64) in place of
+        ``collection[rows]``.
+    fetch_transform
+        ``fetch_transform(fetched)`` changes a whole fetch. Over a `Collection` it gets `Cells`
+        that are valid until the next fetch.
+    batch_callback
+        ``batch_callback(transformed, indices)`` takes a minibatch out of a fetch in place of
+        ``transformed[indices]``.
+    batch_transform
+        ``batch_transform(batch)`` changes a minibatch.
+    rank, world_size
+        This process and the number of processes that train together; asked of
+        torch.distributed if None, where it is initialised.
+    seed
+        Fixes the order of all epochs. If None, one is drawn, and with several ranks the first
+        rank's is used by all.
+    dense
+        Whether minibatches of a `Collection` carry dense ``X`` even if it is stored sparse.
+
+    Raises
+    ------
+    ParameterError
+        A size is below one, the strategy asks for rows that do not exist, or ``seed`` is None
+        with several ranks and torch.distributed is not initialised.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cellfeed import BlockShuffling
+    >>> dataset = CellDataset(np.arange(10), BlockShuffling(block_size=2), batch_size=4, seed=0)
+    >>> sorted(np.concatenate(list(dataset)).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+
+    def __init__(
+        self,
+        collection: Any,
+        strategy: SamplingStrategy,
+        batch_size: int,
+        fetch_factor: int = 16,
+        drop_last: bool = False,  # noqa: FBT001, FBT002 - by place, as scDataset has it
+        fetch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
+        fetch_transform: Callable[[Any], Any] | None = None,
+        batch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
+        batch_transform: Callable[[Any], Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int | None = None,
+        *,
+        dense: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(strategy, SamplingStrategy):
+            msg = f"`strategy` must be a SamplingStrategy, but got {strategy!r}"  # type: ignore[unreachable]
+            raise ParameterError(msg)
+        self.collection = collection
+        self.strategy = strategy
+        self.batch_size = require_positive("batch_size", batch_size)
+        self.fetch_factor = require_positive("fetch_factor", fetch_factor)
+        self.drop_last = drop_last
+        self.fetch_callback = fetch_callback
+        self.fetch_transform = fetch_transform
+        self.batch_callback = batch_callback
+        self.batch_transform = batch_transform
+        self.dense = dense
+        self.num_workers = 0
+        self.rank, self.world_size = _ranks(rank, world_size)
+        self.seed = _common_seed(seed, self.world_size)
+        self._n_rows = _n_rows(collection)
+        self._epochs = EpochCounter()
+        self.plan(epoch=0)  # raises now what would otherwise be raised in a worker
+
+    @classmethod
+    def from_autotune(
+        cls, collection: Any, path: str | os.PathLike[str], **parameters: Any
+    ) -> "CellDataset":
+        """Make a data set with the configuration that ``autotune`` recommended.
+
+        Parameters
+        ----------
+        collection
+            What is read; see the class.
+        path
+            The ``autotune.json``. Its block size, batch size, fetch factor and, for `loader`,
+            number of workers are used.
+        **parameters
+            Other parameters of the class, such as ``seed``.
+
+        Raises
+        ------
+        PathError
+            There is no such file.
+        FormatError
+            The file is not a result of ``autotune``, or recommends nothing.
+        """
+        recommended = read_recommendation(path)
+        strategy = BlockShuffling(block_size=recommended.block_size)
+        dataset = cls(
+            collection,
+            strategy,
+            batch_size=recommended.batch_size,
+            fetch_factor=recommended.fetch_factor,
+            **parameters,
+        )
+        dataset.num_workers = recommended.num_workers
+        return dataset
+
+    def __len__(self) -> int:
+        """Return the number of minibatches that an epoch delivers to this rank."""
+        return self.plan(epoch=0).n_minibatches
+
+    def __iter__(self) -> Iterator[Any]:
+        # The epoch is claimed here and not in the generator, which starts at its first use.
+        plan = self.plan(epoch=self._epochs.claim())
+        worker = get_worker_info()
+        if worker is None:
+            return self._minibatches(plan, range(plan.n_fetches))
+        return self._minibatches(plan, range(worker.id, plan.n_fetches, worker.num_workers))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration the given epoch, as after a restart.
+
+        Not needed otherwise: every iteration is the next epoch by itself.
+
+        Raises
+        ------
+        ParameterError
+            ``epoch`` is not an integer.
+        """
+        self._epochs.next_epoch = require_integer("epoch", epoch)
+
+    def plan(self, *, epoch: int) -> EpochPlan:
+        """Return the plan of an epoch: which rows come when."""
+        plan = EpochPlan(
+            strategy=self.strategy,
+            n_rows=self._n_rows,
+            batch_size=self.batch_size,
+            fetch_factor=self.fetch_factor,
+            drop_last=self.drop_last,
+            seed=self.seed,
+            epoch=epoch,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+        plan.strategy.n_positions(self._n_rows)
+        return plan
+
+    def loader(self, num_workers: int | None = None, **options: Any) -> DataLoader[Any]:
+        """Return a DataLoader that passes minibatches on as they are.
+
+        Parameters
+        ----------
+        num_workers
+            Worker processes; what ``autotune`` recommended if None (0 if it was not asked).
+        **options
+            Other parameters of `torch.utils.data.DataLoader`.
+        """
+        workers = self.num_workers if num_workers is None else num_workers
+        return DataLoader(self, batch_size=None, num_workers=workers, **options)
+
+    def _minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
+        read = self._read_function()
+        for number in fetch_numbers:
+            fetch = plan.fetch(number)
+            fetched = read(fetch.rows)
+            if self.fetch_transform is not None:
+                fetched = self.fetch_transform(fetched)
+            for start in range(0, fetch.order.size, self.batch_size):
+                yield self._minibatch(fetched, fetch.order[start : start + self.batch_size])
+
+    def _read_function(self) -> Callable[[NDArray[Any]], Any]:
+        collection, callback = self.collection, self.fetch_callback
+        if callback is not None:
+            return lambda rows: callback(collection, rows)
+        if isinstance(collection, Collection):
+            return Reader(collection).read
+        return lambda rows: _in_memory(collection[rows])
+
+    def _minibatch(self, fetched: Any, indices: NDArray[Any]) -> Any:
+        if self.batch_callback is not None:
+            batch = self.batch_callback(fetched, indices)
+        else:
+            batch = fetched[indices]
+            if isinstance(batch, Cells):
+                batch = batch.to_torch(dense=self.dense)
+        return batch if self.batch_transform is None else self.batch_transform(batch)
+
+
+def _in_memory(fetched: Any) -> Any:
+    """Read now what AnnData (backed) and AnnCollection would read again for each minibatch."""
+    if isinstance(fetched, MultiIndexable):
+        return MultiIndexable(
+            *map(_in_memory, fetched), names=fetched.names, unstructured=fetched.unstructured
+        )
+    for method in ("to_memory", "to_adata"):
+        if hasattr(fetched, method):
+            return getattr(fetched, method)()
+    return fetched
+
+
+def _n_rows(collection: Any) -> int:
+    shape = getattr(collection, "shape", None)  # SciPy's sparse matrices have no length
+    n_rows = int(shape[0]) if shape else len(collection)
+    if n_rows < 1:
+        msg = "the collection has no rows; there is nothing to iterate over"
+        raise ParameterError(msg)
+    return n_rows
+
+
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        msg = f"`rank` and `world_size` go together, but got {rank=}, {world_size=}"
+        raise ParameterError(msg)
+    if rank is not None and world_size is not None:
+        return require_integer("rank", rank), require_positive("world_size", world_size)
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _common_seed(seed: int | None, world_size: int) -> int:
+    if seed is not None:
+        return require_integer("seed", seed)
+    drawn = [secrets.randbits(63)]
+    if world_size > 1:
+        if not (dist.is_available() and dist.is_initialized()):
+            msg = (
+                f"`seed` must be given with {world_size=}, so that all ranks have one order; "
+                "or initialise torch.distributed first, and one is shared"
+            )
+            raise ParameterError(msg)
+        dist.broadcast_object_list(drawn, src=0)
+    return drawn[0]

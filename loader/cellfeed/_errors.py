@@ -1,0 +1,79 @@
+"""Exceptions that cellfeed raises for a user's mistake or an unusable file.
+
+::
+
+    CellfeedError
+    ├── PathError        (FileNotFoundError)  a path that is missing, or matches nothing
+    ├── FormatError      (ValueError)         a file that cannot be read as AnnData
+    ├── MismatchError    (ValueError)         files that do not belong to one collection
+    ├── ColumnError      (LookupError)        an obs column that is absent or unusable
+    └── ParameterError   (ValueError)         a parameter outside what it may be
+
+Each message is one line: what is wrong, where, and the remedy.
+"""
+
+from numbers import Integral
+from typing import Any
+
+__all__ = [
+    "CellfeedError",
+    "ColumnError",
+    "FormatError",
+    "MismatchError",
+    "ParameterError",
+    "PathError",
+    "require_integer",
+    "require_positive",
+]
+
+
+class CellfeedError(Exception):
+    """Base of every exception that cellfeed raises on purpose."""
+
+
+class PathError(CellfeedError, FileNotFoundError):
+    """A path is missing, or a folder or pattern matches no file."""
+
+
+class FormatError(CellfeedError, ValueError):
+    """A file is truncated, damaged, or not in a form that cellfeed reads."""
+
+
+class MismatchError(CellfeedError, ValueError):
+    """Files differ in a way that keeps them from being one collection."""
+
+
+class ColumnError(CellfeedError, LookupError):
+    """An obs column is absent, or its values cannot be used as asked."""
+
+
+class ParameterError(CellfeedError, ValueError):
+    """A parameter is outside the values that it may take."""
+
+
+def require_integer(name: str, value: Any) -> int:
+    """Return ``value`` as a Python integer, which does not overflow as NumPy's do.
+
+    Raises
+    ------
+    ParameterError
+        ``value`` is not an integer.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        msg = f"`{name}` must be an integer, but got {name}={value!r}"
+        raise ParameterError(msg)
+    return int(value)
+
+
+def require_positive(name: str, value: Any) -> int:
+    """Return ``value`` as a Python integer, which is above zero.
+
+    Raises
+    ------
+    ParameterError
+        ``value`` is zero, negative or not an integer.
+    """
+    if require_integer(name, value) < 1:
+        msg = f"`{name} >= 1` must hold, but got {name}={value!r}"
+        raise ParameterError(msg)
+    return int(value)

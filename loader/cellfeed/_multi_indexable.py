@@ -1,0 +1,110 @@
+"""Aligned modalities that are indexed together."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError
+
+__all__ = ["MultiIndexable"]
+
+
+class MultiIndexable:
+    """Several indexables of the same length, such as X and y, or RNA and protein.
+
+    ``multi[rows]`` indexes all of them and gives a `MultiIndexable` again; ``multi["X"]`` or
+    ``multi[0]`` gives one of them.
+
+    Parameters
+    ----------
+    *indexables
+        Indexables of the same length, or one dictionary of them by name.
+    names
+        Names of those given by place.
+    unstructured
+        What belongs to all rows, such as gene names; kept as it is when indexed.
+    **named_indexables
+        Indexables by name.
+
+    Raises
+    ------
+    ParameterError
+        There are none, their lengths differ, or the names do not fit.
+
+    Examples
+    --------
+    >>> multi = MultiIndexable(X=np.eye(4), y=np.array([0, 1, 0, 1]))
+    >>> multi[np.array([1, 3])]["y"]
+    array([1, 1])
+    """
+
+    def __init__(
+        self,
+        *indexables: Any,
+        names: list[str] | None = None,
+        unstructured: Mapping[str, Any] | None = None,
+        **named_indexables: Any,
+    ) -> None:
+        by_name = dict(named_indexables)
+        if len(indexables) == 1 and isinstance(indexables[0], Mapping):
+            by_name = {**indexables[0], **by_name}
+            indexables = ()
+        if indexables and by_name:
+            msg = "indexables must all be named or all be unnamed, but got both"
+            raise ParameterError(msg)
+        if names is not None and len(names) != len(indexables):
+            msg = f"`names` must name each indexable, but got {len(names)} for {len(indexables)}"
+            raise ParameterError(msg)
+        self.names = list(by_name) if by_name else names
+        self.unstructured = dict(unstructured or {})
+        self._indexables = tuple(by_name.values()) or indexables
+        lengths = {_n_rows(indexable) for indexable in self._indexables}
+        if len(lengths) != 1:
+            msg = f"indexables must have one length, but got lengths {sorted(lengths) or 'of none'}"
+            raise ParameterError(msg)
+        (self._length,) = lengths
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, key: int | str | slice | list[int] | NDArray[np.integer]) -> Any:
+        if isinstance(key, str):
+            if key not in (self.names or ()):
+                msg = f"no indexable is named {key!r}; the names are {self.names}"
+                raise KeyError(msg)
+            return self._indexables[(self.names or []).index(key)]
+        if isinstance(key, int | np.integer):
+            return self._indexables[key]
+        rows = key if isinstance(key, slice) else np.asarray(key)
+        selected = MultiIndexable(
+            *(indexable[rows] for indexable in self._indexables), unstructured=self.unstructured
+        )
+        selected.names = self.names
+        return selected
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._indexables)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Iterate over (name, indexable).
+
+        Raises
+        ------
+        ParameterError
+            The indexables were given by place, without names.
+        """
+        if self.names is None:
+            msg = "these indexables have no names; give `names`, or iterate over the indexables"
+            raise ParameterError(msg)
+        return zip(self.names, self._indexables, strict=True)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(self.names or map(str, range(len(self._indexables))))
+        return f"MultiIndexable({parts}; {len(self)} rows)"
+
+
+def _n_rows(indexable: Any) -> int:
+    """Return the number of rows; SciPy's sparse matrices have a shape but no length."""
+    return int(indexable.shape[0]) if hasattr(indexable, "shape") else len(indexable)

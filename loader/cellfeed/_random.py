@@ -1,0 +1,77 @@
+"""Counter-based randomness: any draw of any stream, at once, from its number alone.
+
+The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014): word number ``c`` of the stream ``key`` is ``mix(key + c * golden)``.
+Unlike a NumPy ``Generator`` it needs no state to be carried or advanced, and its output
+does not depend on NumPy's version.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["derive_key", "random_below", "random_words"]
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLIER_1 = 0xBF58476D1CE4E5B9
+_MULTIPLIER_2 = 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+
+
+def random_words(key: int, counters: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """Return the 64-bit words with the given numbers of the stream ``key``.
+
+    Parameters
+    ----------
+    key
+        The stream, 0 <= key < 2**64; see `derive_key`.
+    counters
+        Integers of any shape.
+
+    Returns
+    -------
+    Words of dtype uint64, in the shape of ``counters``.
+    """
+    words = counters.astype(np.uint64)
+    words *= np.uint64(_GOLDEN)
+    words += np.uint64((key + _GOLDEN) & _MASK)
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(_MULTIPLIER_1)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(_MULTIPLIER_2)
+    words ^= words >> np.uint64(31)
+    return words
+
+
+def derive_key(*parts: int) -> int:
+    """Return a 64-bit key that depends on every part and on their order.
+
+    Parameters
+    ----------
+    parts
+        Integers of any size and sign, such as (seed, epoch, purpose).
+    """
+    key = len(parts)
+    for part in parts:
+        remaining = part if part >= 0 else ~part
+        key = _mix(key ^ (part < 0))
+        while True:
+            key = _mix(key ^ (remaining & _MASK))
+            remaining >>= 64
+            if not remaining:
+                break
+    return key
+
+
+def random_below(key: int, bound: int) -> int:
+    """Return one integer in [0, bound) that depends on ``key`` alone.
+
+    The bias of the reduction is below bound / 2**64.
+    """
+    return (_mix(key) * bound) >> 64
+
+
+def _mix(word: int) -> int:
+    word = (word + _GOLDEN) & _MASK
+    word = ((word ^ (word >> 30)) * _MULTIPLIER_1) & _MASK
+    word = ((word ^ (word >> 27)) * _MULTIPLIER_2) & _MASK
+    return word ^ (word >> 31)

@@ -1,0 +1,78 @@
+"""Row runs: sorted, disjoint ranges of rows, shape (n, 2), int64, each ``[start, stop)``."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Runs", "count_rows", "expand", "merge_consecutive", "split_at"]
+
+Runs = NDArray[np.int64]
+
+
+def merge_consecutive(rows: NDArray[np.int64]) -> Runs:
+    """Return the runs of strictly ascending ``rows``.
+
+    Examples
+    --------
+    >>> merge_consecutive(np.array([4, 5, 6, 9])).tolist()
+    [[4, 7], [9, 10]]
+    """
+    if rows.size == 0:
+        return np.empty((0, 2), dtype=np.int64)
+    breaks = np.flatnonzero(np.diff(rows) != 1)
+    runs = np.empty((breaks.size + 1, 2), dtype=np.int64)
+    runs[0, 0], runs[1:, 0] = rows[0], rows[breaks + 1]
+    runs[-1, 1], runs[:-1, 1] = rows[-1] + 1, rows[breaks] + 1
+    return runs
+
+
+def count_rows(runs: Runs) -> int:
+    """Return the number of rows in ``runs``."""
+    return int((runs[:, 1] - runs[:, 0]).sum())
+
+
+def expand(runs: Runs) -> NDArray[np.int64]:
+    """Return the rows of ``runs``, ascending; the inverse of `merge_consecutive`.
+
+    Also the elements of any list of ranges, such as the stored elements of CSR rows.
+
+    Examples
+    --------
+    >>> expand(np.array([[4, 7], [9, 10]])).tolist()
+    [4, 5, 6, 9]
+    """
+    lengths = runs[:, 1] - runs[:, 0]
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(runs[:, 0] - before, lengths) + np.arange(lengths.sum(), dtype=np.int64)
+
+
+def split_at(runs: Runs, boundaries: NDArray[np.int64]) -> Iterator[tuple[int, Runs]]:
+    """Cut ``runs`` at ``boundaries``, and count rows from the boundary below.
+
+    Parameters
+    ----------
+    runs
+        The runs to cut.
+    boundaries
+        Ascending, from 0 to at least the last row, int64, shape (n + 1,): part ``k`` is
+        ``[boundaries[k], boundaries[k + 1])``, as the files of a collection are.
+
+    Yields
+    ------
+    The number of each part that has rows, and its runs, counted from the part's first row.
+
+    Examples
+    --------
+    >>> for part, local in split_at(np.array([[2, 6], [8, 9]]), np.array([0, 4, 10])):
+    ...     print(part, local.tolist())
+    0 [[2, 4]]
+    1 [[0, 2], [4, 5]]
+    """
+    first_parts = np.searchsorted(boundaries, runs[:, 0], side="right") - 1
+    last_parts = np.searchsorted(boundaries, runs[:, 1], side="left") - 1
+    for part in range(int(first_parts[0]), int(last_parts[-1]) + 1) if len(runs) else ():
+        start, stop = boundaries[part], boundaries[part + 1]
+        inside = runs[(first_parts <= part) & (last_parts >= part)]
+        if inside.size and start < stop:
+            yield part, np.clip(inside, start, stop) - start

@@ -1,0 +1,1 @@
+"""What `cellfeed.synthetic` is made of: the experiment, its expression, and its files."""

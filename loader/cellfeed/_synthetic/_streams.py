@@ -1,0 +1,25 @@
+"""Independent random streams, so that plates can be made in any order and in any process."""
+
+from enum import IntEnum
+
+import numpy as np
+
+__all__ = ["Stream", "random_stream"]
+
+
+class Stream(IntEnum):
+    """What a stream of random numbers is used for; the numbers are part of the output."""
+
+    WELLS = 0
+    LAYOUT = 1
+    BASELINE = 2
+    CELL_LINES = 3
+    DRUGS = 4
+    MECHANISMS = 5
+    PLATE_EFFECT = 6
+    COUNTS = 7
+
+
+def random_stream(seed: int, stream: Stream, plate: int = 0) -> np.random.Generator:
+    """Return the generator of one purpose and one plate, at its beginning."""
+    return np.random.default_rng([seed, stream, plate])

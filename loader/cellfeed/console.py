@@ -1,0 +1,61 @@
+"""What cellfeed's commands have in common: one-line errors, and figures that people can read."""
+
+from typing import Any
+
+import click
+
+from cellfeed._errors import CellfeedError
+
+__all__ = ["OneLineErrorCommand", "OneLineErrorGroup", "format_bytes"]
+
+
+class _OneLineError(click.ClickException):
+    exit_code = 2
+
+
+class _OneLineErrors(click.Command):
+    """Turns what went wrong outside of the program into one line on stderr and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # whoever read the output has seen enough; click ends quietly
+        except (CellfeedError, OSError) as error:
+            raise _OneLineError(_one_line(error)) from error
+
+
+class OneLineErrorCommand(_OneLineErrors):
+    """A command that reports a `CellfeedError` or `OSError` as one line, without a traceback.
+
+    Examples
+    --------
+    >>> @click.command(cls=OneLineErrorCommand)
+    ... def command() -> None: ...
+    """
+
+
+class OneLineErrorGroup(_OneLineErrors, click.Group):
+    """A group of commands that does the same for each of them."""
+
+
+def format_bytes(n_bytes: int) -> str:
+    """Return a size in decimal units, as disks are sold.
+
+    Examples
+    --------
+    >>> format_bytes(999), format_bytes(1_234_567), format_bytes(314_000_000_000)
+    ('999 B', '1.2 MB', '314.0 GB')
+    """
+    size, unit = float(n_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if round(size, 1) < 1000:  # noqa: PLR2004 - what a kilo is
+            break
+        size, unit = size / 1000, larger
+    return f"{n_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.strerror}: `{error.filename}`"
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,207 @@
+"""Collections made up to resemble Tahoe-100M: to try settings, to test, to benchmark.
+
+Nothing is downloaded; the content follows from the parameters and a seed.
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError, require_positive
+from cellfeed._synthetic._experiment import Experiment
+from cellfeed._synthetic._expression import ExpressionModel
+from cellfeed._synthetic._threads import write_plates
+from cellfeed.console import format_bytes
+
+__all__ = ["plate_sizes", "write_tahoe_like"]
+
+# To be raised whenever the same parameters give other content.
+_GENERATOR = "cellfeed tahoe-like 1"
+_MANIFEST = "collection.json"
+
+
+def write_tahoe_like(
+    folder: str | os.PathLike[str],
+    *,
+    n_cells: int,
+    seed: int = 0,
+    n_genes: int = 62_710,
+    n_plates: int = 14,
+    n_cell_lines: int = 50,
+    n_drugs: int = 380,
+    overwrite: bool = False,
+    on_progress: Callable[[int], None] | None = None,
+    n_threads: int | None = None,
+) -> list[Path]:
+    """Write a collection that resembles Tahoe-100M, one h5ad file per plate.
+
+    Cells of one condition (plate, drug, dosage and cell line) lie together, and nothing is
+    shuffled. Expression depends strongly on the cell line, hierarchically on the drug (broad
+    mechanism, fine mechanism, drug; more at higher dosage) and slightly on the plate. Each drug
+    occurs on as many plates as it has dosages, so a model can be trained on all plates but one
+    and tested on that one. Small collections have fewer cell lines per drug.
+
+    Parameters
+    ----------
+    folder
+        Where ``plate01.h5ad``, ``plate02.h5ad`` and so on are written. Made if need be. If it
+        holds the same collection already, only plates that are missing are written.
+    n_cells
+        Cells of the whole collection, at least 10 per plate. With 14 plates, their shares are
+        between 4.7 % and 10.4 %, with an entropy of 3.78 bits; with another number, equal.
+    seed
+        The content is the same for the same seed and parameters, whatever ``n_threads``, as
+        long as the version of NumPy is the same.
+    n_genes
+        Genes, the same in all files. A cell has about 2,230 non-zero counts with the default,
+        and fewer if there are fewer genes.
+    n_plates, n_cell_lines, n_drugs
+        Sizes of the experiment; each drug is given at 0.05, 0.5 and 5 micromolar.
+    overwrite
+        Write all plates anew, and first remove every ``plate*.h5ad`` that is in ``folder``.
+    on_progress
+        Called now and then with the number of cells written so far, at last with ``n_cells``. Not
+        called if nothing needs to be written.
+    n_threads
+        How many plates are written at a time; by default, as many as this process may use CPUs.
+
+    Returns
+    -------
+    The paths of the files, in the order of the plates. In each, ``X`` holds counts as float32
+    CSR, gzipped; ``obs`` holds the categorical columns ``plate``, ``cell_line``, ``drug``,
+    ``moa_broad`` and ``moa_fine``, the ``dosage`` in micromolar (float64) and ``n_counts``, the
+    cell's sum of counts (float32).
+
+    Raises
+    ------
+    ParameterError
+        A size is too small, ``seed`` is negative, or ``folder`` holds something else.
+    OSError
+        The folder cannot be written to, or the disk is too small.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import anndata
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> paths = write_tahoe_like(folder.name, n_cells=100, n_genes=500, n_plates=2, n_drugs=4)
+    >>> [path.name for path in paths]
+    ['plate01.h5ad', 'plate02.h5ad']
+    >>> plate = anndata.read_h5ad(paths[0])
+    >>> plate.shape
+    (50, 500)
+    >>> list(plate.obs)
+    ['plate', 'cell_line', 'drug', 'dosage', 'moa_broad', 'moa_fine', 'n_counts']
+    >>> folder.cleanup()
+    """
+    experiment = Experiment(
+        n_cells=n_cells,
+        seed=seed,
+        n_genes=n_genes,
+        n_plates=n_plates,
+        n_cell_lines=n_cell_lines,
+        n_drugs=n_drugs,
+    )
+    if n_threads is not None:
+        require_positive("n_threads", n_threads)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.h5ad" for name in experiment.plate_names]
+    _claim(folder, experiment, overwrite=overwrite)
+
+    missing = {plate: path for plate, path in enumerate(paths) if not path.exists()}
+    if missing:
+        _write_missing(experiment, missing, on_progress, n_threads or _usable_cpus())
+    return paths
+
+
+def plate_sizes(n_cells: int, n_plates: int = 14) -> NDArray[np.int64]:
+    """Return how many cells of such a collection are on each plate.
+
+    Enough for a study of label entropy, which needs no counts.
+
+    Parameters
+    ----------
+    n_cells, n_plates
+        As in `write_tahoe_like`.
+
+    Returns
+    -------
+    Cells of each plate, in the order of the plates, int64, shape (n_plates,).
+
+    Raises
+    ------
+    ParameterError
+        There are fewer than 10 cells per plate.
+
+    Examples
+    --------
+    >>> plate_sizes(1_000)
+    array([ 76,  54,  82,  65, 104,  59,  72,  47,  78,  68,  89,  62,  74,
+            70])
+    """
+    experiment = Experiment(
+        n_cells=n_cells, seed=0, n_genes=1, n_plates=n_plates, n_cell_lines=1, n_drugs=1
+    )
+    return experiment.cells_per_plate()
+
+
+def _claim(folder: Path, experiment: Experiment, *, overwrite: bool) -> None:
+    """Note what the folder is going to hold, so that a run that is cut short can be taken up."""
+    manifest = folder / _MANIFEST
+    wanted = json.dumps({"generator": _GENERATOR, **asdict(experiment)}, indent=2, default=int)
+    found = manifest.read_text() if manifest.exists() else None
+    if found == wanted and not overwrite:
+        return
+    # Any other plate would be taken for one of this collection by whoever reads plate*.h5ad.
+    plates = sorted(folder.glob("plate*.h5ad"))
+    if plates and not overwrite:
+        msg = (
+            f"`{folder}` holds another collection, with `{plates[0].name}`; "
+            "choose another folder, or overwrite it"
+        )
+        raise ParameterError(msg)
+    for plate in plates:
+        plate.unlink()
+    manifest.write_text(wanted)
+
+
+def _write_missing(
+    experiment: Experiment,
+    paths: Mapping[int, Path],
+    on_progress: Callable[[int], None] | None,
+    n_threads: int,
+) -> None:
+    n_missing = int(experiment.cells_per_plate()[list(paths)].sum())
+    n_present = experiment.n_cells - n_missing
+    folder = next(iter(paths.values())).parent
+    model = ExpressionModel(experiment)
+    _require_space(folder, model, n_missing, len(paths))
+
+    def report(n_written: int) -> None:
+        if on_progress is not None:
+            on_progress(n_present + n_written)
+
+    write_plates(model, paths, report, min(n_threads, len(paths)))
+
+
+def _require_space(folder: Path, model: ExpressionModel, n_cells: int, n_files: int) -> None:
+    """Raise if the disk is too small; HDF5 can crash the process when a disk runs full."""
+    per_file = 100_000 + 40 * model.experiment.n_genes
+    needed = round(2.5 * model.expected_nonzeros(n_cells)) + 60 * n_cells + n_files * per_file
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        msg = f"About {format_bytes(needed)} are needed, but {format_bytes(free)} are free"
+        raise OSError(errno.ENOSPC, msg, str(folder))
+
+
+def _usable_cpus() -> int:
+    # Other counts of CPUs ignore that this process may be confined to some of them.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

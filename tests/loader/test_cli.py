@@ -1,0 +1,89 @@
+import click
+import pytest
+from click.testing import CliRunner
+
+import cellfeed
+from cellfeed import ParameterError, _cli
+from cellfeed.console import OneLineErrorCommand, format_bytes
+
+SYNTHESIZE = ["--cells", "100", "--genes", "50", "--plates", "2"]
+
+
+@pytest.fixture
+def run():
+    def run(*arguments):
+        return CliRunner().invoke(_cli.main, [str(argument) for argument in arguments])
+
+    return run
+
+
+def test_version(run):
+    result = run("--version")
+    assert result.exit_code == 0
+    assert cellfeed.__version__ in result.stdout
+
+
+def test_synthesize_reports_one_line(run, tmp_path):
+    result = run("synthesize", tmp_path, *SYNTHESIZE)
+    assert result.exit_code == 0
+    assert len(list(tmp_path.glob("*.h5ad"))) == 2
+    assert result.stdout.startswith(f"{tmp_path}: 2 files, 100 cells, ")
+    assert result.stdout.count("\n") == 1
+    assert not result.stderr
+
+
+def test_synthesize_overwrites_only_on_request(run, tmp_path):
+    run("synthesize", tmp_path, *SYNTHESIZE)
+    refused = run("synthesize", tmp_path, *SYNTHESIZE, "--seed", 1)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("Error: ")
+    assert refused.stderr.count("\n") == 1
+    assert run("synthesize", tmp_path, *SYNTHESIZE, "--seed", 1, "--overwrite").exit_code == 0
+
+
+def test_a_file_in_place_of_the_folder(run, tmp_path):
+    (tmp_path / "file").touch()
+    result = run("synthesize", tmp_path / "file", *SYNTHESIZE)
+    assert result.exit_code == 2
+    assert result.stderr == f"Error: File exists: `{tmp_path / 'file'}`\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ParameterError("a parameter"), "a parameter"),
+        (PermissionError(13, "Permission denied", "/a/path"), "Permission denied: `/a/path`"),
+        (OSError("two\n  lines"), "two lines"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_errors_become_one_line(error, message):
+    @click.command(cls=OneLineErrorCommand)
+    def command():
+        raise error
+
+    result = CliRunner().invoke(command)
+    assert (result.exit_code, result.stderr) == (2, f"Error: {message}\n")
+
+
+def test_errors_of_the_program_keep_their_traceback():
+    @click.command(cls=OneLineErrorCommand)
+    def command():
+        raise ZeroDivisionError
+
+    assert isinstance(CliRunner().invoke(command).exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1_000, "1.0 kB"),
+        (999_960, "1.0 MB"),
+        (1_234_567_890, "1.2 GB"),
+        (10**18, "1000.0 PB"),
+    ],
+)
+def test_format_bytes(n_bytes, text):
+    assert format_bytes(n_bytes) == text
