@@ -1,0 +1,182 @@
+"""The ``autotune`` command, from its arguments to its files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from cellfeed import CellDataset, open_collection
+from cellfeed_tuner import autotune
+from cellfeed_tuner._cli import main
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+SMALL_GRID = ["--block-sizes", "4,16", "--fetch-factors", "2 8", "--workers", "0", "--budget", "20"]
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def tuned(small_collection, tmp_path_factory):
+    """What the command printed and wrote for the small collection."""
+    output = tmp_path_factory.mktemp("tuned")
+    settings = ["--label", "plate", "--output", output, "--entropy-floor", "0.9", *SMALL_GRID]
+    printed = run(small_collection, *settings)
+    assert printed.exit_code == 0, printed.output
+    return printed, output
+
+
+def test_it_prints_the_grid_the_reason_and_the_code(tuned):
+    printed, output = tuned
+    assert "Recommended: block size" in printed.stdout
+    assert "random sampling's entropy" in printed.stdout
+    assert "CellDataset.from_autotune(collection, 'autotune.json', seed=0)" in printed.stdout
+    assert str(output / "autotune.png") in printed.stdout
+    assert "Measuring throughput" in printed.stderr
+    assert "Measuring throughput" not in printed.stdout
+
+
+def test_it_writes_the_schema_that_was_promised(tuned):
+    _, output = tuned
+    result = json.loads((output / "autotune.json").read_text())
+    assert result["schema"] == "cellfeed.autotune/1"
+    assert {"machine", "dataset", "configurations", "recommended"} <= result.keys()
+    assert len(result["configurations"]) == 4
+    for each in result["configurations"]:
+        assert {"block_size", "fetch_factor", "num_workers", "status"} <= each.keys()
+        assert {"value", "low", "high"} == each["cells_per_second"].keys()
+        names = {"measured", "expected", "lower_bound", "upper_bound", "random"}
+        assert names <= each["entropy_bits"].keys()
+        if each["status"] == "measured":
+            assert each["cells_per_second"]["low"] <= each["cells_per_second"]["high"]
+            assert each["peak_memory_bytes"] > 0
+
+
+def test_the_picture_is_a_picture(tuned):
+    _, output = tuned
+    assert (output / "autotune.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_result_is_used(tuned, small_collection):
+    _, output = tuned
+    recommended = json.loads((output / "autotune.json").read_text())["recommended"]
+    collection = open_collection(small_collection, obs=["plate"])
+    dataset = CellDataset.from_autotune(collection, output / "autotune.json", seed=0)
+    assert dataset.strategy.block_size == recommended["block_size"]  # type: ignore[attr-defined]
+    assert dataset.fetch_factor == recommended["fetch_factor"]
+    assert dataset.loader().num_workers == recommended["num_workers"]
+    rows = np.concatenate([minibatch.rows for minibatch in dataset.loader()])
+    assert np.array_equal(np.sort(rows), np.arange(len(collection)))
+
+
+def test_where_nothing_is_feasible_it_says_so_and_names_the_nearest(small_collection, tmp_path):
+    grid = ["--block-sizes", "64", "--fetch-factors", "1", "--workers", "0", "--budget", "30"]
+    printed = run(small_collection, "--label", "plate", "--output", tmp_path, *grid)
+    assert printed.exit_code == 1
+    assert "No configuration is feasible" in printed.stdout
+    assert "Nearest is block size 64" in printed.stdout
+    assert json.loads((tmp_path / "autotune.json").read_text())["recommended"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("scgen_valid.h5ad", "cell_type"), ("pbmc68k_reduced.h5ad", "louvain")]
+)
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not beside this clone")
+def test_real_files_of_any_age_are_tuned(name, label, tmp_path):
+    grid = ["--block-sizes", "8", "--fetch-factors", "2", "--workers", "0", "--budget", "30"]
+    printed = run(SHARED / name, "--label", label, "--output", tmp_path, *grid)
+    assert printed.exit_code == 0, printed.output
+    assert "Recommended: block size 8, fetch factor 2, 0 workers" in printed.stdout
+
+
+@pytest.fixture
+def files(small_collection, tmp_path):
+    """One path for each way in which a file can be wrong."""
+    good = small_collection / "plate0.h5ad"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "truncated.h5ad").write_bytes(good.read_bytes()[:20_000])
+    (tmp_path / "text.h5ad").write_text("not HDF5")
+    with h5py.File(tmp_path / "plain.h5ad", "w") as file:
+        file["numbers"] = [1, 2, 3]
+    obs = pd.DataFrame({"plate": ["a", "b"]}, index=["x", "y"])
+    ad.AnnData(np.eye(2, dtype=np.float32), obs=obs).write_h5ad(tmp_path / "other_genes.h5ad")
+    return {"good": good, "folder": tmp_path}
+
+
+@pytest.mark.parametrize(
+    ("paths", "label", "said"),
+    [
+        (["{folder}/nowhere"], "plate", "nowhere: no such file or folder; check the path"),
+        (["{folder}/none*.h5ad"], "plate", "matches no file"),
+        (["{folder}/empty"], "plate", "has no .h5ad files; give the folder that holds them"),
+        (["{folder}/truncated.h5ad"], "plate", "truncated; copy or download it again"),
+        (["{folder}/text.h5ad"], "plate", "text.h5ad: not an HDF5 file"),
+        (["{folder}/plain.h5ad"], "plate", "plain.h5ad: not an AnnData file"),
+        (["{good}"], "nope", "has no column 'nope'; its columns are: plate, cell_type, constant"),
+        (["{good}"], "constant", "there is nothing to mix; choose a label with at least two"),
+        (["{good}", "{folder}/other_genes.h5ad"], "plate", "other_genes.h5ad: has other genes"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(files, paths, label, said):
+    printed = run(*(path.format(**files) for path in paths), "--label", label)
+    assert printed.exit_code == 2
+    assert printed.stdout == ""
+    assert said in printed.stderr
+    assert printed.stderr.count("\n") == 1
+    assert "Traceback" not in printed.stderr
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--batch-size", "0"],
+        ["--block-sizes", "0,4"],
+        ["--block-sizes", "four"],
+        ["--fetch-factors", "-1"],
+        ["--workers", "-1"],
+        ["--budget", "0"],
+        ["--entropy-floor", "1.5"],
+        ["--memory", "12 parsecs"],
+        ["--memory", "0"],
+        ["--need", "-5"],
+        ["--cache", "lukewarm"],
+    ],
+)
+def test_impossible_settings_are_refused_before_any_measuring(small_collection, tmp_path, option):
+    printed = run(small_collection, "--label", "plate", "--output", tmp_path, *option)
+    assert printed.exit_code == 2
+    assert "Error:" in printed.stderr
+    assert "Measuring" not in printed.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_script_without_a_main_guard_can_call_it(small_collection, tmp_path):
+    script = tmp_path / "tune.py"
+    script.write_text(
+        "from cellfeed import open_collection\n"
+        "from cellfeed_tuner import autotune\n"
+        f"collection = open_collection({str(small_collection)!r}, obs=['plate'])\n"
+        "result = autotune(collection, label='plate', block_sizes=[4], fetch_factors=[8],\n"
+        "                  workers=[1], budget=30)\n"
+        "print(result.configurations[0].status)\n"
+    )
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert ran.stdout == "measured\n"
+
+
+def test_a_warm_cache_is_measured_as_such(small_collection):
+    collection = open_collection(small_collection, obs=["plate"])
+    result = autotune(
+        collection, label="plate", block_sizes=[4], fetch_factors=[8], workers=[0], budget=30,
+        cache="warm",
+    )  # fmt: skip
+    assert result.cache == "warm"
+    assert result.recommended is not None

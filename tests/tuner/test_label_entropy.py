@@ -1,0 +1,89 @@
+"""Replayed label entropy, against the data set itself and against theory."""
+
+from collections import Counter
+from math import log2
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from cellfeed import BlockShuffling, CellDataset, ParameterError
+from cellfeed_tuner import label_entropy, minibatch_entropies, theory
+from cellfeed_tuner._label_entropy import entropies_of
+
+
+def plug_in(labels) -> float:
+    known = [label for label in labels if label >= 0]
+    n = len(known)
+    return -sum(c / n * log2(c / n) for c in Counter(known).values()) if n else 0.0
+
+
+@given(hnp.arrays(np.int16, hnp.array_shapes(min_dims=2, max_dims=2), elements=st.integers(-1, 4)))
+def test_entropies_are_the_plug_in_estimate_of_known_labels(minibatches):
+    expected = [plug_in(minibatch) for minibatch in minibatches.tolist()]
+    assert entropies_of(minibatches) == pytest.approx(expected, abs=1e-12)
+
+
+@given(
+    n_rows=st.integers(8, 300),
+    block_size=st.integers(1, 40),
+    fetch_factor=st.integers(1, 6),
+    seed=st.integers(0, 5),
+)
+def test_replay_gives_the_minibatches_that_the_data_set_delivers(
+    n_rows, block_size, fetch_factor, seed
+):
+    labels = np.arange(n_rows) * 5 // n_rows
+    dataset = CellDataset(
+        labels, BlockShuffling(block_size), batch_size=8, fetch_factor=fetch_factor, seed=seed
+    )
+    delivered = [plug_in(batch.tolist()) for batch in dataset if len(batch) == 8]
+    assert minibatch_entropies(labels, dataset.plan(epoch=0)) == pytest.approx(delivered)
+
+
+def test_replay_agrees_with_theory_where_blocks_hold_one_label():
+    labels = np.repeat(np.random.default_rng(0).integers(0, 14, 4000), 64)
+    p = np.bincount(labels)
+    for cell in label_entropy(
+        labels, batch_size=64, block_sizes=[16, 64], fetch_factors=[1, 4, 16]
+    ):
+        expected = theory.expected_entropy_bits(p, 64, cell.block_size, cell.fetch_factor)
+        margin = 2 * (cell.bits.high - cell.bits.low)
+        assert cell.bits.value == pytest.approx(expected, abs=margin), cell
+
+
+def test_missing_labels_do_not_count():
+    labels = np.tile([0, 1, -1, -1], 500)
+    (cell,) = label_entropy(labels, batch_size=64, block_sizes=[4], fetch_factors=[4])
+    (known,) = label_entropy(
+        np.tile([0, 1], 500), batch_size=32, block_sizes=[2], fetch_factors=[4]
+    )
+    assert cell.bits.value == pytest.approx(known.bits.value, abs=0.02)
+
+
+def test_a_collection_smaller_than_a_minibatch_has_one_minibatch():
+    (cell,) = label_entropy([0, 0, 1], batch_size=64, block_sizes=[8], fetch_factors=[4], n_rows=1)
+    assert cell.bits.value == pytest.approx(plug_in([0, 0, 1]))
+
+
+def test_the_grid_is_reported_cell_by_cell():
+    done: list[int] = []
+    cells = label_entropy(
+        np.zeros(100, dtype=np.int8),
+        batch_size=4,
+        block_sizes=[1, 2],
+        fetch_factors=[1, 2],
+        n_rows=100,
+        on_progress=done.append,
+    )
+    assert [(c.block_size, c.fetch_factor) for c in cells] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert done == [1, 2, 3, 4]
+    assert all(c.bits.value == 0 for c in cells)
+
+
+@pytest.mark.parametrize("labels", [[], [[0, 1]], [0.5, 1.5], ["a", "b"]])
+def test_labels_that_are_no_codes_are_refused(labels):
+    with pytest.raises(ParameterError, match="integer codes"):
+        label_entropy(labels, batch_size=2, block_sizes=[1], fetch_factors=[1])

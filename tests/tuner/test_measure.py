@@ -1,0 +1,115 @@
+"""Measuring in a process of its own."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from cellfeed import BlockShuffling, EpochPlan, FormatError, ParameterError, open_collection
+from cellfeed_tuner import Configuration, measure, minibatch_entropies
+from cellfeed_tuner._measure import LEAST_ROUNDS, Measurement, pooled
+
+BATCH_SIZE = 32
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_rounds_are_whole_fetches_of_the_plan(small_collection, num_workers):
+    collection = open_collection(small_collection, obs=["plate"])
+    configuration = Configuration(block_size=16, fetch_factor=4, num_workers=num_workers)
+    measured = measure(
+        collection, configuration, batch_size=BATCH_SIZE, label="plate", seconds=0.1, seed=3
+    )
+    assert measured.status == "measured"
+    assert measured.cells_per_round == 4 * BATCH_SIZE
+    assert len(measured.round_seconds) >= LEAST_ROUNDS
+    assert measured.cells_per_second is not None
+    speed = measured.cells_per_second
+    assert speed.low <= speed.value <= speed.high
+    assert measured.first_minibatch_seconds is not None
+    assert measured.peak_memory_bytes > 10_000_000
+    # What came out is what the plan says, from the first fetch on.
+    plan = EpochPlan(
+        strategy=BlockShuffling(16),
+        n_rows=len(collection),
+        batch_size=BATCH_SIZE,
+        fetch_factor=4,
+        seed=3,
+    )
+    planned = minibatch_entropies(collection.obs["plate"].values, plan)
+    by_fetch = planned[: plan.n_whole_fetches * 4].reshape(-1, 4).mean(axis=1)
+    seen = np.array(measured.round_entropy_bits[: by_fetch.size])
+    assert seen == pytest.approx(by_fetch[: seen.size])
+
+
+def test_a_short_epoch_is_followed_by_the_next(small_collection):
+    collection = open_collection(small_collection / "plate0.h5ad", obs=["cell_type"])
+    configuration = Configuration(block_size=16, fetch_factor=32)  # one whole fetch to an epoch
+    measured = measure(
+        collection, configuration, batch_size=BATCH_SIZE, label="cell_type", seconds=0.1
+    )
+    assert len(measured.round_seconds) >= LEAST_ROUNDS
+    assert len(set(measured.round_entropy_bits)) > 1  # each epoch in another order
+
+
+def test_too_few_cells_for_whole_fetches_are_refused(small_collection):
+    collection = open_collection(small_collection / "plate0.h5ad")
+    with pytest.raises(ParameterError, match=r"needs 2,048 cells, but there are 1,500"):
+        measure(collection, Configuration(block_size=1, fetch_factor=32), batch_size=64)
+
+
+def test_a_label_that_was_not_opened_is_refused(small_collection):
+    collection = open_collection(small_collection)
+    with pytest.raises(ParameterError, match="without the obs column 'plate'"):
+        measure(collection, Configuration(block_size=1, fetch_factor=1), label="plate")
+
+
+def test_a_damaged_file_is_named(small_collection, tmp_path):
+    path = tmp_path / "damaged.h5ad"
+    shutil.copy(small_collection / "plate0.h5ad", path)
+    collection = open_collection(path)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(FormatError, match=r"damaged\.h5ad"):
+        measure(collection, Configuration(block_size=1, fetch_factor=1), seconds=0.1)
+
+
+def measurement(*seconds: float) -> Measurement:
+    return Measurement(
+        configuration=Configuration(block_size=1, fetch_factor=1),
+        cache="cold",
+        cells_per_round=100,
+        round_seconds=seconds,
+        peak_memory_bytes=len(seconds),
+    )
+
+
+def test_too_few_rounds_give_no_throughput():
+    few = measurement(*[1.0] * (LEAST_ROUNDS - 1))
+    assert few.status == "not enough samples"
+    assert few.cells_per_second is None
+
+
+def test_throughput_is_cells_over_mean_time():
+    speed = measurement(1.0, 2.0, 1.0, 2.0).cells_per_second
+    assert speed is not None
+    assert speed.value == pytest.approx(100 / 1.5)
+    assert speed.low < speed.value < speed.high <= 100
+
+
+def test_pooling_joins_samples_and_keeps_the_highest_peak():
+    together = pooled([measurement(1.0, 2.0), measurement(3.0, 4.0, 5.0)])
+    assert together.round_seconds == (1.0, 2.0, 3.0, 4.0, 5.0)
+    assert together.peak_memory_bytes == 3
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"block_size": 0, "fetch_factor": 1},
+        {"block_size": 1, "fetch_factor": 0},
+        {"block_size": 1, "fetch_factor": 1, "num_workers": -1},
+    ],
+)
+def test_sizes_below_their_least_are_refused(sizes):
+    with pytest.raises(ParameterError, match="must hold"):
+        Configuration(**sizes)

@@ -1,0 +1,93 @@
+"""The rule, on grids made by hand."""
+
+import pytest
+
+from cellfeed_tuner import Configuration, ConfigurationResult, Constraints, EntropyBits, Estimate
+from cellfeed_tuner._recommend import choose, nearest
+
+CONSTRAINTS = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=None)
+
+
+def result(block_size, speed, *, share=1.0, memory=100, workers=0, spread=1.0):
+    return ConfigurationResult(
+        configuration=Configuration(block_size=block_size, fetch_factor=1, num_workers=workers),
+        status="measured",
+        cells_per_second=Estimate(speed, speed - spread, speed + spread),
+        entropy_bits=EntropyBits(
+            measured=None,
+            expected=Estimate(share * 3.0, share * 3.0, share * 3.0),
+            homogeneous=0.0,
+            lower_bound=0.0,
+            upper_bound=3.0,
+            random=3.0,
+        ),
+        peak_memory_bytes=memory,
+    )
+
+
+def chosen_block(results, constraints=CONSTRAINTS):
+    choice = choose(results, constraints)
+    return choice and choice.result.configuration.block_size
+
+
+def test_the_fastest_that_mixes_well_enough_is_chosen():
+    grid = [result(1, 10), result(2, 50), result(3, 90, share=0.94)]
+    assert chosen_block(grid) == 2
+
+
+def test_of_those_that_cannot_be_told_apart_the_cheapest_is_chosen():
+    grid = [result(1, 50, memory=300), result(2, 49, memory=200), result(3, 40, memory=100)]
+    assert chosen_block(grid) == 2
+
+
+def test_at_equal_memory_fewer_workers_are_cheaper():
+    assert chosen_block([result(1, 50, workers=2), result(2, 50, workers=1)]) == 2
+
+
+def test_memory_is_a_limit():
+    assert chosen_block([result(1, 10), result(2, 50, memory=2000)]) == 1
+
+
+def test_what_was_not_measured_is_never_chosen():
+    untimed = ConfigurationResult(
+        configuration=Configuration(block_size=9, fetch_factor=1),
+        status="not enough samples",
+        entropy_bits=result(9, 1).entropy_bits,
+    )
+    assert chosen_block([untimed]) is None
+    assert nearest([untimed], CONSTRAINTS) is None
+    assert chosen_block([untimed, result(1, 10)]) == 1
+
+
+def test_with_a_need_the_best_mixed_that_is_fast_enough_is_chosen():
+    need = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=30)
+    grid = [result(1, 10), result(2, 40, share=0.99), result(3, 90, share=0.96)]
+    assert chosen_block(grid, need) == 2
+
+
+def test_a_need_must_be_met_by_the_low_end_of_the_interval():
+    need = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=30)
+    assert chosen_block([result(1, 31, spread=5), result(2, 40, share=0.96)], need) == 2
+
+
+@pytest.mark.parametrize(
+    ("grid", "block_size", "problem"),
+    [
+        ([result(1, 50, share=0.9), result(2, 90, share=0.5)], 1, "below the floor of 0.95"),
+        ([result(1, 50, memory=1100), result(2, 90, memory=9000)], 1, "more than the 0 MB given"),
+    ],
+)
+def test_where_nothing_is_feasible_the_nearest_is_named(grid, block_size, problem):
+    assert choose(grid, CONSTRAINTS) is None
+    closest = nearest(grid, CONSTRAINTS)
+    assert closest is not None
+    assert closest.configuration.block_size == block_size
+    assert problem in closest.problem
+
+
+def test_where_nothing_is_fast_enough_the_fastest_is_the_nearest():
+    need = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=1000)
+    closest = nearest([result(1, 50), result(2, 90)], need)
+    assert closest is not None
+    assert closest.configuration.block_size == 2
+    assert "below the 1,000 needed" in closest.problem

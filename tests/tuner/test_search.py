@@ -1,0 +1,138 @@
+"""The search, on a model of a disk instead of a disk."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate, theory
+from cellfeed_tuner._measuring_process import Outcome
+from cellfeed_tuner._recommend import choose
+from cellfeed_tuner._search import Search
+from cellfeed_tuner._timing import Round, Started, TimingRequest
+
+BATCH_SIZE, N_CELLS = 64, 1_000_000
+BLOCKS, FETCHES, WORKERS = (1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2)
+GRID = [
+    Configuration(block_size=b, fetch_factor=f, num_workers=w)
+    for b in BLOCKS
+    for f in FETCHES
+    for w in WORKERS
+]
+
+
+def seconds_per_round(configuration: Configuration) -> float:
+    """A disk with a price per block and per cell, and workers that help a little."""
+    cells = configuration.minibatches_per_round * BATCH_SIZE
+    blocks = cells / configuration.block_size
+    return (0.001 * blocks + 0.0001 * cells) / (1 + 0.2 * configuration.num_workers)
+
+
+@dataclass
+class ModelProcess:
+    """Answers as a measuring process would, at once."""
+
+    asked: list[Configuration] = field(default_factory=list)
+
+    def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
+        self.asked.append(request.configuration)
+        seconds = seconds_per_round(request.configuration)
+        rounds = [Round(seconds)] * max(request.least_rounds, int(request.seconds / seconds))
+        memory = 100 + request.configuration.minibatches_per_round
+        return Outcome(events=(Started(0.0, 0.0), *rounds), peak_memory_bytes=memory, failure=None)
+
+
+def run_search(*, floor=0.95, need=None, memory=10**9, budget=60.0):
+    constraints = Constraints(entropy_floor=floor, memory_bytes=memory, need_cells_per_second=need)
+    process = ModelProcess()
+    entropies = {}
+    for b in BLOCKS:
+        for f in FETCHES:
+            bits = theory.expected_entropy_bits([1] * 14, BATCH_SIZE, b, f)
+            entropies[b, f] = EntropyBits(
+                measured=None,
+                expected=Estimate(bits, bits, bits),
+                homogeneous=bits,
+                lower_bound=0.0,
+                upper_bound=4.0,
+                random=theory.expected_entropy_bits([1] * 14, BATCH_SIZE, 1, 1),
+            )
+    search = Search(
+        process=process,  # type: ignore[arg-type]
+        n_cells=N_CELLS,
+        row_bytes=100.0,
+        label="plate",
+        batch_size=BATCH_SIZE,
+        cache="cold",
+        seed=0,
+        budget=budget,
+        constraints=constraints,
+        entropies=entropies,
+        on_progress=lambda stage, done, total: None,
+    )
+    search.survey(GRID)
+    search.race()
+    surveyed = list(process.asked)
+    search.fill()
+    results = search.results(GRID)
+    return results, choose(results, constraints), surveyed
+
+
+def true_speed(configuration: Configuration) -> float:
+    return configuration.minibatches_per_round * BATCH_SIZE / seconds_per_round(configuration)
+
+
+@pytest.mark.parametrize("floor", [0.5, 0.9, 0.95, 0.99])
+def test_the_fastest_feasible_configuration_is_found(floor):
+    results, choice, _ = run_search(floor=floor)
+    feasible = [
+        each.configuration for each in results if each.entropy_bits.share_of_random >= floor
+    ]
+    assert choice is not None
+    best = max(map(true_speed, feasible))
+    assert true_speed(choice.result.configuration) == pytest.approx(best)
+
+
+def test_what_mixes_too_little_is_not_timed_before_the_choice_is_clear():
+    results, _, surveyed = run_search(floor=0.95)
+    shares = {each.configuration: each.entropy_bits.share_of_random for each in results}
+    assert all(shares[configuration] >= 0.95 for configuration in surveyed)
+
+
+def test_small_blocks_are_skipped_where_larger_ones_are_too_slow_already():
+    _, _, surveyed = run_search(floor=0.95)
+    assert not any(each.block_size == 1 and each.fetch_factor == 256 for each in surveyed)
+
+
+def test_every_configuration_has_a_status_and_each_that_is_measured_a_throughput():
+    results, _, _ = run_search(memory=40_000_000)
+    assert [each.configuration for each in results] == GRID
+    for each in results:
+        assert (each.cells_per_second is not None) == (each.status == "measured"), each
+    assert "measured" in {each.status for each in results}
+
+
+def test_buffers_beyond_the_memory_given_are_never_read_into():
+    results, _, surveyed = run_search(memory=500_000)
+    over = [each.configuration for each in results if each.status == "over memory"]
+    assert Configuration(block_size=1, fetch_factor=256, num_workers=0) in over
+    assert not set(over) & set(surveyed)
+
+
+def test_with_a_need_the_best_mixed_that_is_fast_enough_is_found():
+    need = 5000.0
+    _, choice, _ = run_search(need=need)
+    assert choice is not None
+    assert true_speed(choice.result.configuration) >= need
+    at_largest_fetch = [
+        Configuration(block_size=b, fetch_factor=256, num_workers=0) for b in BLOCKS
+    ]
+    faster_blocks = [each.block_size for each in at_largest_fetch if true_speed(each) >= need]
+    assert choice.result.configuration.block_size == min(faster_blocks)
+
+
+def test_a_need_beyond_reach_leaves_the_fastest_measured():
+    results, choice, _ = run_search(need=1e9)
+    assert choice is None
+    measured = [each.configuration for each in results if each.status == "measured"]
+    mixing = [e.configuration for e in results if e.entropy_bits.share_of_random >= 0.95]
+    assert max(map(true_speed, measured)) >= max(map(true_speed, mixing)) * 0.999

@@ -1,0 +1,130 @@
+"""The formulas, against enumeration and against what the paper measured."""
+
+from collections import Counter
+from itertools import combinations, product
+from math import comb, log2
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellfeed import ParameterError
+from cellfeed_tuner import published_grid, theory
+
+PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "published"
+
+counts = st.lists(st.integers(1, 50), min_size=1, max_size=6)
+
+
+def plug_in(labels) -> float:
+    n = len(labels)
+    return -sum(c / n * log2(c / n) for c in Counter(labels).values())
+
+
+def enumerated_mean(rows, batch_size) -> float:
+    """Mean entropy over every way to draw a minibatch from the rows."""
+    draws = combinations(range(len(rows)), batch_size)
+    return sum(plug_in([rows[i] for i in draw]) for draw in draws) / comb(len(rows), batch_size)
+
+
+def enumerated_expectation(p, batch_size, block_size, fetch_factor) -> float:
+    """Mean over every labelling of the blocks that a fetch covers, at every offset."""
+    fetch_size = batch_size * fetch_factor
+    per_offset = []
+    for offset in range(block_size):
+        n_blocks = -(-(offset + fetch_size) // block_size)
+        total = 0.0
+        for labels in product(range(len(p)), repeat=n_blocks):
+            rows = np.repeat(labels, block_size)[offset : offset + fetch_size].tolist()
+            total += np.prod([p[label] for label in labels]) * enumerated_mean(rows, batch_size)
+        per_offset.append(total)
+    step = np.gcd(fetch_size, block_size)
+    return float(np.mean(per_offset[::step]))
+
+
+@given(counts)
+def test_entropy_is_that_of_the_normalised_counts(values):
+    labels = [k for k, n in enumerate(values) for _ in range(n)]
+    assert theory.entropy_bits(values) == pytest.approx(plug_in(labels), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "block_size", "fetch_factor"),
+    [(2, 1, 1), (2, 1, 3), (4, 2, 1), (2, 2, 2), (3, 2, 1), (3, 2, 2), (2, 3, 1), (2, 4, 2)],
+)
+@pytest.mark.parametrize("p", [(0.5, 0.5), (0.7, 0.2, 0.1)])
+def test_expected_entropy_is_the_enumerated_one(p, batch_size, block_size, fetch_factor):
+    exact = enumerated_expectation(p, batch_size, block_size, fetch_factor)
+    computed = theory.expected_entropy_bits(p, batch_size, block_size, fetch_factor)
+    assert computed == pytest.approx(exact, abs=1e-9)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 6))
+def test_random_entropy_is_the_enumerated_one(values, batch_size):
+    rows = [k for k, n in enumerate(values) for _ in range(n)]
+    exact = enumerated_mean(rows, min(batch_size, len(rows)))
+    assert theory.random_entropy_bits(values, batch_size) == pytest.approx(exact, abs=1e-9)
+
+
+def test_true_random_sampling_is_the_expectation_of_single_rows_at_any_fetch_factor():
+    p = [0.5, 0.3, 0.2]
+    at_any = [theory.expected_entropy_bits(p, 64, 1, f) for f in (1, 16, 1024)]
+    endless = theory.random_entropy_bits((np.array(p) * 1e7).astype(int), 64)
+    assert at_any == pytest.approx([endless] * 3, abs=1e-4)
+
+
+def test_expected_entropy_stays_finite_for_many_labels_and_large_minibatches():
+    many = theory.expected_entropy_bits(np.ones(5000), 64, 16, 256)
+    assert 5.5 < many < 6.0  # log2(64) is the most that 64 rows can have
+    large = theory.expected_entropy_bits([0.5, 0.5], 4096, 1, 256)
+    assert large == pytest.approx(theory.upper_bound_bits([0.5, 0.5], 4096), abs=1e-6)
+
+
+def test_bounds_are_the_papers_formulas():
+    p = np.full(14, 1 / 14)
+    per_block = 13 / (2 * 64 * np.log(2))
+    assert theory.upper_bound_bits(p, 64) == pytest.approx(log2(14) - per_block)
+    assert theory.lower_bound_bits(p, 64, 16) == pytest.approx(log2(14) - 16 * per_block)
+    assert theory.lower_bound_bits(p, 64, 64) == theory.lower_bound_bits(p, 64, 1000) == 0
+    assert theory.upper_bound_bits(np.ones(1000), 2) == 0  # never below what entropy can be
+
+
+@pytest.mark.parametrize("p", [[], [0, 0], [-1, 2], [np.nan, 1], [[1, 2]], [np.inf, 1]])
+def test_impossible_distributions_are_refused(p):
+    with pytest.raises(ParameterError, match="frequencies"):
+        theory.entropy_bits(p)
+
+
+def plate_shares(seed) -> np.ndarray:
+    """Shares of 14 plates between 4.7 % and 10.4 % with H = 3.78, at random."""
+    rng = np.random.default_rng(seed)
+    while True:
+        middle = rng.uniform(4.7, 10.4, 12)
+        shares = np.concatenate([[4.7, 10.4], middle * (100 - 15.1) / middle.sum()])
+        inside = shares.min() >= 4.7 and shares.max() <= 10.4
+        if inside and abs(theory.entropy_bits(shares) - 3.78) < 0.002:
+            return shares / 100
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_exact_expectation_lies_within_006_bits_of_all_published_values(seed):
+    grid = published_grid().query("strategy == 'BlockShuffling'")
+    assert len(grid) == 36
+    shares = plate_shares(seed)
+    for block_size, fetch_factor, published in zip(
+        grid["block_size"].astype(int), grid["fetch_factor"].astype(int), grid["entropy_bits"],
+        strict=True,
+    ):  # fmt: skip
+        expected = theory.expected_entropy_bits(shares, 64, block_size, fetch_factor)
+        assert expected == pytest.approx(published, abs=0.06), (block_size, fetch_factor)
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the shared data are not beside this clone")
+def test_the_carried_table_is_the_published_one():
+    source = pd.read_csv(PUBLISHED / "tahoe_anndata_grid.csv")
+    carried = published_grid()
+    for column, digits in (("cells_per_second", 2), ("entropy_bits", 4), ("block_size", 0)):
+        pd.testing.assert_series_equal(carried[column], source[column].round(digits))

@@ -1,0 +1,45 @@
+"""Measure a loader's throughput and label entropy, and recommend settings for this machine.
+
+The ``autotune`` command does it from a shell, and `autotune` from Python.
+"""
+
+from cellfeed_tuner import plots, theory
+from cellfeed_tuner._autotune import autotune
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._label_entropy import LabelEntropy, label_entropy, minibatch_entropies
+from cellfeed_tuner._machine import Machine, describe_machine
+from cellfeed_tuner._measure import Measurement, measure
+from cellfeed_tuner._published import published_grid
+from cellfeed_tuner._result import (
+    AutotuneResult,
+    ConfigurationResult,
+    Constraints,
+    Dataset,
+    EntropyBits,
+    Nearest,
+    Recommended,
+)
+
+__all__ = [
+    "AutotuneResult",
+    "Configuration",
+    "ConfigurationResult",
+    "Constraints",
+    "Dataset",
+    "EntropyBits",
+    "Estimate",
+    "LabelEntropy",
+    "Machine",
+    "Measurement",
+    "Nearest",
+    "Recommended",
+    "autotune",
+    "describe_machine",
+    "label_entropy",
+    "measure",
+    "minibatch_entropies",
+    "plots",
+    "published_grid",
+    "theory",
+]

@@ -1,0 +1,289 @@
+"""The search: entropy first, which needs no I/O, then time for what could be chosen."""
+
+import time
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cellfeed import CategoricalColumn, Collection, ColumnError, ParameterError
+from cellfeed_tuner import theory
+from cellfeed_tuner._code import code_to_paste
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._label_entropy import label_entropy
+from cellfeed_tuner._machine import describe_machine, usable_cpu_count, usable_memory_bytes
+from cellfeed_tuner._measure import prepare_cache
+from cellfeed_tuner._measuring_process import MeasuringProcess
+from cellfeed_tuner._page_cache import CacheState, resident_fraction
+from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._recommend import Choice, choose, nearest
+from cellfeed_tuner._result import (
+    AutotuneResult,
+    Constraints,
+    Dataset,
+    EntropyBits,
+    Recommended,
+)
+from cellfeed_tuner._search import Search
+
+__all__ = ["DEFAULT_BLOCK_SIZES", "DEFAULT_BUDGET_SECONDS", "DEFAULT_FETCH_FACTORS", "autotune"]
+
+DEFAULT_BLOCK_SIZES = (1, 4, 16, 64, 256, 1024)
+DEFAULT_FETCH_FACTORS = (1, 4, 16, 64, 256)
+DEFAULT_BUDGET_SECONDS = 60.0
+_MOST_WORKERS = 16
+_ENTROPY_ROWS = 262_144
+_WARM_SHARE_OF_MEMORY = 0.8
+_STILL_RESIDENT = 0.05
+_LEAST_LABELS = 2
+_SAMPLED_ROWS = 1024
+
+
+def autotune(
+    collection: Collection,
+    *,
+    label: str,
+    batch_size: int = 64,
+    block_sizes: Sequence[int] = DEFAULT_BLOCK_SIZES,
+    fetch_factors: Sequence[int] = DEFAULT_FETCH_FACTORS,
+    workers: Sequence[int] | None = None,
+    budget: float = DEFAULT_BUDGET_SECONDS,
+    entropy_floor: float = 0.95,
+    memory: int | None = None,
+    need: float | None = None,
+    cache: CacheState = "cold",
+    seed: int = 0,
+    on_progress: Progress = silent,
+) -> AutotuneResult:
+    """Measure a grid of configurations, and recommend one.
+
+    Entropy is computed for the whole grid from the labels alone. Then throughput is measured:
+    roughly of what could be recommended; again and again of what may be the fastest; of the
+    rest of the grid as far as time allows; last, afresh, of the choice.
+
+    Parameters
+    ----------
+    collection
+        What is read, opened with ``obs=[label]``.
+    label
+        The obs column that minibatches should be mixed by.
+    batch_size
+        Cells of a minibatch.
+    block_sizes, fetch_factors, workers
+        The grid. Workers are 0 and the powers of two up to the usable cores if None.
+    budget
+        Seconds to spend on measuring.
+    entropy_floor
+        Least entropy, as a share of true random sampling's, 0 to 1.
+    memory
+        Most bytes for the process and its workers; what is available now if None.
+    need
+        Cells per second that suffice; None for as many as possible.
+    cache
+        "cold" measures what a collection larger than memory gives, "warm" one that is cached.
+    seed
+        Seed of plans and of the order of measurements.
+    on_progress
+        Told how far the work has come.
+
+    Raises
+    ------
+    ColumnError
+        The collection was opened without the label, or it has fewer than two values.
+    ParameterError
+        A size is below what it may be, or "warm" was asked of files that do not fit in memory.
+    """
+    started = time.perf_counter()
+    codes = _labels(collection, label)
+    grid = _grid(block_sizes, fetch_factors, _default_workers() if workers is None else workers)
+    constraints = _constraints(entropy_floor, memory, need, budget)
+    _check_cache(collection, cache)
+    on_progress("machine", 0, 1)
+    machine = describe_machine(collection.paths)
+    entropies = _entropies(codes, grid, batch_size, seed, on_progress)
+    prepare_cache(collection, cache)
+    dropped = cache == "warm" or (resident_fraction(collection.paths) or 0.0) < _STILL_RESIDENT
+    with MeasuringProcess(collection) as process:
+        search = Search(
+            process=process,
+            n_cells=len(collection),
+            row_bytes=_row_bytes(collection),
+            label=label,
+            batch_size=batch_size,
+            cache=cache,
+            seed=seed,
+            budget=budget,
+            constraints=constraints,
+            entropies=entropies,
+            on_progress=on_progress,
+        )
+        search.survey(grid)
+        search.race()
+        search.fill()
+        results = search.results(grid)
+        choice = choose(results, constraints)
+        recommended = choice and _recommended(choice, search.confirm(choice), collection, label)
+    return AutotuneResult(
+        machine=machine,
+        dataset=_describe(collection, label, codes, batch_size),
+        constraints=constraints,
+        cache=cache if dropped else "unknown",
+        configurations=tuple(results),
+        recommended=recommended,
+        nearest=None if choice else nearest(results, constraints),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _labels(collection: Collection, label: str) -> NDArray[np.integer]:
+    """Return a code for each cell's label, -1 where it is missing."""
+    if label not in collection.obs:
+        msg = f"the collection was opened without the obs column {label!r}; open it with `obs`"
+        raise ColumnError(msg)
+    column = collection.obs[label]
+    if isinstance(column, CategoricalColumn):
+        codes: NDArray[np.integer] = column.codes
+    else:
+        codes, _ = pd.factorize(column.values)  # NaN becomes -1
+    n_labels = np.unique(codes[codes >= 0]).size
+    if n_labels < _LEAST_LABELS:
+        msg = (
+            f"obs column {label!r} has {n_labels} value(s) in {collection.paths[0]}"
+            f"{' and the other files' if len(collection.paths) > 1 else ''}, so there is nothing "
+            "to mix; choose a label with at least two, such as the plate or the cell type"
+        )
+        raise ColumnError(msg)
+    return codes
+
+
+def _default_workers() -> tuple[int, ...]:
+    most = min(_MOST_WORKERS, usable_cpu_count())
+    return (0, *(1 << power for power in range(most.bit_length())))
+
+
+def _grid(
+    block_sizes: Sequence[int], fetch_factors: Sequence[int], workers: Sequence[int]
+) -> list[Configuration]:
+    grid = [
+        Configuration(block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers)
+        for block_size, fetch_factor, num_workers in product(
+            sorted(set(block_sizes)), sorted(set(fetch_factors)), sorted(set(workers))
+        )
+    ]
+    if not grid:
+        msg = "block sizes, fetch factors and workers must each have at least one value"
+        raise ParameterError(msg)
+    return grid
+
+
+def _constraints(
+    entropy_floor: float, memory: int | None, need: float | None, budget: float
+) -> Constraints:
+    if not 0 <= entropy_floor <= 1:
+        msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={entropy_floor}"
+        raise ParameterError(msg)
+    for name, value in (("memory", memory), ("need", need), ("budget", budget)):
+        if value is not None and not value > 0:
+            msg = f"`{name} > 0` must hold, but got {name}={value}"
+            raise ParameterError(msg)
+    return Constraints(
+        entropy_floor=entropy_floor,
+        memory_bytes=usable_memory_bytes() if memory is None else memory,
+        need_cells_per_second=need,
+    )
+
+
+def _check_cache(collection: Collection, cache: CacheState) -> None:
+    size, available = _bytes_on_disk(collection), usable_memory_bytes()
+    if cache == "warm" and size > _WARM_SHARE_OF_MEMORY * available:
+        msg = (
+            f"cache='warm' needs the files in memory, but they have {size / 1e9:.1f} GB "
+            f"and {available / 1e9:.1f} GB are available; measure with cache='cold'"
+        )
+        raise ParameterError(msg)
+
+
+def _bytes_on_disk(collection: Collection) -> int:
+    return sum(path.stat().st_size for path in collection.paths)
+
+
+def _row_bytes(collection: Collection) -> float:
+    """Return the mean size of a row in a fetch's buffer, from rows all over the collection."""
+    rows = np.unique(np.linspace(0, len(collection) - 1, _SAMPLED_ROWS).astype(np.int64))
+    lengths = collection.row_lengths(np.stack([rows, rows + 1], axis=1))
+    index_bytes = np.dtype(np.int32).itemsize if collection.layout == "csr" else 0
+    return float(lengths.mean()) * (collection.dtype.itemsize + index_bytes)
+
+
+def _entropies(
+    codes: NDArray[np.integer],
+    grid: Sequence[Configuration],
+    batch_size: int,
+    seed: int,
+    on_progress: Progress,
+) -> dict[tuple[int, int], EntropyBits]:
+    """Return the entropy of each (block size, fetch factor), for which nothing is read."""
+    counts = np.bincount(codes[codes >= 0])
+    counts = counts[counts > 0]
+    random = theory.random_entropy_bits(counts, batch_size)
+    block_sizes = sorted({each.block_size for each in grid})
+    fetch_factors = sorted({each.fetch_factor for each in grid})
+    n_cells = len(block_sizes) * len(fetch_factors)
+    replayed = label_entropy(
+        codes,
+        batch_size=batch_size,
+        block_sizes=block_sizes,
+        fetch_factors=fetch_factors,
+        n_rows=_ENTROPY_ROWS,
+        seed=seed,
+        on_progress=lambda done: on_progress("entropy", done, n_cells),
+    )
+    return {
+        (each.block_size, each.fetch_factor): EntropyBits(
+            measured=None,
+            expected=each.bits,
+            homogeneous=theory.expected_entropy_bits(
+                counts, batch_size, each.block_size, each.fetch_factor
+            ),
+            lower_bound=theory.lower_bound_bits(counts, batch_size, each.block_size),
+            upper_bound=theory.upper_bound_bits(counts, batch_size),
+            random=random,
+        )
+        for each in replayed
+    }
+
+
+def _recommended(
+    choice: Choice, fresh: Estimate | None, collection: Collection, label: str
+) -> Recommended:
+    return Recommended(
+        configuration=choice.result.configuration,
+        cells_per_second=fresh or choice.speed,
+        measured_afresh=fresh is not None,
+        peak_memory_bytes=choice.result.peak_memory_bytes or 0,
+        reason=choice.reason,
+        code=code_to_paste(collection.paths, label),
+    )
+
+
+def _describe(
+    collection: Collection, label: str, codes: NDArray[np.integer], batch_size: int
+) -> Dataset:
+    counts = np.bincount(codes[codes >= 0])
+    return Dataset(
+        paths=tuple(str(path) for path in collection.paths),
+        n_cells=len(collection),
+        n_vars=collection.n_vars,
+        layout=collection.layout,
+        dtype=str(collection.dtype),
+        bytes_on_disk=_bytes_on_disk(collection),
+        rows_per_chunk=collection.rows_per_chunk,
+        label=label,
+        n_labels=int(np.count_nonzero(counts)),
+        n_missing=int(np.count_nonzero(codes < 0)),
+        label_entropy_bits=theory.entropy_bits(counts),
+        batch_size=batch_size,
+    )

@@ -1,0 +1,211 @@
+"""Throughput of one configuration, with what it rests on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from cellfeed import Collection, ParameterError
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._interval import Estimate, mean_with_interval
+from cellfeed_tuner._measuring_process import MeasuringProcess, Outcome
+from cellfeed_tuner._page_cache import CacheState, drop_pages, load_pages
+from cellfeed_tuner._timing import Entropies, Round, Started, TimingRequest
+
+__all__ = [
+    "LEAST_ROUNDS",
+    "Measurement",
+    "cells_needed",
+    "measure",
+    "measure_with",
+    "pooled",
+    "prepare_cache",
+]
+
+LEAST_ROUNDS = 4
+"""Rounds after the first without which there is no throughput, but "not enough samples"."""
+
+_MOST_ROUNDS = 200
+_ROUNDS_PER_EPOCH_WITH_WORKERS = 2
+
+MeasurementStatus = Literal["measured", "not enough samples", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What was measured of one configuration.
+
+    Parameters
+    ----------
+    configuration
+        The settings.
+    cache
+        State of the page cache: "cold", dropped before every round of whole fetches; "warm".
+    cells_per_round
+        Cells of one round: a whole fetch of every worker.
+    round_seconds
+        Time of each round after the first.
+    worker_start_seconds, first_minibatch_seconds
+        Time to start the worker processes, and from then to the first minibatch; neither is
+        part of the throughput. None if it did not come so far.
+    round_entropy_bits
+        Mean label entropy of the minibatches of each round.
+    peak_memory_bytes
+        Highest memory of the process and its workers, 0 if nothing ran.
+    note
+        Why there is no throughput, or empty.
+    """
+
+    configuration: Configuration
+    cache: CacheState
+    cells_per_round: int
+    round_seconds: tuple[float, ...] = ()
+    worker_start_seconds: float | None = None
+    first_minibatch_seconds: float | None = None
+    round_entropy_bits: tuple[float, ...] = ()
+    peak_memory_bytes: int = 0
+    note: str = ""
+
+    @property
+    def status(self) -> MeasurementStatus:
+        """Whether there is a throughput, and if not, what kept it."""
+        if len(self.round_seconds) >= LEAST_ROUNDS:
+            return "measured"
+        return "failed" if self.note else "not enough samples"
+
+    @property
+    def cells_per_second(self) -> Estimate | None:
+        """Throughput with its 95 % interval; None unless the status is "measured"."""
+        if self.status != "measured":
+            return None
+        seconds = mean_with_interval(self.round_seconds)
+        # A wide interval ends at the fastest round that there was.
+        slowest, fastest = seconds.high, max(seconds.low, min(self.round_seconds))
+        cells = self.cells_per_round
+        return Estimate(cells / seconds.value, cells / slowest, cells / fastest)
+
+    @property
+    def rough_cells_per_second(self) -> float:
+        """Throughput from however few rounds, to plan further measurements by; 0 if none."""
+        seconds = sum(self.round_seconds)
+        return self.cells_per_round * len(self.round_seconds) / seconds if seconds else 0.0
+
+    @property
+    def entropy_bits(self) -> Estimate | None:
+        """Mean label entropy of the minibatches that came out, with its 95 % interval."""
+        return mean_with_interval(self.round_entropy_bits) if self.round_entropy_bits else None
+
+
+def measure(
+    collection: Collection,
+    configuration: Configuration,
+    *,
+    batch_size: int = 64,
+    label: str | None = None,
+    cache: CacheState = "cold",
+    seconds: float = 5.0,
+    seed: int = 0,
+) -> Measurement:
+    """Measure the throughput of one configuration in a process of its own.
+
+    Only whole fetches count. Start-up of the workers and the time to the first minibatch are
+    reported apart.
+
+    Parameters
+    ----------
+    collection
+        What is read.
+    configuration
+        The settings.
+    batch_size
+        Cells of a minibatch.
+    label
+        An obs column of the collection whose minibatch entropy is taken, or None.
+    cache
+        "cold" drops the files' pages before every round, "warm" reads all files first.
+    seconds
+        Time to spend, if that suffices for the least number of rounds.
+    seed
+        Fixes which rows are read.
+
+    Raises
+    ------
+    ParameterError
+        The collection was opened without ``label``, or has too few cells for whole fetches.
+    """
+    if (needed := cells_needed(configuration, batch_size)) > len(collection):
+        msg = f"{configuration}: timing needs {needed:,} cells, but there are {len(collection):,}"
+        raise ParameterError(msg)
+    if label is not None and label not in collection.obs:
+        msg = f"the collection was opened without the obs column {label!r}; open it with `obs`"
+        raise ParameterError(msg)
+    prepare_cache(collection, cache)
+    with MeasuringProcess(collection) as process:
+        return measure_with(
+            process,
+            TimingRequest(
+                configuration=configuration,
+                batch_size=batch_size,
+                label=label,
+                cache=cache,
+                seconds=seconds,
+                least_rounds=LEAST_ROUNDS,
+                most_rounds=_MOST_ROUNDS,
+                seed=seed,
+                first_epoch=0,
+            ),
+            limit_seconds=20 * seconds,
+        )
+
+
+def prepare_cache(collection: Collection, cache: CacheState) -> None:
+    """Bring the page cache into the state that measurements start from."""
+    (drop_pages if cache == "cold" else load_pages)(collection.paths)
+
+
+def measure_with(
+    process: MeasuringProcess, request: TimingRequest, *, limit_seconds: float
+) -> Measurement:
+    """Measure in a process that is already there; see `measure`."""
+    empty = Measurement(
+        configuration=request.configuration,
+        cache=request.cache,
+        cells_per_round=request.configuration.minibatches_per_round * request.batch_size,
+    )
+    return _filled(empty, process.run(request, limit_seconds=limit_seconds))
+
+
+def cells_needed(configuration: Configuration, batch_size: int) -> int:
+    """Return how many cells a collection must have for whole fetches to be timed."""
+    rounds = _ROUNDS_PER_EPOCH_WITH_WORKERS if configuration.num_workers else 1
+    return rounds * configuration.minibatches_per_round * batch_size
+
+
+def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
+    started = [event for event in outcome.events if isinstance(event, Started)]
+    entropies = [event.bits for event in outcome.events if isinstance(event, Entropies)]
+    return replace(
+        empty,
+        round_seconds=tuple(event.seconds for event in outcome.events if isinstance(event, Round)),
+        worker_start_seconds=started[0].worker_seconds if started else None,
+        first_minibatch_seconds=started[0].first_minibatch_seconds if started else None,
+        round_entropy_bits=tuple(np.concatenate([np.empty(0), *entropies]).tolist()),
+        peak_memory_bytes=outcome.peak_memory_bytes,
+        note=outcome.failure or "",
+    )
+
+
+def pooled(measurements: Sequence[Measurement]) -> Measurement:
+    """Return one measurement from several of the same configuration.
+
+    Start-up times are those of the first; the peak is the highest.
+    """
+    first = measurements[0]
+    return replace(
+        first,
+        round_seconds=tuple(s for each in measurements for s in each.round_seconds),
+        round_entropy_bits=tuple(b for each in measurements for b in each.round_entropy_bits),
+        peak_memory_bytes=max(each.peak_memory_bytes for each in measurements),
+        note=next((each.note for each in measurements if each.note), ""),
+    )

@@ -1,0 +1,181 @@
+"""Empty, fill and inspect the kernel's page cache for the user's data files."""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+__all__ = ["CacheState", "drop_clean_pages", "drop_pages", "load_pages", "resident_fraction"]
+
+CacheState = Literal["cold", "warm"]
+"""Whether a measurement starts with none or with all of its files in the page cache."""
+
+_LINUX = sys.platform.startswith("linux")
+_READ_BYTES = 8 << 20
+_WINDOW_BYTES = 1 << 30  # mincore fills one byte per page: 256 KiB for each window of 4 KiB pages
+
+
+def drop_pages(paths: Sequence[Path]) -> None:
+    """Ask the kernel to forget the cached pages of some files.
+
+    It is a request, which needs no privilege: pages that another process has mapped stay, and so
+    do those of a file system that lives in memory. Ask `resident_fraction` what came of it. Does
+    nothing on systems other than Linux.
+
+    Parameters
+    ----------
+    paths
+        Files, which need only be readable.
+
+    Raises
+    ------
+    OSError
+        A file cannot be opened, or its unwritten data cannot be written to disk.
+    """
+    if sys.platform == "linux":
+        for path in paths:
+            with _opened(path) as fd:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                if _resident_bytes(path, fd) != 0:
+                    # Dirty pages cannot be dropped: a file written a moment ago needs a flush.
+                    os.fdatasync(fd)
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def drop_clean_pages(paths: Sequence[Path]) -> None:
+    """Ask the kernel once more to forget pages, of files that `drop_pages` has flushed before.
+
+    Costs a few microseconds for each file, where `drop_pages` looks at each page.
+
+    Parameters
+    ----------
+    paths
+        Files, which need only be readable.
+
+    Raises
+    ------
+    OSError
+        A file cannot be opened.
+    """
+    if sys.platform == "linux":
+        for path in paths:
+            with _opened(path) as fd:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def resident_fraction(paths: Sequence[Path]) -> float | None:
+    """Return the share of the files' bytes that the page cache holds.
+
+    No page is read to find out, and memory stays below 1 MiB whatever the size of the files.
+
+    Parameters
+    ----------
+    paths
+        Files, which need only be readable.
+
+    Returns
+    -------
+    float or None
+        From 0 to 1; None where it cannot be had: on systems other than Linux, for files that hold
+        no byte, and for files that this user neither owns nor may write (of those the kernel
+        says that every page is resident).
+
+    Raises
+    ------
+    OSError
+        A file cannot be opened.
+    """
+    resident = total = 0
+    for path in paths:
+        with _opened(path) as fd:
+            here = _resident_bytes(path, fd)
+            if here is None:
+                return None
+            resident += here
+            total += os.fstat(fd).st_size
+    return min(resident / total, 1.0) if total else None
+
+
+def load_pages(
+    paths: Sequence[Path], *, on_progress: Callable[[int], object] | None = None
+) -> None:
+    """Read some files once from end to end, so that the page cache holds them.
+
+    Files larger than the memory that is free do not stay: ask `resident_fraction`.
+
+    Parameters
+    ----------
+    paths
+        Files to read.
+    on_progress
+        Called after each read of at most 8 MiB with the number of bytes it gave.
+
+    Raises
+    ------
+    OSError
+        A file cannot be opened or read.
+    """
+    buffer = bytearray(_READ_BYTES)
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                if on_progress is not None:
+                    on_progress(count)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _resident_bytes(path: Path, fd: int) -> int | None:
+    """Return how many bytes of an open file are cached, None where the kernel will not say."""
+    if not _LINUX or not _kernel_tells(path, fd):
+        return None
+    size = os.fstat(fd).st_size
+    resident = 0
+    try:
+        for offset in range(0, size, _WINDOW_BYTES):
+            resident += _resident_in_window(fd, offset, min(_WINDOW_BYTES, size - offset))
+    except (OSError, ValueError):  # a file system without mappings; a file truncated meanwhile
+        return None
+    return resident
+
+
+def _kernel_tells(path: Path, fd: int) -> bool:
+    """Tell whether mincore speaks the truth: since Linux 5.2 only to those who may write."""
+    if os.fstat(fd).st_uid == os.geteuid():
+        return True
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _resident_in_window(fd: int, offset: int, length: int) -> int:
+    pages = np.zeros(-(-length // mmap.PAGESIZE), dtype=np.uint8)
+    with mmap.mmap(fd, length, access=mmap.ACCESS_READ, offset=offset) as window:
+        # numpy gives the address of a read-only mapping, ctypes only that of a writable one. No
+        # element is touched, since that would load its page.
+        view = np.frombuffer(window, dtype=np.uint8)
+        _mincore(view.ctypes.data, length, pages)
+        del view  # a mapping with a live view cannot be closed
+    resident = pages & 1
+    overhang = pages.size * mmap.PAGESIZE - length
+    return int(np.count_nonzero(resident)) * mmap.PAGESIZE - int(resident[-1]) * overhang
+
+
+def _mincore(address: int, length: int, pages: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    libc.mincore.restype = ctypes.c_int
+    if libc.mincore(address, length, pages.ctypes.data) != 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, os.strerror(errno))

@@ -1,0 +1,140 @@
+"""The rule: which configuration to use, and why."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._result import ConfigurationResult, Constraints, Nearest
+
+__all__ = ["Choice", "choose", "nearest"]
+
+
+# Shares of random sampling's entropy that differ by less than this are the same: a replay of the
+# plan is not more exact.
+_SAME_ENTROPY_SHARE = 0.001
+
+
+class _Timed(NamedTuple):
+    """A configuration that has a throughput and a memory."""
+
+    result: ConfigurationResult
+    speed: Estimate
+    memory: int
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """What a configuration costs: memory, then workers."""
+        return self.memory, self.result.configuration.num_workers
+
+
+class Choice(NamedTuple):
+    """A configuration and the sentence that says why it was chosen."""
+
+    result: ConfigurationResult
+    speed: Estimate
+    reason: str
+
+
+def choose(results: Sequence[ConfigurationResult], constraints: Constraints) -> Choice | None:
+    """Return the configuration to use, or None if none is feasible.
+
+    Without a need, the cheapest (memory, then workers) that cannot be told from the fastest,
+    among those that mix well enough and fit in memory. With a need, the best mixed of these
+    whose throughput is at least as high.
+    """
+    feasible = _feasible(results, constraints)
+    if not feasible:
+        return None
+    if constraints.need_cells_per_second is None:
+        return _cheapest_of_the_fastest(feasible)
+    return _best_mixed(feasible, constraints.need_cells_per_second)
+
+
+def nearest(results: Sequence[ConfigurationResult], constraints: Constraints) -> Nearest | None:
+    """Return what comes nearest to being feasible, or None if nothing was measured."""
+    timed = _timed(results)
+    if not timed:
+        return None
+    closest = min(timed, key=lambda each: sum(_shortfalls(each, constraints).values()))
+    problems = [what for what, by in _shortfalls(closest, constraints).items() if by > 0]
+    return Nearest(configuration=closest.result.configuration, problem=" and ".join(problems))
+
+
+def _timed(results: Sequence[ConfigurationResult]) -> list[_Timed]:
+    return [
+        _Timed(result, result.cells_per_second, result.peak_memory_bytes or 0)
+        for result in results
+        if result.cells_per_second is not None
+    ]
+
+
+def _feasible(results: Sequence[ConfigurationResult], constraints: Constraints) -> list[_Timed]:
+    return [each for each in _timed(results) if not any(_shortfalls(each, constraints).values())]
+
+
+def _shortfalls(each: _Timed, constraints: Constraints) -> dict[str, float]:
+    """Return by how much each constraint is missed, as the logarithm of a ratio; 0 if met."""
+    entropy = each.result.entropy_bits
+    floor = constraints.entropy_floor
+    missed = {
+        f"its entropy is {entropy.share_of_random:.3f} of random sampling's, "
+        f"below the floor of {floor:g}": _log_ratio(floor, entropy.share_of_random),
+        f"it takes {each.memory / 1e6:,.0f} MB, more than the {constraints.memory_bytes / 1e6:,.0f}"
+        " MB given": _log_ratio(each.memory, constraints.memory_bytes),
+    }
+    if constraints.need_cells_per_second is not None:
+        need = constraints.need_cells_per_second
+        missed[
+            f"it gives {each.speed.value:,.0f} cells/s (at least {each.speed.low:,.0f}), "
+            f"below the {need:,.0f} needed"
+        ] = _log_ratio(need, each.speed.low)
+    return missed
+
+
+def _log_ratio(wanted: float, given: float) -> float:
+    if wanted <= given:
+        return 0.0
+    return math.log(wanted / given) if given > 0 else math.inf
+
+
+def _as_fast_as_the_fastest(feasible: Sequence[_Timed]) -> list[_Timed]:
+    fastest = max(feasible, key=lambda each: each.speed.value)
+    return [each for each in feasible if each.speed.overlaps(fastest.speed)]
+
+
+def _cheapest_of_the_fastest(feasible: Sequence[_Timed]) -> Choice:
+    alike = _as_fast_as_the_fastest(feasible)
+    chosen = min(alike, key=lambda each: each.cost)
+    share = f"{chosen.result.entropy_bits.share_of_random:.1%} of random sampling's entropy"
+    if len(alike) == 1:
+        return Choice(
+            chosen.result,
+            chosen.speed,
+            f"It is the fastest of the {len(feasible)} configurations that mix well enough and "
+            f"fit in memory, with {share}.",
+        )
+    return Choice(
+        chosen.result,
+        chosen.speed,
+        f"Of the {len(feasible)} configurations that mix well enough and fit in memory, "
+        f"{len(alike)} cannot be told from the fastest, and it is the cheapest of these in memory "
+        f"and workers, with {share}.",
+    )
+
+
+def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:
+    best = max(each.result.entropy_bits.share_of_random for each in feasible)
+    alike = [
+        each
+        for each in feasible
+        if each.result.entropy_bits.share_of_random >= best - _SAME_ENTROPY_SHARE
+    ]
+    chosen = min(alike, key=lambda each: each.cost)
+    return Choice(
+        chosen.result,
+        chosen.speed,
+        f"It mixes best of the {len(feasible)} configurations that give the {need:,.0f} cells/s "
+        f"needed, with {chosen.result.entropy_bits.share_of_random:.1%} of random sampling's "
+        "entropy.",
+    )

@@ -1,0 +1,177 @@
+"""What ``autotune`` prints."""
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
+from cellfeed_tuner._storage import Storage
+
+__all__ = ["print_report"]
+
+_WIDTH_WITHOUT_TERMINAL = 100
+
+
+def print_report(result: AutotuneResult, console: Console | None = None) -> None:
+    """Print the grid, the recommendation with its reason, and the code to paste.
+
+    Parameters
+    ----------
+    result
+        What ``autotune`` found.
+    console
+        Where to print; standard output if None, at a fixed width where it is no terminal.
+    """
+    out = console or Console()
+    if not out.is_terminal:
+        out = Console(file=out.file, width=_WIDTH_WITHOUT_TERMINAL)
+    out.print(_setting(result), _grid(result), _recommendation(result), sep="\n")
+
+
+def _setting(result: AutotuneResult) -> RenderableType:
+    cpu, memory = result.machine.cpu, result.machine.memory
+    lines = [
+        *_dataset_lines(result),
+        (
+            f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, "
+            f"{memory.available_bytes / 1e9:,.1f} GB available"
+        ),
+        *(_storage_line(storage) for storage in result.machine.storage),
+        _cache_line(result),
+    ]
+    return Text("\n".join(lines) + "\n")
+
+
+def _dataset_lines(result: AutotuneResult) -> list[str]:
+    dataset, entropy = result.dataset, result.configurations[0].entropy_bits
+    missing = f", missing in {dataset.n_missing:,} cells" if dataset.n_missing else ""
+    return [
+        (
+            f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes in {len(dataset.paths)} "
+            f"file(s), {dataset.bytes_on_disk / 1e6:,.0f} MB, {dataset.layout}, "
+            f"{dataset.rows_per_chunk:,.1f} cells per chunk"
+        ),
+        (
+            f"label {dataset.label}: {dataset.n_labels} values, "
+            f"{dataset.label_entropy_bits:.3f} bits{missing}; minibatches of "
+            f"{dataset.batch_size}, random sampling gives {entropy.random:.3f} bits"
+        ),
+    ]
+
+
+def _storage_line(storage: Storage) -> str:
+    speeds = ", ".join(
+        f"{kind} reads {speed.bytes_per_second / 1e6:,.0f} MB/s"
+        for kind, speed in (("sequential", storage.sequential), ("random", storage.random))
+        if speed is not None
+    )
+    return (
+        f"{storage.file_system or 'unknown file system'} on {storage.device or 'unknown'}: "
+        f"{speeds or storage.note or 'read speed unknown'}"
+    )
+
+
+def _cache_line(result: AutotuneResult) -> str:
+    said = {
+        "cold": "page cache: cold, dropped before every fetch, as where files exceed memory",
+        "warm": "page cache: warm, all files read beforehand",
+        "unknown": "page cache: unknown, since the kernel kept pages that were to be dropped",
+    }[result.cache]
+    fits = result.dataset.bytes_on_disk < result.machine.memory.available_bytes / 2
+    if result.cache == "cold" and fits:
+        said += "\n(these files fit in memory: see --cache warm for epochs after the first)"
+    return said
+
+
+def _grid(result: AutotuneResult) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("block\nsize", justify="right", no_wrap=True)
+    table.add_column("fetch\nfactor", justify="right", no_wrap=True)
+    table.add_column("work-\ners", justify="right", no_wrap=True)
+    table.add_column("cells/s\n[95 % interval]", justify="right", no_wrap=True)
+    table.add_column("meas.\nbits", justify="right", no_wrap=True)
+    table.add_column("exp.\nbits", justify="right", no_wrap=True)
+    table.add_column("of\nrandom", justify="right", no_wrap=True)
+    table.add_column("bounds\n(bits)", justify="right", no_wrap=True)
+    table.add_column("within\nthem", justify="right", no_wrap=True)
+    table.add_column("\nMB", justify="right", no_wrap=True)
+    chosen = result.recommended and result.recommended.configuration
+    for rows in _alike(result.configurations):
+        is_chosen = rows[0].configuration == chosen
+        style = "bold green" if is_chosen else _style(rows[0])
+        table.add_row(*_row(rows), style=style)
+    return table
+
+
+def _alike(results: Iterable[ConfigurationResult]) -> list[list[ConfigurationResult]]:
+    """Put configurations that were not timed, and differ in workers only, into one row."""
+
+    def key(each: ConfigurationResult) -> tuple[object, ...]:
+        settings = each.configuration.block_size, each.configuration.fetch_factor
+        timed = each.configuration.num_workers if each.status == "measured" else each.status
+        return (*settings, timed)
+
+    return [list(rows) for _, rows in groupby(results, key)]
+
+
+def _row(rows: list[ConfigurationResult]) -> list[str]:
+    first = rows[0]
+    entropy, speed = first.entropy_bits, first.cells_per_second
+    workers = [each.configuration.num_workers for each in rows]
+    return [
+        str(first.configuration.block_size),
+        str(first.configuration.fetch_factor),
+        str(workers[0]) if len(workers) == 1 else f"{workers[0]}-{workers[-1]}",
+        first.status if speed is None else _interval(speed),
+        "" if entropy.measured is None else f"{entropy.measured.value:.2f}",
+        f"{entropy.expected.value:.2f}",
+        f"{entropy.share_of_random:.1%}",
+        f"{entropy.lower_bound:.2f}-{entropy.upper_bound:.2f}",
+        entropy.verdict,
+        f"{first.peak_memory_bytes / 1e6:,.0f}" if first.peak_memory_bytes else "",
+    ]
+
+
+def _interval(speed: Estimate) -> str:
+    return f"{speed.value:,.0f} [{speed.low:,.0f}, {speed.high:,.0f}]"
+
+
+def _style(result: ConfigurationResult) -> str:
+    return "" if result.status == "measured" else "dim"
+
+
+def _recommendation(result: AutotuneResult) -> RenderableType:
+    chosen = result.recommended
+    if chosen is None:
+        return _nothing_feasible(result)
+    speed = chosen.cells_per_second
+    how = "measured afresh" if chosen.measured_afresh else "as searched, no time to measure afresh"
+    untimed = sum(each.status == "out of budget" for each in result.configurations)
+    lines = [
+        Text(f"\nRecommended: {chosen.configuration}", style="bold green"),
+        Text(f"{_interval(speed)} cells/s, {how}; {chosen.peak_memory_bytes / 1e6:,.0f} MB"),
+        Text(chosen.reason),
+    ]
+    if untimed:
+        lines.append(
+            Text(f"{untimed} configurations were not timed for want of budget (see --budget).")
+        )
+    code = Syntax(chosen.code, "python", background_color="default")
+    return Group(*lines, Text("\nTo train with it:\n"), Padding(code, (0, 0, 0, 4)))
+
+
+def _nothing_feasible(result: AutotuneResult) -> RenderableType:
+    headline = Text("\nNo configuration is feasible.", style="bold red")
+    if result.nearest is None:
+        reasons = {each.note or each.status for each in result.configurations}
+        return Group(headline, Text(f"None could be timed: {'; '.join(sorted(reasons)[:3])}."))
+    return Group(
+        headline,
+        Text(f"Nearest is {result.nearest.configuration}, but {result.nearest.problem}."),
+    )

@@ -1,0 +1,288 @@
+"""What ``autotune`` found, as records and as JSON."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._machine import Machine
+from cellfeed_tuner._page_cache import CacheState
+
+__all__ = [
+    "SCHEMA",
+    "AutotuneResult",
+    "ConfigurationResult",
+    "Constraints",
+    "Dataset",
+    "EntropyBits",
+    "Nearest",
+    "Recommended",
+    "Status",
+]
+
+SCHEMA = "cellfeed.autotune/1"
+
+Status = Literal[
+    "measured",
+    "not enough samples",  # timed, but for too few whole fetches
+    "too few cells",  # an epoch holds too few whole fetches to time any
+    "over memory",  # its buffers alone exceed the memory given
+    "too slow",  # not timed, since larger blocks and fetches are too slow already
+    "below entropy floor",  # not timed, since it mixes too little to be chosen
+    "out of budget",  # not timed for want of time
+    "failed",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntropyBits:
+    """Minibatch label entropy of one configuration, in bits.
+
+    Parameters
+    ----------
+    measured
+        Mean over the minibatches that came out, with its 95 % interval; None if none did.
+    expected
+        Mean over the plan's minibatches, replayed over the labels in their order of storage,
+        with its 95 % interval.
+    homogeneous
+        Exact expectation if every block held one label; see `theory.expected_entropy_bits`.
+    lower_bound, upper_bound
+        The paper's bounds.
+    random
+        Exact expectation of true random sampling from these labels.
+    """
+
+    measured: Estimate | None
+    expected: Estimate
+    homogeneous: float
+    lower_bound: float
+    upper_bound: float
+    random: float
+
+    @property
+    def share_of_random(self) -> float:
+        """Expected entropy as a share of true random sampling's."""
+        return self.expected.value / self.random if self.random else 1.0
+
+    @property
+    def verdict(self) -> str:
+        """Whether the measured entropy (or the expected one) is inside the paper's bounds.
+
+        "inside", or how far outside: "+0.01" above the upper bound, "-0.02" below the lower.
+        """
+        shown = self.measured or self.expected
+        if shown.low > self.upper_bound:
+            return f"{shown.value - self.upper_bound:+.3f}"
+        if shown.high < self.lower_bound:
+            return f"{shown.value - self.lower_bound:+.3f}"
+        return "inside"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationResult:
+    """One cell of the grid.
+
+    Parameters
+    ----------
+    configuration
+        The settings.
+    status
+        Whether it was measured, and if not, why.
+    note
+        More about the status, or empty.
+    cells_per_second
+        Throughput with its 95 % interval; None unless measured.
+    n_rounds
+        Rounds of whole fetches that the throughput rests on.
+    entropy_bits
+        Label entropy of its minibatches.
+    peak_memory_bytes
+        Highest memory of the process and its workers; None if it never ran.
+    worker_start_seconds, first_minibatch_seconds
+        Start-up, which is no part of the throughput; None if it never ran.
+    """
+
+    configuration: Configuration
+    status: Status
+    entropy_bits: EntropyBits
+    note: str = ""
+    cells_per_second: Estimate | None = None
+    n_rounds: int = 0
+    peak_memory_bytes: int | None = None
+    worker_start_seconds: float | None = None
+    first_minibatch_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What a configuration must meet to be recommended.
+
+    Parameters
+    ----------
+    entropy_floor
+        Least entropy, as a share of true random sampling's.
+    memory_bytes
+        Most memory of the process and its workers.
+    need_cells_per_second
+        Throughput that suffices; None for the most there is.
+    """
+
+    entropy_floor: float
+    memory_bytes: int
+    need_cells_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """The collection and the label.
+
+    Parameters
+    ----------
+    paths
+        Its files.
+    n_cells, n_vars, layout, dtype
+        Its matrix.
+    bytes_on_disk
+        Size of the files.
+    rows_per_chunk
+        Mean number of rows in a unit of storage that is read as a whole.
+    label, n_labels, n_missing
+        The obs column, how many values it takes, and how many cells have none.
+    label_entropy_bits
+        Entropy of the label over all cells.
+    batch_size
+        Cells of a minibatch.
+    """
+
+    paths: tuple[str, ...]
+    n_cells: int
+    n_vars: int
+    layout: str
+    dtype: str
+    bytes_on_disk: int
+    rows_per_chunk: float
+    label: str
+    n_labels: int
+    n_missing: int
+    label_entropy_bits: float
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommended:
+    """The choice.
+
+    Parameters
+    ----------
+    configuration
+        The settings.
+    cells_per_second
+        Throughput measured afresh after the choice; that of the search if time ran out.
+    measured_afresh
+        Which of the two it is.
+    peak_memory_bytes
+        Highest memory of the process and its workers.
+    reason
+        Why, in one sentence.
+    code
+        Python to paste.
+    """
+
+    configuration: Configuration
+    cells_per_second: Estimate
+    measured_afresh: bool
+    peak_memory_bytes: int
+    reason: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nearest:
+    """The configuration that comes nearest where none is feasible.
+
+    Parameters
+    ----------
+    configuration
+        The settings.
+    problem
+        What it lacks, in one clause.
+    """
+
+    configuration: Configuration
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutotuneResult:
+    """All that ``autotune`` found.
+
+    Parameters
+    ----------
+    machine, dataset, constraints
+        What it was asked about.
+    cache
+        State of the page cache that throughputs were measured in; "unknown" if pages were to
+        be dropped but stayed.
+    configurations
+        The grid.
+    recommended
+        The choice, or None.
+    nearest
+        Where there is no choice, what comes nearest; None if nothing was measured.
+    seconds
+        Time that it took.
+    """
+
+    machine: Machine
+    dataset: Dataset
+    constraints: Constraints
+    cache: CacheState | Literal["unknown"]
+    configurations: tuple[ConfigurationResult, ...]
+    recommended: Recommended | None
+    nearest: Nearest | None
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain values, in the schema ``cellfeed.autotune/1``."""
+        return {
+            "schema": SCHEMA,
+            "machine": self.machine.to_json(),
+            "dataset": asdict(self.dataset),
+            "constraints": asdict(self.constraints),
+            "cache": self.cache,
+            "seconds": self.seconds,
+            "configurations": [_configuration_json(result) for result in self.configurations],
+            "recommended": self.recommended and _flat(asdict(self.recommended)),
+            "nearest": self.nearest and _flat(asdict(self.nearest)),
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the result as JSON."""
+        path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+
+def _configuration_json(result: ConfigurationResult) -> dict[str, Any]:
+    plain = _flat(asdict(result))
+    entropy = plain["entropy_bits"]
+    absent = {"value": None, "low": None, "high": None}
+    plain["cells_per_second"] = plain["cells_per_second"] or absent
+    for name in ("measured", "expected"):
+        estimate = entropy[name] or absent
+        entropy[name] = estimate["value"]
+        entropy[f"{name}_interval"] = [_finite(estimate["low"]), _finite(estimate["high"])]
+    entropy["verdict"] = result.entropy_bits.verdict
+    return plain
+
+
+def _flat(plain: dict[str, Any]) -> dict[str, Any]:
+    """Lift the settings to the level of what is said of them."""
+    settings: dict[str, Any] = plain.pop("configuration")
+    return settings | plain
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

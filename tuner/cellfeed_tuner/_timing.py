@@ -1,0 +1,176 @@
+"""Timing whole fetches of one configuration, in a process of its own.
+
+A *round* is as many minibatches as it takes for every worker to deliver one whole fetch; it is
+what is timed. The first round holds the start-up, and with workers the first round of every
+epoch does, so these are reported apart.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed import BlockShuffling, CellDataset, Collection
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._label_entropy import entropies_of
+from cellfeed_tuner._page_cache import CacheState, drop_clean_pages
+
+__all__ = ["Entropies", "Round", "Started", "TimingRequest", "run_timing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingRequest:
+    """What to time, and for how long.
+
+    Parameters
+    ----------
+    configuration, batch_size
+        The settings.
+    label
+        The obs column whose entropy is taken, or None.
+    cache
+        "cold": pages are dropped before every round, so that no round profits from an earlier
+        one, as where the files are larger than memory. "warm": pages stay.
+    seconds
+        Stop after this time, once there are `least_rounds`.
+    least_rounds, most_rounds
+        Rounds to time, after the first.
+    seed, first_epoch
+        Fix which rows are read.
+    """
+
+    configuration: Configuration
+    batch_size: int
+    label: str | None
+    cache: CacheState
+    seconds: float
+    least_rounds: int
+    most_rounds: int
+    seed: int
+    first_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first minibatch is there.
+
+    Parameters
+    ----------
+    worker_seconds
+        Time to start the workers.
+    first_minibatch_seconds
+        Time from then to the first minibatch.
+    """
+
+    worker_seconds: float
+    first_minibatch_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One timed round.
+
+    Parameters
+    ----------
+    seconds
+        Time that it took.
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entropies:
+    """Label entropies of the minibatches that came out.
+
+    Parameters
+    ----------
+    bits
+        Mean over each round, first rounds too, shape (n_rounds,).
+    """
+
+    bits: NDArray[np.float64]
+
+
+def run_timing(
+    collection: Collection, request: TimingRequest, report: Callable[[object], None]
+) -> None:
+    """Time a configuration, and report each event as it happens.
+
+    Parameters
+    ----------
+    collection
+        What is read.
+    request
+        What to time.
+    report
+        Called with `Started` once, then with each `Round`, and with `Entropies` at the end.
+    """
+    configuration = request.configuration
+    dataset = CellDataset(
+        collection,
+        BlockShuffling(block_size=configuration.block_size),
+        batch_size=request.batch_size,
+        fetch_factor=configuration.fetch_factor,
+        seed=request.seed,
+    )
+    dataset.set_epoch(request.first_epoch)
+    labels: list[NDArray[Any]] = []
+    deadline = time.perf_counter() + request.seconds
+    for n_timed, seconds in enumerate(_rounds(dataset, request, report, labels), start=1):
+        report(Round(seconds))
+        late = time.perf_counter() > deadline and n_timed >= request.least_rounds
+        if late or n_timed == request.most_rounds:
+            break
+    if request.label is not None:
+        report(Entropies(_entropy_by_round(labels, configuration.minibatches_per_round)))
+
+
+def _rounds(
+    dataset: CellDataset,
+    request: TimingRequest,
+    report: Callable[[object], None],
+    labels: list[NDArray[Any]],
+) -> Iterator[float]:
+    """Yield the seconds of each round that counts, epoch after epoch."""
+    configuration = request.configuration
+    n_rounds = configuration.rounds_per_epoch(dataset.plan(epoch=0))
+    started = False
+    while True:
+        _make_cold(dataset, request)
+        start = time.perf_counter()
+        minibatches = iter(dataset.loader(configuration.num_workers))
+        workers_there = time.perf_counter()
+        for number in range(n_rounds):
+            if number:
+                _make_cold(dataset, request)
+            begin = time.perf_counter()
+            for place in range(configuration.minibatches_per_round):
+                minibatch = next(minibatches)
+                if request.label is not None:
+                    labels.append(minibatch.obs[request.label].numpy())
+                if not started and place == 0:
+                    first = time.perf_counter() - workers_there
+                    report(Started(workers_there - start, first))
+            seconds = time.perf_counter() - begin
+            # Without workers, the first round of a later epoch is a round like any other.
+            if started and (number or not configuration.num_workers):
+                yield seconds
+            started = True
+
+
+def _make_cold(dataset: CellDataset, request: TimingRequest) -> None:
+    if request.cache == "cold":
+        drop_clean_pages(dataset.collection.paths)
+
+
+def _entropy_by_round(
+    labels: list[NDArray[Any]], minibatches_per_round: int
+) -> NDArray[np.float64]:
+    entropies = entropies_of(np.stack(labels))
+    whole = entropies.size - entropies.size % minibatches_per_round
+    means: NDArray[np.float64] = entropies[:whole].reshape(-1, minibatches_per_round).mean(axis=1)
+    return means

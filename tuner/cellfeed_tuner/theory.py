@@ -1,0 +1,250 @@
+"""Label entropy of minibatches, from the label frequencies alone.
+
+K labels with frequencies p; minibatches of m rows; blocks of b rows; f minibatches to a fetch.
+Entropies are plug-in estimates over one minibatch, in bits. Such an estimate is biased
+downwards, so compare it with another estimate over as many rows, never with H(p).
+"""
+
+from math import gcd, log
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import gammaln
+from scipy.stats import binom
+
+from cellfeed import ParameterError
+
+__all__ = [
+    "entropy_bits",
+    "expected_entropy_bits",
+    "lower_bound_bits",
+    "random_entropy_bits",
+    "upper_bound_bits",
+]
+
+# States of a label's block count that are less likely than this are left out of a sum.
+_NEGLIGIBLE = 1e-15
+# How many terms of a sum are held in memory together.
+_TERMS_AT_ONCE = 1 << 18
+# Hypergeometric counts further from their mean than this many standard deviations are left out.
+_DEVIATIONS = 12
+
+
+def entropy_bits(p: ArrayLike) -> float:
+    """Return the Shannon entropy of a distribution, ``-sum p log2 p``, in bits.
+
+    Parameters
+    ----------
+    p
+        Frequencies or counts, not negative, shape (K,); they are normalised.
+
+    Raises
+    ------
+    ParameterError
+        ``p`` is empty, negative or all zero.
+
+    Examples
+    --------
+    >>> entropy_bits([1, 1, 1, 1])
+    2.0
+    """
+    frequencies = _frequencies(p)
+    return float(_surprise(frequencies).sum())
+
+
+def upper_bound_bits(p: ArrayLike, batch_size: int) -> float:
+    """Return the paper's upper bound: random sampling, or an endless fetch.
+
+    ``H(p) - (K - 1) / (2 m ln 2)``, the first-order bias of the plug-in estimate (Paninski,
+    "Estimation of entropy and mutual information", Neural Computation 2003). Being an
+    expansion, it is loose where m is not large against K; `random_entropy_bits` is exact.
+
+    Parameters
+    ----------
+    p
+        Label frequencies or counts, shape (K,).
+    batch_size
+        Rows of a minibatch.
+
+    Examples
+    --------
+    >>> round(upper_bound_bits([1, 1], batch_size=64), 4)
+    0.9887
+    """
+    return lower_bound_bits(p, batch_size, block_size=1)
+
+
+def lower_bound_bits(p: ArrayLike, batch_size: int, block_size: int) -> float:
+    """Return the paper's lower bound: one minibatch to a fetch, so m / b independent blocks.
+
+    ``H(p) - (K - 1) b / (2 m ln 2)``, and 0 where b >= m. An expansion in b / m, loose where
+    a minibatch holds few blocks.
+
+    Parameters
+    ----------
+    p
+        Label frequencies or counts, shape (K,).
+    batch_size
+        Rows of a minibatch.
+    block_size
+        Rows of a block.
+
+    Examples
+    --------
+    >>> lower_bound_bits([1, 1], batch_size=64, block_size=64)
+    0.0
+    """
+    frequencies = _frequencies(p)
+    if block_size >= batch_size > 1:
+        return 0.0
+    bias = (frequencies.size - 1) * block_size / (2 * batch_size * log(2))
+    return max(0.0, entropy_bits(frequencies) - bias)
+
+
+def random_entropy_bits(counts: ArrayLike, batch_size: int) -> float:
+    """Return the exact expected entropy of minibatches drawn at random without replacement.
+
+    Parameters
+    ----------
+    counts
+        Rows of each label, integers, shape (K,).
+    batch_size
+        Rows of a minibatch; the whole collection if that is smaller.
+
+    Examples
+    --------
+    >>> random_entropy_bits([1, 1], batch_size=2)
+    1.0
+    """
+    rows = np.asarray(counts, dtype=np.float64)
+    _frequencies(rows)
+    distinct, n_labels = np.unique(rows, return_counts=True)
+    n_rows = int(rows.sum())
+    return float(n_labels @ _contribution(distinct, n_rows, min(batch_size, n_rows)))
+
+
+def expected_entropy_bits(
+    p: ArrayLike, batch_size: int, block_size: int, fetch_factor: int
+) -> float:
+    """Return the exact expected entropy where every block holds one label.
+
+    Blocks draw their labels independently from p, as in a collection of many homogeneous
+    blocks. A fetch covers m f consecutive rows of the shuffled blocks; a block that straddles
+    two fetches is split. So the rows of a label in a fetch are b times a binomial count, plus
+    what the split blocks add; given these, a minibatch is a hypergeometric draw. The expected
+    entropy is the sum over labels of the expectation of ``-x log2 x``, x = n_k / m.
+
+    Parameters
+    ----------
+    p
+        Label frequencies or counts, shape (K,).
+    batch_size
+        Rows of a minibatch.
+    block_size
+        Rows of a block.
+    fetch_factor
+        Minibatches of a fetch.
+
+    Examples
+    --------
+    >>> round(expected_entropy_bits([1] * 14, batch_size=64, block_size=16, fetch_factor=1), 3)
+    1.792
+    """
+    distinct, n_labels = np.unique(_frequencies(p), return_counts=True)
+    fetch_size = batch_size * fetch_factor
+    step = gcd(fetch_size, block_size)
+    offsets = range(0, block_size, step)
+    # A fetch that lies within one block has one label, and an entropy of 0.
+    mixed = [offset for offset in offsets if offset + fetch_size > block_size]
+    if distinct.size == 1 and n_labels[0] == 1:
+        return 0.0
+    total = 0.0
+    for offset in mixed:
+        rows, probability = _rows_of_label(distinct, fetch_size, block_size, offset)
+        needed, place = np.unique(rows, return_inverse=True)
+        contribution = _contribution(needed, fetch_size, batch_size)
+        total += float(n_labels @ (probability * contribution[place].reshape(rows.shape)).sum(1))
+    return total / len(offsets)
+
+
+def _frequencies(p: ArrayLike) -> NDArray[np.float64]:
+    given = np.asarray(p, dtype=np.float64)
+    if given.ndim != 1 or not np.all(given >= 0) or not 0 < given.sum() < np.inf:
+        msg = f"`p` must be frequencies, not negative and not all zero, but got {p!r}"
+        raise ParameterError(msg)
+    present = given[given > 0]
+    frequencies: NDArray[np.float64] = present / present.sum()
+    return frequencies
+
+
+def _surprise(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``-x log2 x``, which is 0 at 0."""
+    surprise: NDArray[np.float64] = -x * np.log2(np.where(x > 0, x, 1.0))
+    return surprise
+
+
+def _rows_of_label(
+    p: NDArray[np.float64], fetch_size: int, block_size: int, offset: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return how many rows of a fetch may have a label, and how likely: shape (labels, states)."""
+    head = block_size - offset if offset else 0
+    n_blocks, tail = divmod(fetch_size - head, block_size)
+    blocks, probability = _binomial_states(n_blocks, p)
+    rows = blocks * block_size
+    for part in (head, tail):
+        if part:  # a split block has the label or has it not
+            rows = np.concatenate([rows, rows + part], axis=1)
+            probability = np.concatenate(
+                [probability * (1 - p[:, None]), probability * p[:, None]], axis=1
+            )
+    return rows, probability
+
+
+def _binomial_states(
+    n: int, p: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the likely counts of binomial(n, p), and their probability, for each p."""
+    low = np.asarray(binom.ppf(_NEGLIGIBLE, n, p), dtype=np.int64).clip(0)
+    high = np.asarray(binom.isf(_NEGLIGIBLE, n, p), dtype=np.int64)
+    counts = low[:, None] + np.arange((high - low).max() + 1)
+    return counts.clip(max=n), np.where(counts <= n, binom.pmf(counts, n, p[:, None]), 0.0)
+
+
+def _contribution(
+    rows: NDArray[np.floating] | NDArray[np.integer], n_rows: int, batch_size: int
+) -> NDArray[np.float64]:
+    """Return E[-x log2 x], x = n / m, n hypergeometric, for labels of so many rows, ascending."""
+    result = np.empty(rows.size)
+    states_at_once = max(1, _TERMS_AT_ONCE // (batch_size + 1))
+    for start in range(0, rows.size, states_at_once):
+        part = slice(start, start + states_at_once)
+        result[part] = _hypergeometric_surprise(
+            rows[part].astype(np.float64)[:, None], n_rows, batch_size
+        )
+    return result
+
+
+def _hypergeometric_surprise(
+    rows: NDArray[np.float64], n_rows: int, batch_size: int
+) -> NDArray[np.float64]:
+    # ``rows`` ascend, so that neighbours share a short range of counts.
+    mean = batch_size * rows / n_rows
+    spread = _DEVIATIONS * (np.sqrt(mean) + 1)
+    low = max(0.0, np.floor((mean - spread).min()))
+    n = np.arange(low, min(batch_size, float((mean + spread).max())) + 1)
+    possible = (n <= rows) & (batch_size - n <= n_rows - rows)
+    log_probability = np.where(
+        possible, _log_choose(rows, n) + _log_choose(n_rows - rows, batch_size - n), -np.inf
+    )
+    # Scaled by its largest and summed to one, so that no cancellation of large logarithms stays.
+    probability = np.exp(log_probability - log_probability.max(axis=1, keepdims=True))
+    probability /= probability.sum(axis=1, keepdims=True)
+    expectation: NDArray[np.float64] = probability @ _surprise(n / batch_size)
+    return expectation
+
+
+def _log_choose(n: NDArray[np.float64], k: NDArray[np.float64]) -> NDArray[np.float64]:
+    inside = (k >= 0) & (k <= n)
+    rest = np.where(inside, n - k, 0)
+    logarithm: NDArray[np.float64] = gammaln(n + 1) - gammaln(k + 1) - gammaln(rest + 1)
+    return logarithm
