@@ -21,6 +21,9 @@ from cellfeed._strategies import BlockShuffling, SamplingStrategy
 
 __all__ = ["CellDataset"]
 
+# Each takes a file descriptor while it waits, of which a process often has 1024.
+_MOST_MINIBATCHES_AHEAD = 512
+
 
 class CellDataset(IterableDataset[Any]):
     """Minibatches of a collection in the order of a sampling strategy.
@@ -197,6 +200,8 @@ class CellDataset(IterableDataset[Any]):
     def loader(self, num_workers: int | None = None, **options: Any) -> DataLoader[Any]:
         """Return a DataLoader that passes minibatches on as they are.
 
+        Workers run ahead by one fetch, so that they read while the training loop computes.
+
         Parameters
         ----------
         num_workers
@@ -205,6 +210,9 @@ class CellDataset(IterableDataset[Any]):
             Other parameters of `torch.utils.data.DataLoader`.
         """
         workers = self.num_workers if num_workers is None else num_workers
+        if workers:
+            ahead = min(self.fetch_factor + 1, max(2, _MOST_MINIBATCHES_AHEAD // workers))
+            options.setdefault("prefetch_factor", ahead)
         return DataLoader(self, batch_size=None, num_workers=workers, **options)
 
     def _minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """What comes out of a collection: cells in NumPy, and minibatches in torch."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +36,21 @@ class Minibatch:
         return len(self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # torch warns of unchecked invariants when it rebuilds a sparse tensor from a worker;
-        # its parts travel without.
-        if self.X.layout != torch.sparse_csr:
+        # From a worker process, each tensor would travel in shared memory of its own, which
+        # takes a file descriptor and several system calls; packed, a minibatch takes one.
+        if self.X.layout == torch.sparse_csr:
+            matrix: tuple[torch.Tensor, ...] = (
+                self.X.crow_indices(),
+                self.X.col_indices(),
+                self.X.values(),
+            )
+        else:
+            matrix = (self.X,)
+        tensors = (*matrix, self.rows, *self.obs.values())
+        if any(each.layout != torch.strided or each.device.type != "cpu" for each in tensors):
             return Minibatch, (self.X, self.obs, self.rows)
-        parts = (self.X.crow_indices(), self.X.col_indices(), self.X.values())
-        return _rebuild_sparse, (*parts, self.X.shape, self.obs, self.rows)
+        packed, places = _pack(tensors)
+        return _unpack_minibatch, (packed, places, self.X.shape, len(matrix), tuple(self.obs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,15 +106,38 @@ def _obs_tensor(values: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(values.astype(np.int64) if values.dtype.kind in "iu" else values)
 
 
-def _rebuild_sparse(
-    crow_indices: torch.Tensor,
-    col_indices: torch.Tensor,
-    values: torch.Tensor,
+_Place = tuple[int, int, torch.dtype, torch.Size]
+_ALIGNMENT = 16
+
+
+def _pack(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, tuple[_Place, ...]]:
+    """Copy tensors into one of bytes; also return where each of them lies."""
+    places = list[_Place]()
+    end = 0
+    for tensor in tensors:
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = start + tensor.numel() * tensor.element_size()
+        places.append((start, end, tensor.dtype, tensor.shape))
+    packed = torch.empty(end, dtype=torch.uint8)
+    for tensor, (start, stop, _, _) in zip(tensors, places, strict=True):
+        packed[start:stop] = tensor.contiguous().view(-1).view(torch.uint8)
+    return packed, tuple(places)
+
+
+def _unpack_minibatch(
+    packed: torch.Tensor,
+    places: Sequence[_Place],
     shape: tuple[int, int],
-    obs: Mapping[str, torch.Tensor],
-    rows: torch.Tensor,
+    n_parts_of_matrix: int,
+    obs_names: Sequence[str],
 ) -> Minibatch:
-    return Minibatch(_csr_tensor(crow_indices, col_indices, values, shape), obs, rows)
+    tensors = [packed[start:stop].view(dtype).view(size) for start, stop, dtype, size in places]
+    rows, *obs = tensors[n_parts_of_matrix:]
+    matrix = tensors[0]
+    if n_parts_of_matrix > 1:
+        crow_indices, col_indices, values = tensors[:n_parts_of_matrix]
+        matrix = _csr_tensor(crow_indices, col_indices, values, shape)
+    return Minibatch(matrix, dict(zip(obs_names, obs, strict=True)), rows)
 
 
 def _csr_tensor(

@@ -36,7 +36,8 @@ class ModelProcess:
     def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
         self.asked.append(request.configuration)
         seconds = seconds_per_round(request.configuration)
-        rounds = [Round(seconds)] * max(request.least_rounds, int(request.seconds / seconds))
+        n_rounds = max(request.least_rounds, int(request.seconds / seconds))
+        rounds = [Round(seconds, counts=False), *[Round(seconds, counts=True)] * n_rounds]
         memory = 100 + request.configuration.minibatches_per_round
         return Outcome(events=(Started(0.0, 0.0), *rounds), peak_memory_bytes=memory, failure=None)
 

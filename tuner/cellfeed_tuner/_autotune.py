@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from cellfeed import CategoricalColumn, Collection, ColumnError, ParameterError
 from cellfeed_tuner import theory
-from cellfeed_tuner._code import code_to_paste
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._label_entropy import label_entropy
@@ -125,7 +124,7 @@ def autotune(
         search.fill()
         results = search.results(grid)
         choice = choose(results, constraints)
-        recommended = choice and _recommended(choice, search.confirm(choice), collection, label)
+        recommended = choice and _recommended(choice, search.confirm(choice))
     return AutotuneResult(
         machine=machine,
         dataset=_describe(collection, label, codes, batch_size),
@@ -256,16 +255,13 @@ def _entropies(
     }
 
 
-def _recommended(
-    choice: Choice, fresh: Estimate | None, collection: Collection, label: str
-) -> Recommended:
+def _recommended(choice: Choice, fresh: Estimate | None) -> Recommended:
     return Recommended(
         configuration=choice.result.configuration,
         cells_per_second=fresh or choice.speed,
         measured_afresh=fresh is not None,
         peak_memory_bytes=choice.result.peak_memory_bytes or 0,
         reason=choice.reason,
-        code=code_to_paste(collection.paths, label),
     )
 
 

@@ -111,7 +111,7 @@ def main(
         )
     result.save(output / "autotune.json")
     autotune_figure(result).savefig(output / "autotune.png")
-    print_report(result)
+    print_report(result, output / "autotune.json")
     click.echo(f"\nWrote {output / 'autotune.json'} and {output / 'autotune.png'}")
     if result.recommended is None:
         raise SystemExit(1)

@@ -6,12 +6,12 @@ from pathlib import Path
 __all__ = ["code_to_paste"]
 
 
-def code_to_paste(paths: Sequence[Path], label: str) -> str:
-    """Return the lines that train with a recommendation.
+def code_to_paste(paths: Sequence[Path], label: str, result: Path) -> str:
+    """Return the lines that train with the recommendation in the file ``result``.
 
     Examples
     --------
-    >>> print(code_to_paste([Path("cells.h5ad")], "plate"))
+    >>> print(code_to_paste([Path("cells.h5ad")], "plate", Path("autotune.json")))
     from cellfeed import CellDataset, open_collection
     <BLANKLINE>
     collection = open_collection('cells.h5ad', obs=['plate'])
@@ -24,7 +24,7 @@ def code_to_paste(paths: Sequence[Path], label: str) -> str:
             "from cellfeed import CellDataset, open_collection",
             "",
             f"collection = open_collection({_paths_in_python(paths)}, obs=[{label!r}])",
-            "dataset = CellDataset.from_autotune(collection, 'autotune.json', seed=0)",
+            f"dataset = CellDataset.from_autotune(collection, {str(result)!r}, seed=0)",
             "for minibatch in dataset.loader():",
             f"    ...  # minibatch.X, minibatch.obs[{label!r}], minibatch.rows",
         ]

@@ -52,7 +52,5 @@ class Configuration:
         return plan.n_whole_fetches // self.fetches_per_round
 
     def __str__(self) -> str:
-        return (
-            f"block size {self.block_size}, fetch factor {self.fetch_factor}, "
-            f"{self.num_workers} workers"
-        )
+        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
+        return f"block size {self.block_size}, fetch factor {self.fetch_factor}, {workers}"

@@ -44,8 +44,10 @@ class Measurement:
         State of the page cache: "cold", dropped before every round of whole fetches; "warm".
     cells_per_round
         Cells of one round: a whole fetch of every worker.
+    first_round_seconds
+        Time of the first round, which holds the start-up; None if it did not come so far.
     round_seconds
-        Time of each round after the first.
+        Time of each round that is free of start-up.
     worker_start_seconds, first_minibatch_seconds
         Time to start the worker processes, and from then to the first minibatch; neither is
         part of the throughput. None if it did not come so far.
@@ -60,6 +62,7 @@ class Measurement:
     configuration: Configuration
     cache: CacheState
     cells_per_round: int
+    first_round_seconds: float | None = None
     round_seconds: tuple[float, ...] = ()
     worker_start_seconds: float | None = None
     first_minibatch_seconds: float | None = None
@@ -87,9 +90,11 @@ class Measurement:
 
     @property
     def rough_cells_per_second(self) -> float:
-        """Throughput from however few rounds, to plan further measurements by; 0 if none."""
-        seconds = sum(self.round_seconds)
-        return self.cells_per_round * len(self.round_seconds) / seconds if seconds else 0.0
+        """Throughput from however little there is, to plan further by; 0 if there is nothing."""
+        seconds = self.round_seconds
+        if not seconds and self.first_round_seconds is not None:
+            seconds = (self.first_round_seconds,)
+        return self.cells_per_round * len(seconds) / sum(seconds) if seconds else 0.0
 
     @property
     def entropy_bits(self) -> Estimate | None:
@@ -184,10 +189,12 @@ def cells_needed(configuration: Configuration, batch_size: int) -> int:
 
 def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
     started = [event for event in outcome.events if isinstance(event, Started)]
+    rounds = [event for event in outcome.events if isinstance(event, Round)]
     entropies = [event.bits for event in outcome.events if isinstance(event, Entropies)]
     return replace(
         empty,
-        round_seconds=tuple(event.seconds for event in outcome.events if isinstance(event, Round)),
+        first_round_seconds=rounds[0].seconds if rounds else None,
+        round_seconds=tuple(each.seconds for each in rounds if each.counts),
         worker_start_seconds=started[0].worker_seconds if started else None,
         first_minibatch_seconds=started[0].first_minibatch_seconds if started else None,
         round_entropy_bits=tuple(np.concatenate([np.empty(0), *entropies]).tolist()),

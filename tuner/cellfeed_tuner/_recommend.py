@@ -27,6 +27,11 @@ class _Timed(NamedTuple):
         """What a configuration costs: memory, then workers."""
         return self.memory, self.result.configuration.num_workers
 
+    @property
+    def share(self) -> str:
+        """How well it mixes, in words."""
+        return f"{self.result.entropy_bits.share_of_random:.1%} of random sampling's entropy"
+
 
 class Choice(NamedTuple):
     """A configuration and the sentence that says why it was chosen."""
@@ -106,20 +111,19 @@ def _as_fast_as_the_fastest(feasible: Sequence[_Timed]) -> list[_Timed]:
 def _cheapest_of_the_fastest(feasible: Sequence[_Timed]) -> Choice:
     alike = _as_fast_as_the_fastest(feasible)
     chosen = min(alike, key=lambda each: each.cost)
-    share = f"{chosen.result.entropy_bits.share_of_random:.1%} of random sampling's entropy"
     if len(alike) == 1:
         return Choice(
             chosen.result,
             chosen.speed,
-            f"It is the fastest of the {len(feasible)} configurations that mix well enough and "
-            f"fit in memory, with {share}.",
+            f"It is the fastest of the {len(feasible)} measured configurations that mix well "
+            f"enough and fit in memory, with {chosen.share}.",
         )
     return Choice(
         chosen.result,
         chosen.speed,
-        f"Of the {len(feasible)} configurations that mix well enough and fit in memory, "
+        f"Of the {len(feasible)} measured configurations that mix well enough and fit in memory, "
         f"{len(alike)} cannot be told from the fastest, and it is the cheapest of these in memory "
-        f"and workers, with {share}.",
+        f"and workers, with {chosen.share}.",
     )
 
 
@@ -134,7 +138,6 @@ def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:
     return Choice(
         chosen.result,
         chosen.speed,
-        f"It mixes best of the {len(feasible)} configurations that give the {need:,.0f} cells/s "
-        f"needed, with {chosen.result.entropy_bits.share_of_random:.1%} of random sampling's "
-        "entropy.",
+        f"It mixes best of the {len(feasible)} measured configurations that give the {need:,.0f} "
+        f"cells/s needed, with {chosen.share}.",
     )

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable
 from itertools import groupby
+from pathlib import Path
+from textwrap import indent
 
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from cellfeed_tuner._code import code_to_paste
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
 from cellfeed_tuner._storage import Storage
@@ -18,20 +20,25 @@ __all__ = ["print_report"]
 _WIDTH_WITHOUT_TERMINAL = 100
 
 
-def print_report(result: AutotuneResult, console: Console | None = None) -> None:
+def print_report(result: AutotuneResult, saved_as: Path) -> None:
     """Print the grid, the recommendation with its reason, and the code to paste.
 
     Parameters
     ----------
     result
         What ``autotune`` found.
-    console
-        Where to print; standard output if None, at a fixed width where it is no terminal.
+    saved_as
+        Where the result was written, for the code.
     """
-    out = console or Console()
-    if not out.is_terminal:
-        out = Console(file=out.file, width=_WIDTH_WITHOUT_TERMINAL)
-    out.print(_setting(result), _grid(result), _recommendation(result), sep="\n")
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH_WITHOUT_TERMINAL)
+    console.print(_setting(result), _grid(result), _recommendation(result), sep="\n")
+    if result.recommended is not None:
+        paths = [Path(path) for path in result.dataset.paths]
+        code = indent(code_to_paste(paths, result.dataset.label, saved_as), "    ")
+        # Not wrapped at the width of the terminal, which would break it.
+        console.print(Syntax("", "python").highlight(f"\n{code}"), soft_wrap=True)
 
 
 def _setting(result: AutotuneResult) -> RenderableType:
@@ -114,8 +121,8 @@ def _alike(results: Iterable[ConfigurationResult]) -> list[list[ConfigurationRes
 
     def key(each: ConfigurationResult) -> tuple[object, ...]:
         settings = each.configuration.block_size, each.configuration.fetch_factor
-        timed = each.configuration.num_workers if each.status == "measured" else each.status
-        return (*settings, timed)
+        ran = each.peak_memory_bytes is not None
+        return (*settings, each.configuration.num_workers if ran else each.status)
 
     return [list(rows) for _, rows in groupby(results, key)]
 
@@ -162,8 +169,7 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
         lines.append(
             Text(f"{untimed} configurations were not timed for want of budget (see --budget).")
         )
-    code = Syntax(chosen.code, "python", background_color="default")
-    return Group(*lines, Text("\nTo train with it:\n"), Padding(code, (0, 0, 0, 4)))
+    return Group(*lines, Text("\nTo train with it:"))
 
 
 def _nothing_feasible(result: AutotuneResult) -> RenderableType:

@@ -30,7 +30,7 @@ Status = Literal[
     "not enough samples",  # timed, but for too few whole fetches
     "too few cells",  # an epoch holds too few whole fetches to time any
     "over memory",  # its buffers alone exceed the memory given
-    "too slow",  # not timed, since larger blocks and fetches are too slow already
+    "too slow",  # not timed, since larger blocks are too slow already
     "below entropy floor",  # not timed, since it mixes too little to be chosen
     "out of budget",  # not timed for want of time
     "failed",
@@ -188,8 +188,6 @@ class Recommended:
         Highest memory of the process and its workers.
     reason
         Why, in one sentence.
-    code
-        Python to paste.
     """
 
     configuration: Configuration
@@ -197,7 +195,6 @@ class Recommended:
     measured_afresh: bool
     peak_memory_bytes: int
     reason: str
-    code: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

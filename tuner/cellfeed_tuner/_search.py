@@ -80,8 +80,8 @@ class Search:
     def survey(self, grid: Sequence[Configuration]) -> None:
         """Time roughly what may be chosen, large blocks and fetches first.
 
-        Throughput grows with both, so these bound what smaller ones can reach: one that cannot
-        come near the best is not timed.
+        Larger blocks touch fewer chunks, so they bound what smaller ones can reach: one that
+        cannot come near the best is not timed.
         """
         for configuration in grid:
             self._not_timed[configuration] = self._obstacle(configuration) or ("out of budget", "")
@@ -90,9 +90,9 @@ class Search:
             if not self._mixes(configuration):
                 self._not_timed[configuration] = "below entropy floor", ""
             elif self._bound(configuration) < _ROUGH * self._aim():
-                self._not_timed[configuration] = "too slow", "as larger blocks and fetches are"
-            elif self._affords(configuration, until=_SURVEY_UNTIL, n_rounds=1):
-                self._measure(configuration, least_rounds=1)
+                self._not_timed[configuration] = "too slow", "as larger blocks are"
+            elif self._affords(configuration, until=_SURVEY_UNTIL, n_rounds=0):
+                self._measure(configuration, least_rounds=0)
 
     def race(self) -> None:
         """Time again, round by round in random order, what cannot be told from the fastest."""
@@ -107,14 +107,19 @@ class Search:
             order.shuffle(rivals)
 
     def fill(self) -> None:
-        """Spend what is left on the rest of the grid, cheapest first, so that it can be seen."""
+        """Spend what is left on the rest of the grid, so that it can be seen.
+
+        What mixes well enough comes first, and then what costs least.
+        """
         rest = [
             configuration
             for configuration, (status, _) in self._not_timed.items()
             if status in {"too slow", "below entropy floor", "out of budget"}
         ]
         rest += [each for each, found in self._measurements.items() if found.status != "measured"]
-        for configuration in sorted(rest, key=self._expected_seconds):
+        for configuration in sorted(
+            rest, key=lambda each: (not self._mixes(each), self._expected_seconds(each))
+        ):
             if self._affords(configuration, until=_FILL_UNTIL):
                 self._measure(configuration)
 
@@ -160,14 +165,14 @@ class Search:
         return best if need is None else min(best, need)
 
     def _bound(self, configuration: Configuration) -> float:
-        """Return what a configuration can reach at most, from larger blocks and fetches."""
+        """Return what a configuration can reach at most, from larger blocks."""
         larger = [
             found.rough_cells_per_second
             for each, found in self._measurements.items()
             if each.num_workers == configuration.num_workers
-            and each.block_size >= configuration.block_size
-            and each.fetch_factor >= configuration.fetch_factor
-            and found.round_seconds
+            and each.fetch_factor == configuration.fetch_factor
+            and each.block_size > configuration.block_size
+            and found.rough_cells_per_second
         ]
         return min(larger, default=float("inf"))
 
@@ -212,7 +217,7 @@ class Search:
                 found.rough_cells_per_second,
             )
             for each, found in self._measurements.items()
-            if found.round_seconds
+            if found.rough_cells_per_second
         ]
         if not relatives:
             return _SLICE_SECONDS

@@ -37,7 +37,7 @@ class TimingRequest:
     seconds
         Stop after this time, once there are `least_rounds`.
     least_rounds, most_rounds
-        Rounds to time, after the first.
+        Rounds that count, after the first; with none, one round is read all the same.
     seed, first_epoch
         Fix which rows are read.
     """
@@ -77,9 +77,12 @@ class Round:
     ----------
     seconds
         Time that it took.
+    counts
+        Whether it is free of start-up.
     """
 
     seconds: float
+    counts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +123,10 @@ def run_timing(
     dataset.set_epoch(request.first_epoch)
     labels: list[NDArray[Any]] = []
     deadline = time.perf_counter() + request.seconds
-    for n_timed, seconds in enumerate(_rounds(dataset, request, report, labels), start=1):
-        report(Round(seconds))
+    n_timed = 0
+    for each in _rounds(dataset, request, report, labels):
+        report(each)
+        n_timed += each.counts
         late = time.perf_counter() > deadline and n_timed >= request.least_rounds
         if late or n_timed == request.most_rounds:
             break
@@ -134,8 +139,8 @@ def _rounds(
     request: TimingRequest,
     report: Callable[[object], None],
     labels: list[NDArray[Any]],
-) -> Iterator[float]:
-    """Yield the seconds of each round that counts, epoch after epoch."""
+) -> Iterator[Round]:
+    """Yield one round after the other, epoch after epoch."""
     configuration = request.configuration
     n_rounds = configuration.rounds_per_epoch(dataset.plan(epoch=0))
     started = False
@@ -157,9 +162,9 @@ def _rounds(
                     report(Started(workers_there - start, first))
             seconds = time.perf_counter() - begin
             # Without workers, the first round of a later epoch is a round like any other.
-            if started and (number or not configuration.num_workers):
-                yield seconds
+            counts = started and (number > 0 or configuration.num_workers == 0)
             started = True
+            yield Round(seconds, counts)
 
 
 def _make_cold(dataset: CellDataset, request: TimingRequest) -> None:

@@ -24,6 +24,22 @@ _COLOURS = "viridis"
 _CHOSEN = "#d55e00"
 _BOUND = "#555555"
 _NOT_TIMED = "#eeeeee"
+_CONTEXT = "#d5d5d5"
+_BETWEEN_BOUNDS = "#f3f3f3"
+_PUBLISHED: Any = {"color": "black", "ls": "", "marker": "o", "mfc": "none", "ms": 7}
+_REPLAYED: Any = {"color": "black", "ls": "", "marker": "x", "ms": 5, "elinewidth": 1, "capsize": 2}
+_UPPER: Any = {"color": _BOUND, "ls": "--", "lw": 1}
+_LOWER: Any = {"color": _BOUND, "ls": ":", "lw": 1.5}
+# Why a place on the grid has no throughput, short enough for its square.
+_ABSENT: dict[str, str] = {
+    "not enough samples": "few\nsamples",
+    "too few cells": "too few\ncells",
+    "over memory": "over\nmemory",
+    "too slow": "too\nslow",
+    "below entropy floor": "below\nfloor",
+    "out of budget": "no\ntime",
+    "failed": "failed",
+}
 _WORKER_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _STYLE: Any = {
     "font.size": 9,
@@ -61,6 +77,9 @@ def entropy_figure(
 ) -> Figure:
     """Draw minibatch entropy over the fetch factor for each block size (the paper's Figure 4).
 
+    One column per block size: above, the entropy between its bounds, with the other block sizes
+    in grey; below, what lies between the exact expectation and what was measured.
+
     Parameters
     ----------
     grid
@@ -74,55 +93,77 @@ def entropy_figure(
     caption
         Where the values come from.
     """
+    parts = {
+        int(str(block_size)): part
+        for block_size, part in grid.sort_values("fetch_factor").groupby("block_size")
+    }
+    colours = _colours(sorted(parts))
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(8.5, 5.2), layout="constrained")
-        axes = figure.subplots()
-        colours = _colours(sorted(bounds))
-        for block_size, part in grid.sort_values("fetch_factor").groupby("block_size"):
-            _draw_block_size(axes, part, colours[int(str(block_size))], str(block_size))
-            axes.axhline(bounds[int(str(block_size))], color=colours[int(str(block_size))], ls=":")
-        axes.axhline(upper_bound, color=_BOUND, ls="--")
-        _name_marks(axes)
-        factors = sorted(grid["fetch_factor"].unique())
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(factors, [str(factor) for factor in factors])
-        axes.minorticks_off()
-        axes.set(xlabel="fetch factor (minibatches)", ylabel="minibatch label entropy (bits)")
-        axes.set_ylim(bottom=-0.08)
-        figure.legend(loc="outside right center", title="block size (cells)")
+        figure = Figure(figsize=(1.5 + 1.9 * len(parts), 5.6), layout="constrained")
+        rows = figure.subplots(
+            2, len(parts), sharex=True, sharey="row", squeeze=False, height_ratios=(2.4, 1)
+        )
+        for column, (block_size, part) in enumerate(parts.items()):
+            above, below = rows[0, column], rows[1, column]
+            for other in parts.values():
+                above.plot(other["fetch_factor"], other["expected"], color=_CONTEXT, lw=0.8)
+            _draw_bounds(above, bounds[block_size], upper_bound)
+            above.plot(part["fetch_factor"], part["expected"], color=colours[block_size], lw=2)
+            _draw_marks(above, part, apart=1)
+            below.axhline(0, color=colours[block_size], lw=2, zorder=0)
+            _draw_marks(below, _less_expected(part), apart=1.2)
+            above.set_title(f"block size {block_size} cells")
+        _label_axes(rows, sorted(grid["fetch_factor"].unique()))
+        _name_marks(figure, rows[0, 0])
         figure.supxlabel(caption, x=0.01, ha="left", fontsize=7.5, color=_BOUND)
     return figure
 
 
-def _draw_block_size(axes: Axes, part: pd.DataFrame, colour: Any, name: str) -> None:
-    axes.plot(part["fetch_factor"], part["expected"], color=colour, label=name)
-    axes.plot(part["fetch_factor"], part["published"], "o", mfc="none", color=colour, ms=7)
+def _less_expected(part: pd.DataFrame) -> pd.DataFrame:
+    values = ["published", "replayed", "low", "high"]
+    return part.assign(**part[values].sub(part["expected"], axis="index"))
+
+
+def _draw_marks(axes: Axes, part: pd.DataFrame, *, apart: float) -> None:
+    """Draw what was published and what was replayed, by a factor left and right of their place."""
+    axes.plot(part["fetch_factor"] / apart, part["published"], **_PUBLISHED)
     around = [part["replayed"] - part["low"], part["high"] - part["replayed"]]
-    axes.errorbar(
-        part["fetch_factor"], part["replayed"], yerr=around, fmt="x", color=colour, ms=5, lw=1
-    )
+    axes.errorbar(part["fetch_factor"] * apart, part["replayed"], yerr=around, **_REPLAYED)
 
 
-def _name_marks(axes: Axes) -> None:
-    """Say once, in grey, what lines and marks mean, whatever their colour."""
-    handles = [
-        axes.plot([], [], color=_BOUND, **style)[0]
-        for style in (
-            {"ls": "", "marker": "o", "mfc": "none", "ms": 7},
-            {"ls": "", "marker": "x", "ms": 5},
-            {"ls": "-"},
-            {"ls": ":"},
-            {"ls": "--"},
-        )
-    ]
-    names = (
-        "published, measured",
-        "ours, plan replayed over labels",
-        "exact, homogeneous blocks",
-        "lower bound (by block size)",
-        "upper bound",
-    )
-    axes.legend(handles, names, loc="lower right", fontsize=8)
+def _draw_bounds(axes: Axes, lower: float, upper: float) -> None:
+    axes.axhspan(lower, upper, color=_BETWEEN_BOUNDS, lw=0, zorder=0)
+    axes.axhline(upper, **_UPPER)
+    axes.axhline(lower, **_LOWER)
+    axes.annotate(
+        f"{lower:.2f}", (1, lower), xycoords=("axes fraction", "data"), xytext=(-2, 3),
+        textcoords="offset points", ha="right", fontsize=7.5, color=_BOUND,
+    )  # fmt: skip
+
+
+def _label_axes(rows: NDArray[Any], factors: Sequence[int]) -> None:
+    below = rows[1, 0]
+    below.set_xscale("log", base=2)
+    below.set_xticks(factors, [str(factor) for factor in factors])
+    below.minorticks_off()
+    for axes in rows[1]:
+        axes.tick_params(axis="x", labelrotation=90)
+        axes.set_xlabel("fetch factor\n(minibatches)")
+    rows[0, 0].set_ylabel("minibatch label entropy (bits)")
+    below.set_ylabel("difference from\nexact (bits)")
+
+
+def _name_marks(figure: Figure, axes: Axes) -> None:
+    """Say once what lines and marks mean; those of lines in grey, whatever their colour."""
+    marks: dict[str, Any] = {
+        "published, measured": axes.plot([], [], **_PUBLISHED)[0],
+        "ours, plan replayed over labels, 95 % interval": axes.errorbar([], [], [], **_REPLAYED),
+        "exact, homogeneous blocks": axes.plot([], [], lw=2, color=_BOUND)[0],
+        "the same for other block sizes": axes.plot([], [], lw=0.8, color=_CONTEXT)[0],
+        "upper bound": axes.plot([], [], **_UPPER)[0],
+        "lower bound of this block size": axes.plot([], [], **_LOWER)[0],
+    }
+    figure.legend(list(marks.values()), list(marks), loc="outside upper left", ncols=3)
 
 
 def _colours(block_sizes: Sequence[int]) -> dict[int, Any]:
@@ -141,6 +182,10 @@ def _draw_throughput(axes: Axes, result: AutotuneResult) -> None:
         place: f"{_short(_speed(each))}\n{each.configuration.num_workers} w"
         for place, each in best.items()
     }
+    for each in result.configurations:
+        place = each.configuration.block_size, each.configuration.fetch_factor
+        if place not in best:
+            texts.setdefault(place, _ABSENT.get(each.status, ""))
     axes.set_title("Throughput (cells/s), best workers (w)")
     _draw_grid(axes, result, values, texts, logarithmic=True)
 
@@ -177,7 +222,7 @@ def _draw_grid(
     axes.imshow(shades, cmap=_COLOURS, vmin=0, vmax=1, origin="lower", aspect="auto")
     for row, block_size in enumerate(block_sizes):
         for column, fetch_factor in enumerate(fetch_factors):
-            text = texts.get((block_size, fetch_factor), "not\ntimed")
+            text = texts[block_size, fetch_factor]
             shade = shades[row, column]
             colour = _BOUND if np.isnan(shade) else "white" if shade < 0.6 else "black"  # noqa: PLR2004 - of the colour map
             axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
@@ -236,7 +281,7 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
     for size in block_sizes:
         axes.plot([], [], "o", color=colours[size], label=f"block {size}")
     for number in workers:
-        axes.plot([], [], _marker(workers, number), color=_BOUND, label=f"{number} workers")
+        axes.plot([], [], _marker(workers, number), color=_BOUND, label=_workers(number))
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
 
 
@@ -264,6 +309,10 @@ def _mark_choice(axes: Axes, result: AutotuneResult) -> None:
         if result.recommended.measured_afresh
         else "recommended",
     )
+
+
+def _workers(number: int) -> str:
+    return "1 worker" if number == 1 else f"{number} workers"
 
 
 def _marker(workers: Sequence[int], number: int) -> str:
