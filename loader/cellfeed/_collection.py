@@ -15,8 +15,7 @@ from cellfeed._minibatch import Cells
 from cellfeed._obs import ObsColumn, join_column
 from cellfeed._reader import Reader
 from cellfeed._runs import Runs, split_at
-from cellfeed._sources import CsrBuffer, DenseBuffer, RowBuffer, Source, open_h5ad
-from cellfeed._sources._base import Layout
+from cellfeed._sources import CsrBuffer, DenseBuffer, Layout, RowBuffer, Source, open_h5ad
 
 __all__ = ["Collection", "open_collection"]
 

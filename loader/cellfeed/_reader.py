@@ -1,19 +1,38 @@
 """Reading rows of a collection into buffers that are used again."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._minibatch import Cells
-from cellfeed._runs import merge_consecutive
-from cellfeed._sources import CsrBuffer, DenseBuffer
-
-if TYPE_CHECKING:
-    from cellfeed._collection import Collection
+from cellfeed._obs import ObsColumn
+from cellfeed._runs import Runs, merge_consecutive
+from cellfeed._sources import CsrBuffer, DenseBuffer, Layout, RowBuffer
 
 __all__ = ["Reader"]
+
+
+class Readable(Protocol):
+    """What a `Reader` asks of a collection."""
+
+    @property
+    def n_vars(self) -> int: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def obs(self) -> Mapping[str, ObsColumn]: ...
+
+    def row_lengths(self, runs: Runs) -> NDArray[np.int64]: ...
+
+    def read_into(self, runs: Runs, out: RowBuffer) -> None: ...
 
 
 class Reader:
@@ -25,7 +44,7 @@ class Reader:
         Where rows come from.
     """
 
-    def __init__(self, collection: "Collection") -> None:
+    def __init__(self, collection: Readable) -> None:
         self._collection = collection
         self._room: dict[str, NDArray[Any]] = {}
 

@@ -112,7 +112,7 @@ def entropy_figure(
             _draw_marks(above, part, apart=1)
             below.axhline(0, color=colours[block_size], lw=2, zorder=0)
             _draw_marks(below, _less_expected(part), apart=1.2)
-            above.set_title(f"block size {block_size} cells")
+            above.set_title(f"{block_size} cell{'s' if block_size > 1 else ''} per block")
         _label_axes(rows, sorted(grid["fetch_factor"].unique()))
         _name_marks(figure, rows[0, 0])
         figure.supxlabel(caption, x=0.01, ha="left", fontsize=7.5, color=_BOUND)
@@ -147,6 +147,7 @@ def _label_axes(rows: NDArray[Any], factors: Sequence[int]) -> None:
     below.set_xticks(factors, [str(factor) for factor in factors])
     below.minorticks_off()
     for axes in rows[1]:
+        axes.margins(y=0.15)
         axes.tick_params(axis="x", labelrotation=90)
         axes.set_xlabel("fetch factor\n(minibatches)")
     rows[0, 0].set_ylabel("minibatch label entropy (bits)")
