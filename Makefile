@@ -1,0 +1,49 @@
+# Everything runs in .venv, made on first use. Once its packages are there, no network is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO_CELLS ?= 28000
+
+.PHONY: demo test check lint types env bench figure4 clean
+.DEFAULT_GOAL := demo
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/cellfeed synthesize demo/plates --cells $(DEMO_CELLS)
+	$(BIN)/autotune demo/plates --label plate --output demo
+
+check: lint types
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/python -m pytest
+
+# The suite runs once, quickly. asv forgives what could not be measured; this does not. asv keeps
+# a description of the machine in the home folder, and asks for it where there is none.
+bench: SHELL := bash
+bench: $(STAMP)
+	@mkdir -p .asv
+	@HOME=$(CURDIR)/.asv $(BIN)/asv machine --yes > .asv/machine.txt
+	@set -o pipefail; HOME=$(CURDIR)/.asv $(BIN)/asv run --quick --python=same --show-stderr \
+		< /dev/null | tee .asv/quick.txt
+	@! grep -E 'n/a|failed|skipped' .asv/quick.txt
+
+figure4: $(STAMP)
+	$(BIN)/python notebooks/execute.py notebooks/figure4_entropy.ipynb
+
+clean:
+	rm -rf $(VENV) .asv demo
