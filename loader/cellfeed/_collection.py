@@ -54,8 +54,8 @@ def open_collection(
 
     Examples
     --------
-    >>> import anndata, numpy, pandas, tempfile, pathlib
-    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> import anndata, numpy as np, pandas as pd, tempfile
+    >>> folder = Path(tempfile.mkdtemp())
     >>> for name in "ab":
     ...     obs = pd.DataFrame({"plate": [name] * 3}, index=list("xyz"))
     ...     anndata.AnnData(np.eye(3, dtype="float32"), obs=obs).write_h5ad(folder / f"{name}.h5ad")

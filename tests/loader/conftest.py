@@ -1,0 +1,122 @@
+"""Fixtures that write small AnnData files, in every form that has been seen in the wild."""
+
+import itertools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says nothing about whether it is right.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
+SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+def _replace(file: h5py.File, name: str, values: Any, **options: Any) -> None:
+    """Write an element anew, with its attributes as they were."""
+    attributes = dict(file[name].attrs)
+    del file[name]
+    file.create_dataset(name, data=values, **options)
+    file[name].attrs.update(attributes)
+
+
+@pytest.fixture(scope="session")
+def replace() -> Callable[..., None]:
+    return _replace
+
+
+@pytest.fixture(scope="session")
+def new_folder(tmp_path_factory) -> Callable[[], Path]:
+    """Unlike `tmp_path`, for tests that hypothesis calls many times."""
+    return lambda: tmp_path_factory.mktemp("folder")
+
+
+@pytest.fixture(scope="session")
+def write_h5ad(new_folder) -> Callable[..., Path]:
+    folder, numbers = new_folder(), itertools.count()
+
+    def write(
+        X: Any,
+        obs: dict[str, Any] | pd.DataFrame | None = None,
+        *,
+        genes: Any = None,
+        layers: dict[str, Any] | None = None,
+        edit: Callable[[h5py.File], None] | None = None,
+        **options: Any,
+    ) -> Path:
+        n_rows, n_vars = X.shape
+        table = pd.DataFrame(obs or {}, index=[f"cell{i}" for i in range(n_rows)])
+        var = pd.DataFrame(index=[f"gene{i}" for i in range(n_vars)] if genes is None else genes)
+        path: Path = folder / f"{next(numbers):05}.h5ad"
+        with ad.settings.override(allow_write_nullable_strings=True):
+            ad.AnnData(X, obs=table, var=var, layers=layers).write_h5ad(path, **options)
+        if edit is not None:
+            with h5py.File(path, "r+") as file:
+                edit(file)
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def plates(write_h5ad) -> list[Path]:
+    """Two CSR files of 37 and 26 cells, with a plate, a cell type and the cell's number."""
+    rng = np.random.default_rng(0)
+    paths, first = [], 0
+    for plate, n_rows in (("p1", 37), ("p2", 26)):
+        counts = rng.poisson(0.7, size=(n_rows, 11)).astype(np.float32)
+        obs = {
+            "plate": pd.Categorical([plate] * n_rows),
+            "cell_type": pd.Categorical(rng.choice(["T", "B", "NK"], n_rows)),
+            "number": np.arange(first, first + n_rows, dtype=np.float64),
+        }
+        paths.append(write_h5ad(sp.csr_matrix(counts), obs, compression="gzip"))
+        first += n_rows
+    return paths
+
+
+@pytest.fixture(scope="session")
+def read_by_anndata() -> Callable[[Path], ad.AnnData]:
+    """The oracle: a whole file in memory."""
+
+    def read(path: Path) -> ad.AnnData:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a file is old
+            return ad.read_h5ad(path)
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def in_memory(read_by_anndata) -> Callable[..., Any]:
+    """The oracle: all rows of some files, dense, as anndata reads them."""
+
+    def read(paths: list[Path], layer: str | None = None) -> Any:
+        parts = []
+        for path in paths:
+            adata = read_by_anndata(path)
+            X = adata.X if layer is None else adata.layers[layer]
+            parts.append(X if isinstance(X, np.ndarray) else X.toarray())
+        return np.vstack(parts)
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def shared_file() -> Callable[[str], Path]:
+    def find(name: str) -> Path:
+        path = SHARED_DATA / name
+        if not path.is_file():
+            pytest.skip(f"{name} lies in ../shared/data, which is not here")
+        return path
+
+    return find

@@ -1,0 +1,212 @@
+"""Epochs over many iterations, worker processes and ranks."""
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from cellfeed import BlockShuffling, CellDataset, open_collection
+
+N_ROWS = 100
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on one core
+]
+
+
+@pytest.fixture
+def dataset() -> CellDataset:
+    return CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=0)
+
+
+def batches(loader: Iterable[Any]) -> list[list[int]]:
+    return [np.asarray(batch).tolist() for batch in loader]
+
+
+def minibatches_of_epoch(dataset: CellDataset, epoch: int) -> Counter[tuple[int, ...]]:
+    """What an epoch delivers, in any order of its minibatches."""
+    plan, found = dataset.plan(epoch=epoch), Counter[tuple[int, ...]]()
+    for number in range(plan.n_fetches):
+        rows = plan.delivered_rows(number)[0].tolist()
+        found.update(tuple(rows[i : i + 8]) for i in range(0, len(rows), 8))
+    return found
+
+
+def assert_is_epoch(dataset: CellDataset, found: list[list[int]], epoch: int) -> None:
+    assert sorted(row for batch in found for row in batch) == list(range(N_ROWS))
+    assert Counter(map(tuple, found)) == minibatches_of_epoch(dataset, epoch)
+
+
+class TestInOneProcess:
+    def test_every_iteration_is_the_next_epoch(self, dataset):
+        for epoch in range(3):
+            assert_is_epoch(dataset, batches(dataset), epoch)
+
+    def test_an_iteration_that_breaks_off_counts(self, dataset):
+        next(iter(dataset))
+        assert_is_epoch(dataset, batches(dataset), 1)
+
+    def test_an_iterator_keeps_its_epoch_however_late_it_is_used(self, dataset):
+        first, second = iter(dataset), iter(dataset)
+        assert_is_epoch(dataset, batches(second), 1)
+        assert_is_epoch(dataset, batches(first), 0)
+
+    def test_set_epoch_goes_anywhere_and_counts_on(self, dataset):
+        dataset.set_epoch(7)
+        assert_is_epoch(dataset, batches(dataset), 7)
+        assert_is_epoch(dataset, batches(dataset), 8)
+
+    def test_a_pickled_copy_counts_on_by_itself(self, dataset):
+        batches(dataset)
+        copy = pickle.loads(pickle.dumps(dataset))
+        assert_is_epoch(copy, batches(copy), 1)
+        assert_is_epoch(dataset, batches(dataset), 1)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "persistent"), [(0, False), (1, False), (2, False), (1, True), (2, True)]
+)
+class TestWorkers:
+    @pytest.fixture
+    def loader(self, dataset, num_workers, persistent) -> DataLoader[Any]:
+        loader: DataLoader[Any] = dataset.loader(
+            num_workers,
+            persistent_workers=persistent,
+            multiprocessing_context="fork" if num_workers else None,
+        )
+        return loader
+
+    def test_every_row_once_and_another_order_each_epoch(self, dataset, loader):
+        assert len(loader) == len(dataset) == 13
+        for epoch in range(3):
+            assert_is_epoch(dataset, batches(loader), epoch)
+
+    def test_the_order_is_the_same_for_the_same_seed(self, dataset, loader, num_workers):
+        again = CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=0)
+        first = [batches(loader) for _ in range(2)]
+        assert [batches(again.loader(num_workers)) for _ in range(2)] == first
+
+    def test_breaking_off_and_starting_again(self, dataset, loader):
+        for _ in zip(loader, range(2), strict=False):
+            pass
+        assert_is_epoch(dataset, batches(loader), 1)
+
+    def test_set_epoch(self, dataset, loader):
+        assert_is_epoch(dataset, batches(loader), 0)
+        dataset.set_epoch(5)
+        assert_is_epoch(dataset, batches(loader), 5)
+        assert_is_epoch(dataset, batches(loader), 6)
+
+    def test_a_user_who_seeds_torch_before_each_epoch(self, dataset, loader):
+        for epoch in range(3):
+            torch.manual_seed(0)
+            assert_is_epoch(dataset, batches(loader), epoch)
+
+
+def test_loaders_with_different_numbers_of_workers_count_together(dataset):
+    for epoch, num_workers in enumerate([0, 2, 1, 2]):
+        loader = DataLoader(dataset, batch_size=None, num_workers=num_workers)
+        assert_is_epoch(dataset, batches(loader), epoch)
+
+
+def test_iterations_that_alternate_keep_their_epochs(dataset):
+    first, second = iter(dataset.loader(2)), iter(dataset.loader(2))
+    found: list[list[list[int]]] = [[], []]
+    for pair in zip(first, second, strict=True):
+        for side, batch in enumerate(pair):
+            found[side].append(np.asarray(batch).tolist())
+    epochs = {
+        epoch
+        for side in found
+        for epoch in range(2)
+        if Counter(map(tuple, side)) == minibatches_of_epoch(dataset, epoch)
+    }
+    assert epochs == {0, 1}
+
+
+def test_more_workers_than_fetches():
+    dataset = CellDataset(np.arange(10), BlockShuffling(4), 8, 2, seed=0)
+    found = batches(dataset.loader(2))
+    assert sorted(row for batch in found for row in batch) == list(range(10))
+    assert len(found) == len(dataset) == 2
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_read_files_that_the_parent_has_open(plates, in_memory, method):
+    """Also that sparse minibatches travel, and that persistent workers count epochs."""
+    collection = open_collection(plates, obs=["number"])
+    collection[:]
+    dataset = CellDataset(collection, BlockShuffling(4), 10, 2, seed=0)
+    loader = dataset.loader(2, multiprocessing_context=method, persistent_workers=True)
+    expected, orders = in_memory(plates), []
+    for _ in range(2):
+        rows = []
+        for batch in loader:
+            assert batch.X.layout == torch.sparse_csr
+            assert np.array_equal(batch.X.to_dense(), expected[batch.rows])
+            assert batch.obs["number"].tolist() == batch.rows.tolist()
+            rows += batch.rows.tolist()
+        assert sorted(rows) == list(range(63))
+        orders.append(tuple(rows))
+    assert orders[0] != orders[1]
+
+
+def test_spawned_workers_share_the_count(dataset):
+    dataset.set_epoch(3)
+    assert_is_epoch(dataset, batches(dataset.loader(1, multiprocessing_context="spawn")), 3)
+    assert_is_epoch(dataset, batches(dataset), 4)
+
+
+def test_ranks_are_those_of_torch_distributed_and_share_a_seed(tmp_path):
+    script = """
+        import os, sys
+        import numpy as np
+        import torch.distributed as dist
+        from cellfeed import BlockShuffling, CellDataset
+
+        rank = int(sys.argv[1])
+        dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
+        dataset = CellDataset(np.arange(101), BlockShuffling(4), 8, 2)
+        print(dataset.rank, dataset.world_size, dataset.seed)
+        for _ in range(2):
+            print(*[len(batch) for batch in dataset])
+        dataset.set_epoch(0)
+        for _ in range(2):
+            print(*np.concatenate(list(dataset)))
+        dist.barrier()
+        dist.destroy_process_group()
+    """
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), str(rank), f"file://{tmp_path}/meet"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    (head_0, *lines_0), (head_1, *lines_1) = outputs
+    assert head_0.split()[:2] == ["0", "2"]
+    assert head_1.split()[:2] == ["1", "2"]
+    assert head_0.split()[2] == head_1.split()[2]
+    assert lines_0[:2] == lines_1[:2] == ["8 8 8 8 8 8 3"] * 2
+    for epoch in (2, 3):
+        counts = Counter(f"{lines_0[epoch]} {lines_1[epoch]}".split())
+        assert len(counts) == 101
+        assert counts.total() == 102
+    assert lines_0[2] != lines_0[3]

@@ -1,0 +1,249 @@
+"""What happens with files that are damaged, inconsistent, or not AnnData."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from cellfeed import CellfeedError, FormatError, PathError, open_collection
+
+# Rows 0 to 39 of 30 genes, about 600 elements in chunks of 50.
+COUNTS = np.random.default_rng(0).poisson(0.7, size=(40, 30)).astype(np.float32)
+
+
+def read_all(path: Path | list[Path], **options: Any) -> np.ndarray:
+    return dense(open_collection(path, **options)[:].X)
+
+
+def dense(X: Any) -> np.ndarray:
+    return np.asarray(X if isinstance(X, np.ndarray) else X.toarray())
+
+
+@pytest.fixture
+def csr_file(write_h5ad):
+    return write_h5ad(sp.csr_matrix(COUNTS), {"plate": ["p"] * 40})
+
+
+class TestOtherFiles:
+    def test_one_that_is_truncated(self, csr_file):
+        whole = csr_file.read_bytes()
+        for n_bytes in (len(whole) - 1, len(whole) // 2, 600):
+            csr_file.write_bytes(whole[:n_bytes])
+            with pytest.raises(FormatError, match=f"^{csr_file}: .*; copy or download it again$"):
+                open_collection(csr_file)
+
+    @pytest.mark.parametrize("content", [b"", b"cell,gene\n", bytes(5000)])
+    def test_one_that_is_not_hdf5(self, tmp_path, content):
+        path = tmp_path / "cells.h5ad"
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=rf"^{path}: not an HDF5 file, .*; give the AnnData"):
+            open_collection(path)
+
+    def test_one_that_is_not_anndata(self, tmp_path):
+        path = tmp_path / "cells.h5ad"
+        with h5py.File(path, "w") as file:
+            file["matrix"] = np.eye(3)
+        with pytest.raises(FormatError, match=f"^{path}: not an AnnData file: .*; write it with"):
+            open_collection(path)
+
+    def test_a_folder_among_the_matches(self, tmp_path, csr_file):
+        (tmp_path / "folder.h5ad").mkdir()
+        with pytest.raises(PathError, match=r"folder\.h5ad: no such file"):
+            open_collection(f"{tmp_path}/*.h5ad")
+
+    def test_one_that_vanishes_after_it_was_opened(self, csr_file):
+        collection = pickle.dumps(open_collection(csr_file))
+        csr_file.unlink()
+        with pytest.raises(PathError, match=f"^{csr_file}: no such file"):
+            pickle.loads(collection)[:]
+
+    def test_ones_without_cells(self, write_h5ad):
+        path = write_h5ad(sp.csr_matrix(np.zeros((0, 3), np.float32)))
+        with pytest.raises(FormatError, match=f"^{path}: there are no cells in it; give files"):
+            open_collection(path)
+
+
+class TestMatrix:
+    def test_stored_by_gene(self, write_h5ad):
+        path = write_h5ad(sp.csc_matrix(COUNTS), layers={"raw": sp.csc_matrix(COUNTS)})
+        for layer, remedy in (
+            (None, r"adata\.X\.tocsr"),
+            ("raw", r"adata\.layers\['raw'\]\.tocsr"),
+        ):
+            with pytest.raises(FormatError, match=rf"^{path}: .*\(CSC\).*; rewrite it .*{remedy}"):
+                open_collection(path, layer=layer)
+
+    @pytest.mark.parametrize(
+        ("layers", "known"), [(None, "none"), ({"a": COUNTS, "b": COUNTS}, "a, b")]
+    )
+    def test_a_layer_that_is_absent(self, write_h5ad, layers, known):
+        path = write_h5ad(COUNTS, layers=layers)
+        expected = f"^{path}: has no `layers/counts`; its layers are: {known}$"
+        with pytest.raises(FormatError, match=expected):
+            open_collection(path, layer="counts")
+
+    @pytest.mark.parametrize(
+        ("dtype", "shape"), [("S3", (40, 30)), ("complex64", (40, 30)), ("float32", (1200,))]
+    )
+    def test_dense_that_is_no_table_of_numbers(self, write_h5ad, replace, dtype, shape):
+        def edit(file):
+            replace(file, "X", np.zeros(shape, dtype=dtype))
+
+        path = write_h5ad(COUNTS, edit=edit)
+        with pytest.raises(FormatError, match=rf"^{path}: `X` is inconsistent: .*{shape[0]}"):
+            open_collection(path)
+
+
+def set_attribute(name, value):
+    return lambda file, replace: file["X"].attrs.__setitem__(name, value)
+
+
+def delete(name):
+    return lambda file, replace: file.__delitem__(name)
+
+
+def change(name, function):
+    return lambda file, replace: replace(file, name, function(file[name][:]))
+
+
+def link_to_nowhere(file, replace):
+    del file["X"]
+    file["X"] = h5py.ExternalLink("nowhere.h5", "/X")
+
+
+def group_in_place_of_values(file, replace):
+    del file["X/data"]
+    file["X"].create_group("data")
+
+
+def put(place, value):
+    def put_(values):
+        values = values.astype(np.int64)
+        values[place] = value
+        return values
+
+    return put_
+
+
+INCONSISTENT = {
+    "no indices": delete("X/indices"),
+    "no values": delete("X/data"),
+    "no row pointer": delete("X/indptr"),
+    "no gene names": delete("var/_index"),
+    "no shape": lambda file, replace: file["X"].attrs.__delitem__("shape"),
+    "a shape of one number": set_attribute("shape", [40]),
+    "a shape of other rows": set_attribute("shape", [39, 30]),
+    "a shape of fewer genes": set_attribute("shape", [40, 29]),
+    "a shape of more genes": set_attribute("shape", [40, 31]),
+    "an unknown encoding": set_attribute("encoding-type", "a-thing-of-the-future"),
+    "fewer gene names": change("var/_index", lambda names: names[:-1]),
+    "fewer values": change("X/data", lambda values: values[:-1]),
+    "fewer indices": change("X/indices", lambda values: values[:-1]),
+    "fewer row pointers": change("X/indptr", lambda values: values[:-1]),
+    "an empty row pointer": change("X/indptr", lambda values: values[:0]),
+    "a table of row pointers": change("X/indptr", lambda values: values[:, None]),
+    "text for values": change("X/data", lambda values: values.astype("S5")),
+    "complex values": change("X/data", lambda values: values.astype(complex)),
+    "row pointers that descend": change("X/indptr", put(7, 1)),
+    "row pointers that start late": change("X/indptr", put(0, 1)),
+    "a negative row pointer": change("X/indptr", put(1, -3)),
+    "a column beyond the genes": change("X/indices", put(300, 30)),
+    "a negative column": change("X/indices", put(300, -1)),
+    "a column beyond int32": change("X/indices", put(300, 2**32)),
+    "a link to nowhere": link_to_nowhere,
+    "a group in place of values": group_in_place_of_values,
+}
+
+
+@pytest.mark.parametrize("edit", INCONSISTENT.values(), ids=INCONSISTENT)
+@pytest.mark.parametrize("beside_dense", [False, True], ids=["alone", "beside a dense file"])
+def test_inconsistent_csr(write_h5ad, replace, edit, beside_dense):
+    path = write_h5ad(sp.csr_matrix(COUNTS), edit=lambda file: edit(file, replace))
+    paths = [path, write_h5ad(COUNTS)] if beside_dense else [path]
+    with pytest.raises(FormatError, match=f"^{path}: `?(X|var)"):
+        read_all(paths)
+
+
+@pytest.mark.parametrize("n_names", [29, 31])
+def test_dense_with_other_genes_than_var(write_h5ad, replace, n_names):
+    def edit(file):
+        replace(file, "var/_index", np.array([b"gene"] * n_names))
+
+    path = write_h5ad(COUNTS, edit=edit)
+    with pytest.raises(FormatError, match=f"^{path}: var has {n_names} rows, the matrix 30 col"):
+        open_collection(path)
+
+
+class TestDamage:
+    """Bytes that are not what was written."""
+
+    @pytest.fixture(params=["indices", "data", "dense"])
+    def chunked(self, request, write_h5ad, replace):
+        """A file with small gzip chunks, and the element that is going to be damaged."""
+        element = "X" if request.param == "dense" else f"X/{request.param}"
+        X = COUNTS if request.param == "dense" else sp.csr_matrix(COUNTS)
+
+        def edit(file):
+            values = file[element][:]
+            chunks = (50,) if values.ndim == 1 else (5, 30)
+            replace(file, element, values, chunks=chunks, compression="gzip")
+
+        return write_h5ad(X, edit=edit), element
+
+    def flip_in_last_chunk(self, path, element, offset):
+        with h5py.File(path) as file:
+            dataset = file[element].id
+            chunk = dataset.get_chunk_info(dataset.get_num_chunks() - 1)
+        content = bytearray(path.read_bytes())
+        content[chunk.byte_offset + int(offset * chunk.size)] ^= 0x55
+        path.write_bytes(content)
+
+    @pytest.mark.parametrize("offset", [0, 0.3, 0.6, 0.99])
+    def test_of_a_chunk_is_told_with_its_place(self, chunked, offset):
+        path, element = chunked
+        self.flip_in_last_chunk(path, element, offset)
+        collection = open_collection(path)
+        expected = (
+            rf"^{path}: `{element}`, rows 38 to 40 cannot be read \(.*; the file is damaged, copy"
+        )
+        with pytest.raises(FormatError, match=expected):
+            collection[[38, 39]]
+
+    def test_of_a_chunk_spares_the_other_rows(self, chunked):
+        path, element = chunked
+        self.flip_in_last_chunk(path, element, 0.5)
+        X = open_collection(path)[:20].X
+        assert np.array_equal(dense(X), COUNTS[:20])
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_anywhere_is_told_or_does_no_harm(self, write_h5ad, seed):
+        rng = np.random.default_rng(seed)
+        obs = {"number": np.arange(40.0)}
+        path = write_h5ad(sp.csr_matrix(COUNTS), obs, compression="gzip")
+        content = path.read_bytes()
+        told = []
+        for _ in range(60):
+            damaged = bytearray(content)
+            damaged[rng.integers(len(content))] ^= 1 << rng.integers(8)
+            path.write_bytes(damaged)
+            try:
+                X = read_all(path, obs=["number"])
+            except CellfeedError as error:
+                told.append(str(error))
+            else:
+                assert np.array_equal(X, COUNTS)
+        assert told
+        assert all(message.startswith(str(path)) for message in told)
+
+    def test_checksums_are_heeded(self, write_h5ad, replace):
+        def edit(file):
+            replace(file, "X", file["X"][:], chunks=(5, 30), fletcher32=True)
+
+        path = write_h5ad(COUNTS, edit=edit)
+        self.flip_in_last_chunk(path, "X", 0.5)
+        with pytest.raises(FormatError, match=f"^{path}: `X`, rows 0 to 40 cannot be read"):
+            read_all(path)

@@ -1,0 +1,263 @@
+import itertools
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cellfeed import (
+    CategoricalColumn,
+    ColumnError,
+    FormatError,
+    MismatchError,
+    NumericColumn,
+    open_collection,
+)
+
+LABELS = ["T", "B", "NK", "mono"]
+MISSING = [None, np.nan]
+
+
+@pytest.fixture(scope="session")
+def open_column(write_h5ad):
+    """Write one file for each list of values, and open the column that they make together."""
+
+    def open_(*parts, **options):
+        files = [
+            write_h5ad(np.zeros((len(values), 1), np.float32), {"column": values}, **options)
+            for values in parts
+        ]
+        return open_collection(files, obs=["column"]).obs["column"]
+
+    return open_
+
+
+def assert_decodes_to(column, values) -> None:
+    assert isinstance(column, CategoricalColumn)
+    assert column.codes.dtype.kind == "i"
+    decoded = column.decode(column.codes).tolist()
+    assert decoded == [None if pd.isna(value) else value for value in values]
+    assert len(set(column.categories.tolist())) == len(column.categories)
+
+
+CATEGORICAL = {
+    "other categories in another order": [
+        pd.Categorical(["B", "T", "B"], categories=["T", "B"]),
+        pd.Categorical(["NK", "B"], categories=["NK", "mono", "B"]),
+    ],
+    "missing": [pd.Categorical(["T", None, "B"]), pd.Categorical([np.nan, "B"])],
+    "ordered": [
+        pd.Categorical(["lo", "hi"], categories=["lo", "hi"], ordered=True),
+        pd.Categorical(["lo", "hi"], categories=["hi", "lo"], ordered=True),
+    ],
+    "all missing in the second file": [pd.Categorical(["T", "B"]), pd.Categorical(MISSING)],
+    "all missing in the first file": [pd.Categorical(MISSING), pd.Categorical(["T", "B"])],
+    "all missing in every file": [pd.Categorical(MISSING), pd.Categorical(MISSING)],
+    "text": [["T", "B", "T"], ["NK", "T"]],
+    "text that never repeats": [["T", "B"], ["NK", "T", "mono"]],
+    "text and categories": [["T", "B"], pd.Categorical(["B", "NK"])],
+    "text that may be missing": [pd.array(["T", None], dtype="string"), ["B", "T"]],
+    "booleans": [[True, False, True], [False]],
+    "booleans that may be missing": [pd.array([True, None]), [False, True]],
+    "categories that are booleans": [pd.Categorical([True, None]), [False]],
+    "categories that are integers": [pd.Categorical([3, 1, None]), pd.Categorical([2, 3])],
+    "categories that are fractions": [pd.Categorical([0.5, 2.0]), pd.Categorical([2, 10])],
+    "an empty file between": [["T"], pd.Categorical([], categories=["B"]), ["T", "B"]],
+}
+
+
+@pytest.mark.parametrize("parts", CATEGORICAL.values(), ids=CATEGORICAL)
+def test_categories_are_stable_across_files(open_column, parts):
+    column = open_column(*parts)
+    assert_decodes_to(column, itertools.chain(*parts))
+    in_order_of_appearance = dict.fromkeys(
+        itertools.chain(*(pd.Series(values).astype("category").cat.categories for values in parts))
+    )
+    assert column.categories.tolist() == list(in_order_of_appearance)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.permutations(LABELS).flatmap(
+            lambda order: st.lists(st.sampled_from([*order[:3], None]), min_size=1, max_size=9).map(
+                lambda values: pd.Categorical(values, categories=order[:3])
+            )
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_categories_decode_to_what_was_written(open_column, parts):
+    assert_decodes_to(open_column(*parts), itertools.chain(*parts))
+
+
+@pytest.mark.parametrize(("n", "dtype"), [(128, np.int8), (129, np.int16)])
+def test_codes_are_no_larger_than_needed(open_column, n, dtype):
+    values = [f"donor{number}" for number in range(n)]
+    column = open_column(values)
+    assert column.codes.dtype == dtype
+    assert_decodes_to(column, values)
+
+
+NUMERIC = {
+    "floats with NaN": [[1.5, np.nan], [2.0]],
+    "float32": [np.array([0.1, 0.2], np.float32)],
+    "integers and floats": [[1, 2], [0.5]],
+    "integers of two sizes": [np.array([1, 255], np.uint8), np.array([-1], np.int64)],
+    "integers that may be missing": [pd.array([1, None, 3]), [4]],
+    "integers that could be missing": [pd.array([1, 2]), pd.array([3])],
+}
+
+
+@pytest.mark.parametrize("parts", NUMERIC.values(), ids=NUMERIC)
+def test_numbers_are_what_pandas_concatenates(open_column, parts):
+    column = open_column(*parts)
+    assert isinstance(column, NumericColumn)
+    values = np.asarray(column.values, dtype=np.float64)
+    expected = pd.concat([pd.Series(part) for part in parts])
+    assert np.array_equal(values, expected.to_numpy(np.float64, na_value=np.nan), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">i4"])
+def test_big_endian_numbers_reach_torch(write_h5ad, replace, dtype):
+    def edit(file):
+        replace(file, "obs/column", np.array([1, 2, 3]), dtype=dtype)
+
+    path = write_h5ad(np.zeros((3, 1), np.float32), {"column": [0, 0, 0]}, edit=edit)
+    collection = open_collection(path, obs=["column"])
+    assert collection[:].obs["column"].dtype.isnative
+    assert collection[:].to_torch().obs["column"].tolist() == [1, 2, 3]
+
+
+KINDS = {
+    "text": ["T", "B"],
+    "numbers": [1, 2],
+    "booleans": [True, False],
+    "categories that are numbers": pd.Categorical([1, 2]),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(KINDS, 2)))
+def test_kinds_that_differ(open_column, first, second):
+    expected = rf"\.h5ad: obs column 'column' holds {second}, but {first} in .*\.h5ad; make them"
+    with pytest.raises(MismatchError, match=expected):
+        open_column(KINDS[first], KINDS[second])
+
+
+def test_missing_categories_are_no_numbers(open_column):
+    with pytest.raises(MismatchError, match="make them the same in the files"):
+        open_column([1.0, 2.0], pd.Categorical(MISSING))
+
+
+class TestColumns:
+    def test_only_those_asked_for_are_read_in_that_order(self, plates):
+        collection = open_collection(plates, obs=["number", "plate"])
+        assert list(collection.obs) == ["number", "plate"]
+        assert not open_collection(plates).obs
+
+    def test_an_absent_one(self, plates):
+        expected = rf"^{plates[0]}: obs has no column 'batch'.* plate, cell_type, number$"
+        with pytest.raises(ColumnError, match=expected):
+            open_collection(plates, obs=["plate", "batch"])
+
+    def test_one_that_is_absent_from_the_second_file(self, plates, write_h5ad):
+        path = write_h5ad(sp.csr_matrix(np.zeros((2, 11), np.float32)), {"plate": ["x", "y"]})
+        with pytest.raises(ColumnError, match=f"^{path}: obs has no column 'number'"):
+            open_collection([plates[0], path], obs=["number"])
+
+    def test_they_cannot_be_replaced(self, plates):
+        obs = open_collection(plates, obs=["plate"]).obs
+        with pytest.raises(TypeError):
+            obs["plate"] = None  # type: ignore[index]
+
+
+def edit_code_out_of_range(file: h5py.File, replace) -> None:
+    file["obs/column/codes"][0] = 77
+
+
+def edit_too_short(file: h5py.File, replace) -> None:
+    replace(file, "obs/other", np.arange(1.0))
+
+
+def edit_all_too_short(file: h5py.File, replace) -> None:
+    replace(file, "obs/column/codes", np.zeros(1, np.int8))
+    replace(file, "obs/other", np.arange(1.0))
+
+
+def edit_lost(file: h5py.File, replace) -> None:
+    del file["obs/other"]
+
+
+def edit_of_unknown_encoding(file: h5py.File, replace) -> None:
+    file["obs/other"].attrs["encoding-type"] = "a-thing-of-the-future"
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        edit_code_out_of_range,
+        edit_too_short,
+        edit_all_too_short,
+        edit_lost,
+        edit_of_unknown_encoding,
+    ],
+)
+def test_damaged_columns(write_h5ad, replace, edit):
+    path = write_h5ad(
+        np.zeros((3, 1), np.float32),
+        {"column": pd.Categorical(["T", "B", "T"]), "other": np.arange(3.0)},
+        edit=lambda file: edit(file, replace),
+    )
+    with pytest.raises(FormatError, match=rf"^{path}: `?obs`? .*; (the file is|write the file)"):
+        open_collection(path, obs=["column", "other"])
+
+
+class TestOldFiles:
+    @pytest.mark.parametrize(
+        ("name", "columns"),
+        [
+            ("scgen_valid.h5ad", ["condition", "cell_type", "n_counts", "mt_frac"]),
+            ("pbmc68k_reduced.h5ad", ["bulk_labels", "louvain", "phase", "n_genes"]),
+        ],
+    )
+    def test_real_ones_read_as_anndata_reads_them(
+        self, shared_file, read_by_anndata, name, columns
+    ):
+        path = shared_file(name)
+        collection = open_collection(path, obs=columns)
+        expected = read_by_anndata(path)
+        assert collection.var_names.tolist() == expected.var_names.tolist()
+        for column in columns:
+            joined = collection.obs[column]
+            if isinstance(joined, CategoricalColumn):
+                assert_decodes_to(joined, expected.obs[column])
+                assert joined.categories.tolist() == expected.obs[column].cat.categories.tolist()
+            else:
+                assert np.array_equal(joined.values, expected.obs[column])
+
+    def test_categories_kept_apart_and_referred_to(self, write_h5ad):
+        """As anndata 0.7 wrote them."""
+
+        def edit(file):
+            obs = file["obs"]
+            codes, categories = obs["column/codes"][:], obs["column/categories"][:]
+            del obs["column"]
+            kept = obs.create_group("__categories").create_dataset(
+                "column", data=categories, dtype=h5py.string_dtype()
+            )
+            kept.attrs["ordered"] = False
+            obs.create_dataset("column", data=codes).attrs["categories"] = kept.ref
+            for frame in (obs, file["var"]):
+                frame.attrs["encoding-version"] = "0.1.0"
+
+        values = pd.Categorical(["T", None, "B", "T"], categories=["T", "B"])
+        old = write_h5ad(np.eye(4, 3, dtype=np.float32), {"column": values}, edit=edit)
+        new = write_h5ad(np.eye(2, 3, dtype=np.float32), {"column": ["B", "NK"]})
+        column = open_collection([old, new], obs=["column"]).obs["column"]
+        assert_decodes_to(column, [*values, "B", "NK"])
+        assert isinstance(column, CategoricalColumn)
+        assert column.categories.tolist() == ["T", "B", "NK"]

@@ -1,0 +1,285 @@
+import dataclasses
+import tracemalloc
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellfeed import BlockShuffling, CellDataset, EpochPlan, ParameterError, Streaming
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """The plans of all ranks, and the rows that they may visit."""
+
+    plans: list[EpochPlan]
+    available: np.ndarray
+
+    @property
+    def plan(self) -> EpochPlan:
+        return self.plans[0]
+
+
+def fetches(plan: EpochPlan) -> list[np.ndarray]:
+    return [plan.delivered_rows(number)[0] for number in range(plan.n_fetches)]
+
+
+def delivered(plan: EpochPlan) -> list[int]:
+    return [row for fetch in fetches(plan) for row in fetch.tolist()]
+
+
+def minibatch_sizes(plan: EpochPlan) -> list[int]:
+    """The sizes that come out when each fetch is cut into minibatches."""
+    size = plan.batch_size
+    return [
+        len(fetch[start : start + size])
+        for fetch in fetches(plan)
+        for start in range(0, fetch.size, size)
+    ]
+
+
+def shuffling_plan(**parameters) -> EpochPlan:
+    defaults: dict[str, Any] = {
+        "strategy": BlockShuffling(block_size=4),
+        "n_rows": 200,
+        "batch_size": 8,
+        "fetch_factor": 3,
+    }
+    return EpochPlan(**(defaults | parameters))
+
+
+@st.composite
+def cases(draw) -> Case:
+    n_rows = draw(st.integers(1, 250))
+    rows = st.sets(st.integers(0, n_rows - 1), min_size=1).map(sorted)
+    indices = draw(st.none() | rows)
+    strategy = draw(
+        st.builds(Streaming, st.just(indices), shuffle=st.booleans())
+        | st.builds(BlockShuffling, st.integers(1, 40), st.just(indices), drop_last=st.booleans())
+    )
+    world_size = draw(st.integers(1, 5))
+    plan = EpochPlan(
+        strategy=strategy,
+        n_rows=n_rows,
+        batch_size=draw(st.integers(1, 40)),
+        fetch_factor=draw(st.integers(1, 5)),
+        drop_last=draw(st.booleans()),
+        seed=draw(st.integers(-5, 2**70)),
+        epoch=draw(st.integers(0, 10**6)),
+        world_size=world_size,
+    )
+    plans = [dataclasses.replace(plan, rank=rank) for rank in range(world_size)]
+    return Case(plans, np.arange(n_rows) if indices is None else np.array(indices))
+
+
+GOLDEN = [
+    [1, 22, 2, 21, 0, 20, 9, 19, 18, 8, 17, 10],
+    [4, 7, 3, 5, 16, 6, 12, 20, 15, 13, 11, 14],
+]
+
+
+class TestOneEpoch:
+    @given(cases())
+    def test_lengths_are_what_comes_out(self, case):
+        for plan in case.plans:
+            sizes = minibatch_sizes(plan)
+            assert plan.n_minibatches == len(sizes)
+            assert plan.n_delivered == sum(sizes)
+            assert plan.n_fetches == len(fetches(plan))
+            assert plan.n_whole_fetches == sum(f.size == plan.fetch_size for f in fetches(plan))
+
+    @given(cases())
+    def test_ranks_deliver_equally_many_minibatches_of_equal_sizes(self, case):
+        first, *others = [minibatch_sizes(plan) for plan in case.plans]
+        assert all(sizes == first for sizes in others)
+        assert all(size == case.plan.batch_size for size in first[:-1])
+        if case.plan.drop_last:
+            assert all(size == case.plan.batch_size for size in first)
+
+    @given(cases())
+    def test_every_row_is_delivered_as_often_as_the_flags_say(self, case):
+        counts = Counter(row for plan in case.plans for row in delivered(plan))
+        strategy, world_size = case.plan.strategy, case.plan.world_size
+        n_left = 0
+        if isinstance(strategy, BlockShuffling) and strategy.drop_last:
+            n_left = case.available.size % strategy.block_size
+        n_visited = case.available.size - n_left
+        assert set(counts) <= set(case.available.tolist())
+        if case.plan.drop_last:
+            assert all(count == 1 for count in counts.values())
+            assert n_visited - len(counts) < world_size * case.plan.batch_size
+        else:
+            assert len(counts) == n_visited
+            assert counts.total() - n_visited < world_size
+
+    @given(cases(), st.randoms(use_true_random=False))
+    def test_a_fetch_can_be_taken_at_any_time(self, case, random):
+        whole = fetches(case.plan)
+        numbers = list(range(len(whole)))
+        random.shuffle(numbers)
+        for number in numbers:
+            fetch = dataclasses.replace(case.plan).fetch(number)
+            assert fetch.rows.dtype == np.int64
+            assert np.all(np.diff(fetch.rows) > 0)
+            assert np.array_equal(np.unique(fetch.order), np.arange(fetch.rows.size))
+            assert np.array_equal(fetch.rows[fetch.order], whole[number])
+
+    @given(cases(), st.data())
+    def test_many_fetches_at_once_are_the_single_ones(self, case, data):
+        n_whole = case.plan.n_whole_fetches
+        first = data.draw(st.integers(0, max(0, n_whole - 1)))
+        n = data.draw(st.integers(0, n_whole - first))
+        if n_whole:
+            together = case.plan.delivered_rows(first, n)
+            assert together.shape == (n, case.plan.fetch_size)
+            assert np.array_equal(
+                together, np.array(fetches(case.plan)[first : first + n]).reshape(together.shape)
+            )
+
+    @given(cases())
+    def test_asking_beyond_the_end_is_an_error(self, case):
+        plan = case.plan
+        beyond = [(-1, 1), (plan.n_fetches, 1), (0, plan.n_whole_fetches + 2)]
+        for first, n in beyond:
+            with pytest.raises(IndexError, match=f"this epoch has {plan.n_fetches}"):
+                plan.delivered_rows(first, n)
+
+
+class TestOrder:
+    @given(st.integers(1, 100), st.integers(1, 9), st.integers(1, 4), st.integers(1, 3))
+    def test_streaming_ranks_take_turns_in_storage_order(self, n_rows, batch, factor, world_size):
+        parameters = {"n_rows": n_rows, "batch_size": batch, "fetch_factor": factor}
+        plans = [
+            EpochPlan(strategy=Streaming(), rank=rank, world_size=world_size, **parameters)
+            for rank in range(world_size)
+        ]
+        rounds = zip(*(fetches(plan) for plan in plans), strict=True)
+        in_turns = [row for fetches_ in rounds for fetch in fetches_ for row in fetch.tolist()]
+        n_repeated = -n_rows % world_size
+        assert in_turns == [*range(n_rows), *np.resize(np.arange(n_rows), n_repeated).tolist()]
+
+    def test_streaming_with_a_buffer_shuffles_within_each_fetch_only(self):
+        plan = shuffling_plan(strategy=Streaming(shuffle=True))
+        for number, fetch in enumerate(fetches(plan)):
+            start = number * plan.fetch_size
+            stop = min(200, start + plan.fetch_size)
+            assert fetch.tolist() != list(range(start, stop))
+            assert sorted(fetch.tolist()) == list(range(start, stop))
+
+    @pytest.mark.parametrize("block_size", [1, 2, 4, 8, 24])
+    def test_a_fetch_is_made_of_whole_blocks_on_the_grid(self, block_size):
+        plan = shuffling_plan(strategy=BlockShuffling(block_size), n_rows=240)
+        for fetch in fetches(plan):
+            blocks = Counter((fetch // block_size).tolist())
+            assert set(blocks.values()) == {block_size}
+
+    def test_blocks_are_mixed_within_a_fetch(self):
+        (first, *_) = fetches(shuffling_plan(n_rows=24 * 50, fetch_factor=50))
+        # In an order without blocks, a row is followed by the next one in 1 of 1200 places.
+        assert np.count_nonzero(np.diff(first) == 1) < 10
+
+    @pytest.mark.parametrize(
+        "strategy",
+        [BlockShuffling(4), BlockShuffling(4, drop_last=True), Streaming(shuffle=True)],
+        ids=["blocks", "whole blocks", "buffer"],
+    )
+    def test_differs_between_epochs_and_seeds_and_is_the_same_for_the_same(self, strategy):
+        orders = {
+            (seed, epoch): tuple(
+                delivered(shuffling_plan(strategy=strategy, seed=seed, epoch=epoch))
+            )
+            for seed in range(3)
+            for epoch in range(3)
+        }
+        assert len(set(orders.values())) == len(orders)
+        again = tuple(delivered(shuffling_plan(strategy=strategy, seed=2, epoch=1)))
+        assert again == orders[2, 1]
+
+    def test_ranks_mix_between_epochs(self):
+        of_first_rank = [
+            set(delivered(shuffling_plan(world_size=2, epoch=epoch))) for epoch in range(4)
+        ]
+        assert all(len(rows) == 100 for rows in of_first_rank)
+        assert len(set(map(frozenset, of_first_rank))) == 4
+        assert len(set.union(*of_first_rank)) > 150
+
+    def test_the_dropped_tail_differs_between_epochs(self):
+        tails = set()
+        for epoch in range(5):
+            plan = shuffling_plan(n_rows=203, drop_last=True, epoch=epoch)
+            tails.add(frozenset(range(203)) - set(delivered(plan)))
+        assert len(tails) == 5
+
+    def test_golden_order(self):
+        """Golden: pins the order across versions; a run that is resumed relies on it.
+
+        If this fails, training runs cannot be resumed across the change. Say so in CHANGELOG.md.
+        """
+        plan = EpochPlan(
+            strategy=BlockShuffling(block_size=4),
+            n_rows=23,
+            batch_size=3,
+            fetch_factor=2,
+            seed=42,
+            epoch=3,
+            world_size=2,
+        )
+        assert [delivered(dataclasses.replace(plan, rank=rank)) for rank in range(2)] == GOLDEN
+
+
+class Rows:
+    """A billion rows that take no room."""
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, rows):
+        return rows
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Streaming(), BlockShuffling(1), BlockShuffling(7), BlockShuffling(7, drop_last=True)],
+    ids=["streaming", "rows", "blocks", "whole blocks"],
+)
+def test_a_billion_rows_need_no_memory(strategy):
+    tracemalloc.start()  # counts what NumPy allocates
+    try:
+        dataset = CellDataset(Rows(), strategy, 64, 16, rank=2, world_size=3, seed=0)
+        first = next(iter(dataset))
+        last = dataset.plan(epoch=0).fetch(dataset.plan(epoch=0).n_fetches - 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert first.size == 64
+    assert last.rows.size > 0
+    assert peak < 50e6
+
+
+class TestBadParameters:
+    @pytest.mark.parametrize("name", ["n_rows", "batch_size", "fetch_factor", "world_size"])
+    @pytest.mark.parametrize("value", [0, -3, 2.0, float("nan"), True, np.True_, "4", None])
+    def test_sizes(self, name, value):
+        with pytest.raises(ParameterError, match=rf"^`{name}.* but got {name}="):
+            shuffling_plan(**{name: value})
+
+    @pytest.mark.parametrize("rank", [-1, 2, 0.5, True, "0"])
+    def test_rank(self, rank):
+        with pytest.raises(ParameterError, match="rank"):
+            shuffling_plan(rank=rank, world_size=2)
+
+    @pytest.mark.parametrize("name", ["seed", "epoch"])
+    @pytest.mark.parametrize("value", [1.5, float("nan"), None, "1"])
+    def test_numbers(self, name, value):
+        with pytest.raises(ParameterError, match=f"`{name}` must be an integer"):
+            shuffling_plan(**{name: value})
+
+    @given(st.sampled_from([np.uint8, np.int16, np.uint64]))
+    @settings(max_examples=3)
+    def test_numpy_integers_do_not_overflow(self, dtype):
+        sizes = {"batch_size": 100, "fetch_factor": 50, "n_rows": 200, "seed": 3}
+        as_numpy = {name: dtype(value) for name, value in sizes.items()}
+        assert delivered(shuffling_plan(**as_numpy)) == delivered(shuffling_plan(**sizes))

@@ -1,0 +1,48 @@
+import importlib
+import inspect
+import pkgutil
+from types import ModuleType
+
+import pytest
+
+PUBLIC_MODULES = {"cellfeed": {"console", "synthetic"}, "cellfeed_tuner": {"plots", "theory"}}
+MODULES = [
+    *PUBLIC_MODULES,
+    *(f"{package}.{name}" for package, names in PUBLIC_MODULES.items() for name in sorted(names)),
+]
+
+
+def import_(name: str) -> ModuleType:
+    module = importlib.import_module(name)
+    if not hasattr(module, "__all__"):
+        pytest.skip(f"{name} exports nothing yet")
+    return module
+
+
+@pytest.mark.parametrize("package", PUBLIC_MODULES)
+def test_all_names_what_the_package_exports(package):
+    module = import_(package)
+    exported = {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    named = {name for name in module.__all__ if not name.startswith("__")}
+    assert named - PUBLIC_MODULES[package] == exported
+
+
+@pytest.mark.parametrize("package", PUBLIC_MODULES)
+def test_other_modules_are_private(package):
+    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    public = {module.name for module in modules if not module.name.startswith("_")}
+    assert public == PUBLIC_MODULES[package]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_is_sorted_and_documented(name):
+    module = import_(name)
+    assert list(module.__all__) == sorted(module.__all__)
+    for exported in module.__all__:
+        value = getattr(module, exported)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert inspect.getdoc(value), exported

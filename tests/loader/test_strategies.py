@@ -1,0 +1,144 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellfeed import BlockShuffling, ParameterError, SamplingStrategy, Streaming
+
+keys = st.integers(0, 2**64 - 1)
+STRATEGIES = {"Streaming": Streaming, "BlockShuffling": BlockShuffling}
+BAD_INDICES = {
+    "empty": [],
+    "floats": [0.5],
+    "nan": [float("nan")],
+    "booleans": [True, False],
+    "text": "ab",
+    "a number": 3,
+    "two-dimensional": [[0, 1]],
+    "negative": [-1, 2],
+    "beyond int64": np.array([2**63], dtype=np.uint64),
+}
+
+
+def rows_of_epoch(strategy: SamplingStrategy, n_rows: int, key: int = 0) -> np.ndarray:
+    positions = np.arange(strategy.n_positions(n_rows))
+    return strategy.rows_at(positions, n_rows=n_rows, epoch_key=key)
+
+
+@st.composite
+def block_shufflings(draw) -> tuple[BlockShuffling, int, np.ndarray]:
+    """A strategy, the number of rows, and the rows that it may visit."""
+    n_rows = draw(st.integers(1, 120))
+    chosen = draw(st.none() | st.sets(st.integers(0, n_rows - 1), min_size=1).map(sorted))
+    strategy = BlockShuffling(draw(st.integers(1, 30)), chosen, drop_last=draw(st.booleans()))
+    return strategy, n_rows, np.arange(n_rows) if chosen is None else np.array(chosen)
+
+
+class TestStreaming:
+    def test_visits_all_rows_in_storage_order(self):
+        assert rows_of_epoch(Streaming(), 7).tolist() == list(range(7))
+
+    def test_visits_the_indices_alone(self):
+        assert rows_of_epoch(Streaming(indices=[2, 3, 6]), 7).tolist() == [2, 3, 6]
+
+    @pytest.mark.parametrize("shuffle", [False, True])
+    def test_shuffles_a_fetch_if_asked(self, shuffle):
+        assert Streaming(shuffle=shuffle).shuffles_fetch is shuffle
+
+
+class TestBlockShuffling:
+    @given(block_shufflings(), keys)
+    def test_visits_every_row_once_but_those_that_fill_no_block(self, case, key):
+        strategy, n_rows, available = case
+        rows = rows_of_epoch(strategy, n_rows, key)
+        n_left = available.size % strategy.block_size if strategy.drop_last else 0
+        assert len(set(rows.tolist())) == rows.size == available.size - n_left
+        assert np.all(np.isin(rows, available))
+
+    @given(block_shufflings(), keys)
+    def test_blocks_are_runs_of_the_available_rows_on_a_grid(self, case, key):
+        strategy, n_rows, available = case
+        size = strategy.block_size
+        places = np.searchsorted(available, rows_of_epoch(strategy, n_rows, key)).tolist()
+        n_left = available.size % size
+        offsets, lengths = set(), []
+        while places:
+            # The short block is told by its first row: the only one on the grid after the whole.
+            is_short = not strategy.drop_last and places[0] == available.size - n_left
+            length = n_left if is_short and n_left else size
+            block, places = places[:length], places[length:]
+            assert block == list(range(block[0], block[0] + length))
+            offsets.add(block[0] % size)
+            lengths.append(length)
+        if strategy.drop_last:
+            assert len(offsets) <= 1
+            assert all(offset <= n_left for offset in offsets)
+        else:
+            assert offsets == {0}
+            assert lengths.count(size) == available.size // size
+
+    @given(block_shufflings(), keys, st.data())
+    def test_positions_can_be_asked_for_in_any_shape_and_order(self, case, key, data):
+        strategy, n_rows, _ = case
+        all_rows = rows_of_epoch(strategy, n_rows, key)
+        if not all_rows.size:
+            return
+        numbers = st.integers(0, all_rows.size - 1)
+        flat = data.draw(st.lists(numbers, min_size=6, max_size=6).map(np.array))
+        asked = flat.reshape(2, 3)
+        rows = strategy.rows_at(asked, n_rows=n_rows, epoch_key=key)
+        assert rows.dtype == np.int64
+        assert np.array_equal(rows, all_rows[asked])
+
+    def test_blocks_come_in_another_order_in_another_epoch(self):
+        orders = {tuple(rows_of_epoch(BlockShuffling(4), 64, key)) for key in range(20)}
+        assert len(orders) == 20
+
+    def test_the_short_block_comes_anywhere(self):
+        epochs = [rows_of_epoch(BlockShuffling(4), 14, key).tolist() for key in range(100)]
+        assert {rows.index(12) for rows in epochs} == {0, 4, 8, 12}
+
+    def test_the_rows_left_out_differ_between_epochs(self):
+        strategy = BlockShuffling(4, drop_last=True)
+        left_out = {
+            tuple(sorted(set(range(14)) - set(rows_of_epoch(strategy, 14, key).tolist())))
+            for key in range(100)
+        }
+        assert left_out == {(0, 1), (0, 13), (12, 13)}
+
+    @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
+    def test_takes_numpy_integers(self, dtype):
+        rows = rows_of_epoch(BlockShuffling(dtype(200)), 1000)
+        assert rows.dtype == np.int64
+        assert np.array_equal(rows, rows_of_epoch(BlockShuffling(200), 1000))
+
+    @pytest.mark.parametrize("size", [0, -1, 2.0, float("nan"), True, "4", None, np.array([4])])
+    def test_bad_block_size(self, size):
+        with pytest.raises(ParameterError, match="`block_size"):
+            BlockShuffling(block_size=size)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+class TestIndices:
+    def test_unsorted_ones_are_sorted_with_a_warning_at_the_caller(self, strategy):
+        given_indices = np.array([5, 2, 9])
+        with pytest.warns(UserWarning, match="not sorted") as caught:
+            sorted_indices = strategy(indices=given_indices).indices
+        assert sorted_indices.tolist() == [2, 5, 9]
+        assert given_indices.tolist() == [5, 2, 9]
+        assert caught[0].filename == __file__
+
+    def test_later_changes_to_the_callers_array_have_no_effect(self, strategy):
+        given_indices = np.array([2, 5, 9])
+        made = strategy(indices=given_indices)
+        given_indices[0] = 0
+        assert made.indices.tolist() == [2, 5, 9]
+
+    @pytest.mark.parametrize("indices", BAD_INDICES.values(), ids=BAD_INDICES)
+    def test_bad_ones(self, strategy, indices):
+        with pytest.raises(ParameterError, match="`indices"):
+            strategy(indices=indices)
+
+    def test_beyond_the_collection(self, strategy):
+        with pytest.raises(ParameterError, match=r"`indices < 10`.* must hold.*largest is 10"):
+            strategy(indices=[0, 10]).n_positions(10)
