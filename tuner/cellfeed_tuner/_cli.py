@@ -1,6 +1,7 @@
 """The ``autotune`` command. Results go to stdout, progress and errors to stderr."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -62,6 +63,10 @@ class _Bytes(click.ParamType[int]):
         return int(float(match[1]) * (_UNITS | _BINARY_UNITS)[match[2]])
 
 
+def _listed(sizes: Sequence[int]) -> str:
+    return ",".join(map(str, sizes))
+
+
 @click.command(cls=OneLineErrorCommand)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--label", required=True, metavar="COLUMN", help="obs column to mix minibatches by.")
@@ -69,16 +74,20 @@ class _Bytes(click.ParamType[int]):
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
 @click.option("--block-sizes", default=_autotune.DEFAULT_BLOCK_SIZES, type=_Sizes(1),
-              help="Block sizes to try, such as 4,16,64.")  # fmt: skip
+              show_default=_listed(_autotune.DEFAULT_BLOCK_SIZES),
+              help="Block sizes to try.")  # fmt: skip
 @click.option("--fetch-factors", default=_autotune.DEFAULT_FETCH_FACTORS, type=_Sizes(1),
+              show_default=_listed(_autotune.DEFAULT_FETCH_FACTORS),
               help="Fetch factors to try.")  # fmt: skip
-@click.option("--workers", type=_Sizes(0), help="Numbers of worker processes to try.")
+@click.option("--workers", type=_Sizes(0), show_default="0 and powers of two up to the cores",
+              help="Numbers of worker processes to try.")  # fmt: skip
 @click.option("--budget", default=_autotune.DEFAULT_BUDGET_SECONDS, show_default=True,
               type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="Time to spend on measuring.")  # fmt: skip
 @click.option("--entropy-floor", default=0.95, show_default=True, type=click.FloatRange(0, 1),
               help="Least entropy, as a share of true random sampling's.")  # fmt: skip
-@click.option("--memory", type=_Bytes(), help="Most memory to use, such as 8GB.")
+@click.option("--memory", type=_Bytes(), show_default="what is available",
+              help="Most memory to use, such as 8GB.")  # fmt: skip
 @click.option("--need", type=click.FloatRange(min=0, min_open=True), metavar="CELLS_PER_S",
               help="Throughput that suffices; the best mixed is then chosen.")  # fmt: skip
 @click.option("--cache", default="cold", show_default=True, type=click.Choice(["cold", "warm"]),
@@ -111,7 +120,7 @@ def main(
         )
     result.save(output / "autotune.json")
     autotune_figure(result).savefig(output / "autotune.png")
-    print_report(result, output / "autotune.json")
+    print_report(result, output / "autotune.json", layer=layer)
     click.echo(f"\nWrote {output / 'autotune.json'} and {output / 'autotune.png'}")
     if result.recommended is None:
         raise SystemExit(1)

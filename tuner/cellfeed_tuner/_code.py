@@ -6,7 +6,9 @@ from pathlib import Path
 __all__ = ["code_to_paste"]
 
 
-def code_to_paste(paths: Sequence[Path], label: str, result: Path) -> str:
+def code_to_paste(
+    paths: Sequence[Path], label: str, result: Path, *, layer: str | None = None
+) -> str:
     """Return the lines that train with the recommendation in the file ``result``.
 
     Examples
@@ -19,11 +21,14 @@ def code_to_paste(paths: Sequence[Path], label: str, result: Path) -> str:
     for minibatch in dataset.loader():
         ...  # minibatch.X, minibatch.obs['plate'], minibatch.rows
     """
+    arguments = f"{_paths_in_python(paths)}, obs=[{label!r}]"
+    if layer is not None:
+        arguments += f", layer={layer!r}"
     return "\n".join(
         [
             "from cellfeed import CellDataset, open_collection",
             "",
-            f"collection = open_collection({_paths_in_python(paths)}, obs=[{label!r}])",
+            f"collection = open_collection({arguments})",
             f"dataset = CellDataset.from_autotune(collection, {str(result)!r}, seed=0)",
             "for minibatch in dataset.loader():",
             f"    ...  # minibatch.X, minibatch.obs[{label!r}], minibatch.rows",

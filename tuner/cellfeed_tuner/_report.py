@@ -20,7 +20,7 @@ __all__ = ["print_report"]
 _WIDTH_WITHOUT_TERMINAL = 100
 
 
-def print_report(result: AutotuneResult, saved_as: Path) -> None:
+def print_report(result: AutotuneResult, saved_as: Path, *, layer: str | None = None) -> None:
     """Print the grid, the recommendation with its reason, and the code to paste.
 
     Parameters
@@ -29,6 +29,8 @@ def print_report(result: AutotuneResult, saved_as: Path) -> None:
         What ``autotune`` found.
     saved_as
         Where the result was written, for the code.
+    layer
+        The layer that was read, for the code.
     """
     console = Console()
     if not console.is_terminal:
@@ -36,9 +38,9 @@ def print_report(result: AutotuneResult, saved_as: Path) -> None:
     console.print(_setting(result), _grid(result), _recommendation(result), sep="\n")
     if result.recommended is not None:
         paths = [Path(path) for path in result.dataset.paths]
-        code = indent(code_to_paste(paths, result.dataset.label, saved_as), "    ")
+        code = code_to_paste(paths, result.dataset.label, saved_as, layer=layer)
         # Not wrapped at the width of the terminal, which would break it.
-        console.print(Syntax("", "python").highlight(f"\n{code}"), soft_wrap=True)
+        console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
 
 
 def _setting(result: AutotuneResult) -> RenderableType:
