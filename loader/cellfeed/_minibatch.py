@@ -119,8 +119,8 @@ def _pack(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, tuple[_Place, 
         end = start + tensor.numel() * tensor.element_size()
         places.append((start, end, tensor.dtype, tensor.shape))
     packed = torch.empty(end, dtype=torch.uint8)
-    for tensor, (start, stop, _, _) in zip(tensors, places, strict=True):
-        packed[start:stop] = tensor.contiguous().view(-1).view(torch.uint8)
+    for tensor, (start, stop, dtype, size) in zip(tensors, places, strict=True):
+        packed[start:stop].view(dtype).view(size).copy_(tensor)
     return packed, tuple(places)
 
 

@@ -173,20 +173,21 @@ class TestSources:
 
     def test_minibatches_outlive_their_fetch(self, plates, in_memory):
         """The buffers of a fetch are used again, minibatches must not lie in them."""
+        expected = in_memory(plates)
         for dense in (False, True):
             dataset = CellDataset(
                 open_collection(plates), BlockShuffling(2), 4, 2, seed=0, dense=dense
             )
             for batch in list(dataset):
-                assert np.array_equal(batch.X.to_dense(), in_memory(plates)[batch.rows])
+                assert np.array_equal(batch.X.to_dense(), expected[batch.rows])
 
     def test_two_iterations_at_once_do_not_disturb_each_other(self, plates, in_memory):
         dataset = CellDataset(open_collection(plates), BlockShuffling(2), 4, 2, seed=0)
-        pairs = list(zip(dataset, dataset, strict=True))
+        pairs, expected = list(zip(dataset, dataset, strict=True)), in_memory(plates)
         for side in range(2):
             batches = [pair[side] for pair in pairs]
             for batch in batches:
-                assert np.array_equal(batch.X.to_dense(), in_memory(plates)[batch.rows])
+                assert np.array_equal(batch.X.to_dense(), expected[batch.rows])
             rows = torch.cat([batch.rows for batch in batches])
             assert sorted(rows.tolist()) == list(range(63))
 

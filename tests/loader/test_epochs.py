@@ -134,6 +134,13 @@ def test_iterations_that_alternate_keep_their_epochs(dataset):
     assert epochs == {0, 1}
 
 
+def test_a_loader_runs_ahead_by_a_fetch_within_bounds():
+    for fetch_factor, ahead in ((1, 2), (20, 21), (10_000, 256)):
+        dataset = CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, fetch_factor, seed=0)
+        assert dataset.loader(2).prefetch_factor == ahead
+    assert dataset.loader(2, prefetch_factor=3).prefetch_factor == 3
+
+
 def test_more_workers_than_fetches():
     dataset = CellDataset(np.arange(10), BlockShuffling(4), 8, 2, seed=0)
     found = batches(dataset.loader(2))
@@ -143,28 +150,24 @@ def test_more_workers_than_fetches():
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_read_files_that_the_parent_has_open(plates, in_memory, method):
-    """Also that sparse minibatches travel, and that persistent workers count epochs."""
-    collection = open_collection(plates, obs=["number"])
+    """Also that sparse minibatches travel, and that parent and workers share one count."""
+    collection, expected = open_collection(plates, obs=["number"]), in_memory(plates)
     collection[:]
-    dataset = CellDataset(collection, BlockShuffling(4), 10, 2, seed=0)
+    dataset = CellDataset(collection, BlockShuffling(4), 8, 2, seed=0)
     loader = dataset.loader(2, multiprocessing_context=method, persistent_workers=True)
-    expected, orders = in_memory(plates), []
-    for _ in range(2):
-        rows = []
+    for epoch in (0, 1, 5):
+        if epoch == 5:
+            dataset.set_epoch(epoch)
+        found = Counter[tuple[int, ...]]()
         for batch in loader:
             assert batch.X.layout == torch.sparse_csr
             assert np.array_equal(batch.X.to_dense(), expected[batch.rows])
             assert batch.obs["number"].tolist() == batch.rows.tolist()
-            rows += batch.rows.tolist()
-        assert sorted(rows) == list(range(63))
-        orders.append(tuple(rows))
-    assert orders[0] != orders[1]
-
-
-def test_spawned_workers_share_the_count(dataset):
-    dataset.set_epoch(3)
-    assert_is_epoch(dataset, batches(dataset.loader(1, multiprocessing_context="spawn")), 3)
-    assert_is_epoch(dataset, batches(dataset), 4)
+            found[tuple(batch.rows.tolist())] += 1
+        assert found == minibatches_of_epoch(dataset, epoch)
+    assert (
+        next(iter(dataset)).rows.tolist() == dataset.plan(epoch=6).delivered_rows(0)[0, :8].tolist()
+    )
 
 
 def test_ranks_are_those_of_torch_distributed_and_share_a_seed(tmp_path):

@@ -11,7 +11,7 @@ from cellfeed._permutation import Permutation
 from cellfeed._random import derive_key
 
 
-@pytest.mark.parametrize("key", [0, 1, 2**64 - 1])
+@pytest.mark.parametrize("key", [0, 2**64 - 1])
 def test_is_a_bijection(key):
     for n in range(300):
         images = Permutation(n, key)(np.arange(n))
@@ -37,7 +37,7 @@ def test_an_image_depends_on_its_element_alone():
 
 @pytest.mark.parametrize("n", [*range(2, 17), 100])
 def test_every_element_goes_everywhere_equally_often(n):
-    n_keys = 300
+    n_keys = 200
     images = np.array([Permutation(n, derive_key(n, k))(np.arange(n)) for k in range(n_keys)])
     counts = np.array([np.bincount(column, minlength=n) for column in images.T])
     # The counts of n x n places vary in (n - 1)^2 directions, each with variance n_keys / (n - 1).
@@ -48,7 +48,7 @@ def test_every_element_goes_everywhere_equally_often(n):
 @pytest.mark.parametrize("n", [3, 5])
 def test_every_order_is_equally_frequent(n):
     drawn = Counter(
-        tuple(Permutation(n, derive_key(k))(np.arange(n)).tolist()) for k in range(1800)
+        tuple(Permutation(n, derive_key(k))(np.arange(n)).tolist()) for k in range(1200)
     )
     counts = [drawn[order] for order in itertools.permutations(range(n))]
     assert chisquare(counts).pvalue > 1e-6
