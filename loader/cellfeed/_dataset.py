@@ -120,7 +120,12 @@ class CellDataset(IterableDataset[Any]):
         self.seed = _common_seed(seed, self.world_size)
         self._n_rows = _n_rows(collection)
         self._epochs = EpochCounter()
-        self.plan(epoch=0)  # raises now what would otherwise be raised in a worker
+        if self.plan(epoch=0).n_minibatches == 0:
+            msg = (
+                f"nothing is left of {self._n_rows:,} rows, since `drop_last` drops what does not "
+                "fill a minibatch or a block; use smaller sizes, or keep what is left over"
+            )
+            raise ParameterError(msg)
 
     @classmethod
     def from_autotune(
@@ -147,13 +152,11 @@ class CellDataset(IterableDataset[Any]):
         """
         recommended = read_recommendation(path)
         strategy = BlockShuffling(block_size=recommended.block_size)
-        dataset = cls(
-            collection,
-            strategy,
-            batch_size=recommended.batch_size,
-            fetch_factor=recommended.fetch_factor,
-            **parameters,
-        )
+        sizes = {
+            "batch_size": recommended.batch_size,
+            "fetch_factor": recommended.fetch_factor,
+        }
+        dataset = cls(collection, strategy, **(sizes | parameters))
         dataset.num_workers = recommended.num_workers
         return dataset
 
@@ -183,7 +186,7 @@ class CellDataset(IterableDataset[Any]):
 
     def plan(self, *, epoch: int) -> EpochPlan:
         """Return the plan of an epoch: which rows come when."""
-        plan = EpochPlan(
+        return EpochPlan(
             strategy=self.strategy,
             n_rows=self._n_rows,
             batch_size=self.batch_size,
@@ -194,8 +197,6 @@ class CellDataset(IterableDataset[Any]):
             rank=self.rank,
             world_size=self.world_size,
         )
-        plan.strategy.n_positions(self._n_rows)
-        return plan
 
     def loader(self, num_workers: int | None = None, **options: Any) -> DataLoader[Any]:
         """Return a DataLoader that passes minibatches on as they are.
@@ -238,8 +239,8 @@ class CellDataset(IterableDataset[Any]):
             batch = self.batch_callback(fetched, indices)
         else:
             batch = fetched[indices]
-            if isinstance(batch, Cells):
-                batch = batch.to_torch(dense=self.dense)
+        if isinstance(batch, Cells):
+            batch = batch.to_torch(dense=self.dense)
         return batch if self.batch_transform is None else self.batch_transform(batch)
 
 
@@ -256,6 +257,9 @@ def _in_memory(fetched: Any) -> Any:
 
 
 def _n_rows(collection: Any) -> int:
+    if isinstance(collection, str | os.PathLike):
+        msg = f"`collection` is the path {str(collection)!r}; open it with `open_collection`"
+        raise ParameterError(msg)
     shape = getattr(collection, "shape", None)  # SciPy's sparse matrices have no length
     n_rows = int(shape[0]) if shape else len(collection)
     if n_rows < 1:

@@ -8,34 +8,44 @@ base seed comes again where a user seeds torch anew before each epoch, so a clai
 workers have arrived.
 """
 
-import multiprocessing
+import fcntl
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
 from typing import Any
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 __all__ = ["EpochCounter"]
 
 _NEXT, _N_CLAIMS, _FIRST_CLAIM = 0, 1, 2
-_CLAIM_SIZE = 4
+# A claim: base seed, 1 + iteration of that worker, epoch, workers that have not arrived.
+_SEED, _ITERATION, _EPOCH, _EXPECTED, _CLAIM_SIZE = range(5)
 _N_REMEMBERED = 64
+_SIZE = _FIRST_CLAIM + _CLAIM_SIZE * _N_REMEMBERED
 
 
 class EpochCounter:
     """Hands out epoch numbers 0, 1, 2, ..., one per iteration.
 
     Survives fork and spawn, keeps counting with persistent workers, and can be pickled (a
-    pickled copy starts a count of its own at the next epoch).
+    pickled copy starts a count of its own at the next epoch). The memory is that of a file
+    without a name, which goes with the last process however that one ends.
     """
 
     def __init__(self, next_epoch: int = 0) -> None:
-        # next epoch; number of claims; then for each claim
-        # (base seed, 1 + iteration of that worker, epoch, workers that have not arrived)
-        context = multiprocessing.get_context("spawn")
-        self._shared = context.Array("q", _FIRST_CLAIM + _CLAIM_SIZE * _N_REMEMBERED)
+        with tempfile.TemporaryFile() as file:
+            file.truncate(_SIZE * np.dtype(np.int64).itemsize)
+            self._open(os.dup(file.fileno()))
         self._shared[_NEXT] = next_epoch
-        self._seed: int | None = None
-        self._iteration = 0
+
+    def __del__(self) -> None:
+        os.close(self._fd)
 
     @property
     def next_epoch(self) -> int:
@@ -49,40 +59,54 @@ class EpochCounter:
     def claim(self) -> int:
         """Return the epoch of an iteration that starts now in this process."""
         worker = get_worker_info()
-        with self._shared.get_lock():
+        with self._locked():
             if worker is None:
                 return self._advance()
             return self._claim_together(worker.seed - worker.id, worker.num_workers)
+
+    def _open(self, fd: int) -> None:
+        self._fd = fd
+        memory = mmap.mmap(fd, _SIZE * np.dtype(np.int64).itemsize)
+        self._shared = np.frombuffer(memory, dtype=np.int64)
+        self._seed: int | None = None
+        self._iteration = 0
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)  # between processes; released if one dies
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def _claim_together(self, base_seed: int, n_workers: int) -> int:
         # A persistent worker keeps its base seed, so its iterations are counted too.
         self._iteration = self._iteration + 1 if self._seed == base_seed else 0
         self._seed = base_seed
-        shared = self._shared
-        for place in range(_FIRST_CLAIM, len(shared), _CLAIM_SIZE):
-            claimed = (shared[place], shared[place + 1])
-            if claimed == (base_seed, self._iteration + 1) and shared[place + 3]:
-                shared[place + 3] -= 1
-                return int(shared[place + 2])
+        claims = self._shared[_FIRST_CLAIM:].reshape(_N_REMEMBERED, _CLAIM_SIZE)
+        for claim in claims:
+            same = claim[_SEED] == base_seed and claim[_ITERATION] == self._iteration + 1
+            if same and claim[_EXPECTED]:
+                claim[_EXPECTED] -= 1
+                return int(claim[_EPOCH])
         epoch = self._advance()
-        place = _FIRST_CLAIM + _CLAIM_SIZE * (shared[_N_CLAIMS] % _N_REMEMBERED)
-        claim = [base_seed, self._iteration + 1, epoch, n_workers - 1]
-        shared[place : place + _CLAIM_SIZE] = claim
-        shared[_N_CLAIMS] += 1
+        place = int(self._shared[_N_CLAIMS]) % _N_REMEMBERED
+        claims[place] = [base_seed, self._iteration + 1, epoch, n_workers - 1]
+        self._shared[_N_CLAIMS] += 1
         return epoch
 
     def _advance(self) -> int:
-        epoch = int(self._shared[_NEXT])
-        self._shared[_NEXT] = epoch + 1
+        epoch = self.next_epoch
+        self.next_epoch = epoch + 1
         return epoch
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:  # a worker is being started: share the memory
-            return self.__dict__
+            return {"fd": DupFd(self._fd)}
         return {"next_epoch": self.next_epoch}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "next_epoch" in state:
-            self.__init__(state["next_epoch"])  # type: ignore[misc]
+        if "fd" in state:
+            self._open(state["fd"].detach())
         else:
-            self.__dict__.update(state)
+            self.__init__(state["next_epoch"])  # type: ignore[misc]

@@ -20,7 +20,8 @@ class Minibatch:
     ----------
     X
         Expression, shape (n_cells, n_vars): sparse CSR with int32 indices where it is stored
-        sparse, dense where it is stored dense or dense was asked for.
+        sparse, dense where it is stored dense or dense was asked for. torch itself can make no
+        dense tensor of unsigned 16 to 64 bit sparse ones; ask for dense there.
     obs
         One tensor for each obs column of the collection, shape (n_cells,): int64 codes (-1
         where missing) of a categorical column, numbers of a numeric one.
@@ -132,7 +133,8 @@ def _unpack_minibatch(
     obs_names: Sequence[str],
 ) -> Minibatch:
     tensors = [packed[start:stop].view(dtype).view(size) for start, stop, dtype, size in places]
-    rows, *obs = tensors[n_parts_of_matrix:]
+    # Clones, so that who keeps the labels of an epoch does not keep its expression alive.
+    rows, *obs = [tensor.clone() for tensor in tensors[n_parts_of_matrix:]]
     matrix = tensors[0]
     if n_parts_of_matrix > 1:
         crow_indices, col_indices, values = tensors[:n_parts_of_matrix]

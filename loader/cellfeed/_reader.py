@@ -78,7 +78,10 @@ class Reader:
         indices = self._reuse(f"indices {index_dtype.__name__}", n_elements, np.dtype(index_dtype))
         data = self._reuse("data", n_elements, self._collection.dtype)
         self._collection.read_into(runs, CsrBuffer(indices, data))
-        return sp.csr_array((data, indices, pointer), shape=(rows.size, self._collection.n_vars))
+        matrix = sp.csr_array((data, indices, pointer), shape=(rows.size, self._collection.n_vars))
+        # torch takes columns to ascend and to be distinct; files need not have them so.
+        matrix.sum_duplicates()
+        return matrix
 
     def _read_dense(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         shape = (rows.size, self._collection.n_vars)

@@ -69,10 +69,9 @@ def split_at(runs: Runs, boundaries: NDArray[np.int64]) -> Iterator[tuple[int, R
     0 [[2, 4]]
     1 [[0, 2], [4, 5]]
     """
-    first_parts = np.searchsorted(boundaries, runs[:, 0], side="right") - 1
-    last_parts = np.searchsorted(boundaries, runs[:, 1], side="left") - 1
-    for part in range(int(first_parts[0]), int(last_parts[-1]) + 1) if len(runs) else ():
+    # Runs are disjoint and ascend, so those of a part stand together.
+    firsts = np.searchsorted(runs[:, 1], boundaries[:-1], side="right")
+    lasts = np.searchsorted(runs[:, 0], boundaries[1:], side="left")
+    for part in np.flatnonzero((firsts < lasts) & (np.diff(boundaries) > 0)).tolist():
         start, stop = boundaries[part], boundaries[part + 1]
-        inside = runs[(first_parts <= part) & (last_parts >= part)]
-        if inside.size and start < stop:
-            yield part, np.clip(inside, start, stop) - start
+        yield part, np.clip(runs[firsts[part] : lasts[part]], start, stop) - start

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import autotune
 from cellfeed_tuner._cli import main
+from cellfeed_tuner._measuring_process import MeasuringProcess
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 SMALL_GRID = ["--block-sizes", "4,16", "--fetch-factors", "2 8", "--workers", "0", "--budget", "20"]
@@ -151,6 +152,9 @@ def test_bad_input_is_one_line_and_exit_code_2(files, paths, label, said):
         ["--entropy-floor", "1.5"],
         ["--memory", "12 parsecs"],
         ["--memory", "0"],
+        ["--memory", "."],
+        ["--need", "inf"],
+        ["--batch-size", "100000"],
         ["--need", "-5"],
         ["--cache", "lukewarm"],
     ],
@@ -161,6 +165,30 @@ def test_impossible_settings_are_refused_before_any_measuring(small_collection, 
     assert "Error:" in printed.stderr
     assert "Measuring" not in printed.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_measuring(small_collection):
+    printed = run(small_collection, "--label", "plate", "--output", "/proc/nowhere")
+    assert printed.exit_code == 2
+    assert "/proc/nowhere" in printed.stderr
+    assert "Measuring" not in printed.stderr
+
+
+def test_the_grid_fits_into_80_columns(tuned):
+    printed, _ = tuned
+    grid = printed.stdout.split("block")[1].split("Recommended")[0]
+    assert max(len(line.rstrip()) for line in grid.splitlines()) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in grid
+
+
+def test_a_module_in_the_current_folder_is_not_taken_for_ours(
+    small_collection, tmp_path, monkeypatch
+):
+    (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong numpy')")
+    monkeypatch.chdir(tmp_path)
+    collection = open_collection(small_collection, obs=["plate"])
+    with MeasuringProcess(collection) as process:
+        process.start()
 
 
 def test_a_script_without_a_main_guard_can_call_it(small_collection, tmp_path):

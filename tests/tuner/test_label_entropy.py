@@ -63,6 +63,21 @@ def test_missing_labels_do_not_count():
     assert cell.bits.value == pytest.approx(known.bits.value, abs=0.02)
 
 
+@pytest.mark.parametrize("missing_share", [0.3, 0.9])
+def test_single_rows_mix_as_random_sampling_does_whatever_is_missing(missing_share):
+    rng = np.random.default_rng(0)
+    labels = np.where(rng.random(20_000) < missing_share, -1, rng.integers(0, 5, 20_000))
+    n_missing = int((labels < 0).sum())
+    random = theory.random_entropy_bits(np.bincount(labels[labels >= 0]), 64, n_missing=n_missing)
+    (cell,) = label_entropy(labels, batch_size=64, block_sizes=[1], fetch_factors=[4])
+    assert cell.bits.value == pytest.approx(random, abs=0.01)
+
+
+def test_a_handful_of_cells_is_not_replayed_for_ever():
+    (cell,) = label_entropy([0, 1, 0, 1, 0], batch_size=2, block_sizes=[1], fetch_factors=[1])
+    assert cell.n_minibatches == 2 * 256
+
+
 def test_a_collection_smaller_than_a_minibatch_has_one_minibatch():
     (cell,) = label_entropy([0, 0, 1], batch_size=64, block_sizes=[8], fetch_factors=[4], n_rows=1)
     assert cell.bits.value == pytest.approx(plug_in([0, 0, 1]))

@@ -1,14 +1,30 @@
 """Measuring in a process of its own."""
 
+import contextlib
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
+import anndata as ad
 import numpy as np
+import pandas as pd
+import psutil
 import pytest
 
-from cellfeed import BlockShuffling, EpochPlan, FormatError, ParameterError, open_collection
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    ColumnError,
+    EpochPlan,
+    FormatError,
+    ParameterError,
+    open_collection,
+)
 from cellfeed_tuner import Configuration, measure, minibatch_entropies
-from cellfeed_tuner._measure import LEAST_ROUNDS, Measurement, pooled
+from cellfeed_tuner._measure import LEAST_ROUNDS, Measurement, pooled, prepare_cache
+from cellfeed_tuner._measuring_process import MeasuringError, MeasuringProcess
 
 BATCH_SIZE = 32
 
@@ -60,7 +76,7 @@ def test_too_few_cells_for_whole_fetches_are_refused(small_collection):
 
 def test_a_label_that_was_not_opened_is_refused(small_collection):
     collection = open_collection(small_collection)
-    with pytest.raises(ParameterError, match="without the obs column 'plate'"):
+    with pytest.raises(ColumnError, match="without the obs column 'plate'"):
         measure(collection, Configuration(block_size=1, fetch_factor=1), label="plate")
 
 
@@ -71,6 +87,71 @@ def test_a_damaged_file_is_named(small_collection, tmp_path):
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(FormatError, match=r"damaged\.h5ad"):
         measure(collection, Configuration(block_size=1, fetch_factor=1), seconds=0.1)
+
+
+@pytest.mark.parametrize("values", [[-3.0, -2.0, -1.0], [0.5, np.nan, 2.0]])
+def test_numbers_are_labels_as_they_are_in_theory(tmp_path, values):
+    """Negative numbers are no missing codes, and NaN is one."""
+    obs = pd.DataFrame({"score": np.repeat(values, 500)}, index=[str(i) for i in range(1500)])
+    ad.AnnData(np.ones((1500, 3), dtype=np.float32), obs=obs).write_h5ad(tmp_path / "scores.h5ad")
+    collection = open_collection(tmp_path, obs=["score"])
+    configuration = Configuration(block_size=8, fetch_factor=4)
+    measured = measure(collection, configuration, batch_size=16, label="score", seconds=0.1)
+    codes = np.repeat([-1 if np.isnan(value) else code for code, value in enumerate(values)], 500)
+    plan = EpochPlan(strategy=BlockShuffling(8), n_rows=1500, batch_size=16, fetch_factor=4)
+    planned = minibatch_entropies(codes, plan)[: plan.n_whole_fetches * 4].reshape(-1, 4)
+    seen = measured.round_entropy_bits[: len(planned)]
+    assert seen == pytest.approx(planned.mean(axis=1)[: len(seen)])
+
+
+def test_long_measurements_keep_no_minibatches(small_collection):
+    """Of a minibatch from a worker, rows alone must not keep the expression alive."""
+    collection = open_collection(small_collection, obs=["plate"])
+    dataset = CellDataset(collection, BlockShuffling(8), batch_size=32, fetch_factor=2, seed=0)
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
+        pytest.skip("this system does not list open files")
+    before = len(list(descriptors.iterdir()))
+    kept = [(batch.rows, batch.obs["plate"]) for batch in dataset.loader(1)]
+    assert len(kept) == len(dataset) > 100
+    assert len(list(descriptors.iterdir())) < before + 20
+
+
+def test_files_whose_pages_stay_are_not_called_cold(small_collection, monkeypatch):
+    collection = open_collection(small_collection)
+    monkeypatch.setattr("cellfeed_tuner._measure.resident_fraction", lambda paths: None)
+    assert prepare_cache(collection, "cold") == "unknown"
+    monkeypatch.setattr("cellfeed_tuner._measure.resident_fraction", lambda paths: 0.5)
+    assert prepare_cache(collection, "cold") == "unknown"
+    assert prepare_cache(collection, "warm") == "unknown"
+
+
+def test_a_measuring_process_that_dies_is_one_line(small_collection):
+    collection = open_collection(small_collection)
+    with MeasuringProcess(collection) as process:
+        process.start()
+        process._process.kill()
+        with pytest.raises(MeasuringError, match="died, perhaps for want of memory"):
+            process.start()
+
+
+def test_the_measuring_process_ends_with_its_parent(small_collection):
+    script = (
+        "import os, time\n"
+        "from cellfeed import open_collection\n"
+        "from cellfeed_tuner._measuring_process import MeasuringProcess\n"
+        f"process = MeasuringProcess(open_collection({str(small_collection)!r})).__enter__()\n"
+        "process.start()\n"
+        "print(process._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    command = [sys.executable, "-c", script]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    orphan = int(killed.stdout)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(orphan).wait(timeout=30)
+    assert not psutil.pid_exists(orphan)
+    assert killed.stderr == ""
 
 
 def measurement(*seconds: float) -> Measurement:

@@ -39,7 +39,9 @@ class ModelProcess:
         n_rounds = max(request.least_rounds, int(request.seconds / seconds))
         rounds = [Round(seconds, counts=False), *[Round(seconds, counts=True)] * n_rounds]
         memory = 100 + request.configuration.minibatches_per_round
-        return Outcome(events=(Started(0.0, 0.0), *rounds), peak_memory_bytes=memory, failure=None)
+        return Outcome(
+            events=(Started(0.0, 0.0, 0), *rounds), peak_memory_bytes=memory, failure=None
+        )
 
 
 def run_search(*, floor=0.95, need=None, memory=10**9, budget=60.0):

@@ -69,6 +69,16 @@ def test_random_entropy_is_the_enumerated_one(values, batch_size):
     assert theory.random_entropy_bits(values, batch_size) == pytest.approx(exact, abs=1e-9)
 
 
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 4), st.integers(0, 3))
+def test_random_entropy_leaves_missing_labels_out(values, batch_size, n_missing):
+    rows = [k for k, n in enumerate(values) for _ in range(n)] + [None] * n_missing
+    drawn = list(combinations(rows, min(batch_size, len(rows))))
+    known = [[label for label in draw if label is not None] for draw in drawn]
+    exact = sum(plug_in(labels) for labels in known if labels) / len(drawn)
+    computed = theory.random_entropy_bits(values, batch_size, n_missing=n_missing)
+    assert computed == pytest.approx(exact, abs=1e-9)
+
+
 def test_true_random_sampling_is_the_expectation_of_single_rows_at_any_fetch_factor():
     p = [0.5, 0.3, 0.2]
     at_any = [theory.expected_entropy_bits(p, 64, 1, f) for f in (1, 16, 1024)]

@@ -1,22 +1,22 @@
 """The search: entropy first, which needs no I/O, then time for what could be chosen."""
 
+import math
 import time
 from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed import CategoricalColumn, Collection, ColumnError, ParameterError
+from cellfeed import Collection, ColumnError, ParameterError
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._label_entropy import label_entropy
+from cellfeed_tuner._labels import label_codes
 from cellfeed_tuner._machine import describe_machine, usable_cpu_count, usable_memory_bytes
-from cellfeed_tuner._measure import prepare_cache
+from cellfeed_tuner._measure import Measurement, cells_needed, prepare_cache
 from cellfeed_tuner._measuring_process import MeasuringProcess
-from cellfeed_tuner._page_cache import CacheState, resident_fraction
+from cellfeed_tuner._page_cache import CacheState
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._recommend import Choice, choose, nearest
 from cellfeed_tuner._result import (
@@ -36,7 +36,6 @@ DEFAULT_BUDGET_SECONDS = 60.0
 _MOST_WORKERS = 16
 _ENTROPY_ROWS = 262_144
 _WARM_SHARE_OF_MEMORY = 0.8
-_STILL_RESIDENT = 0.05
 _LEAST_LABELS = 2
 _SAMPLED_ROWS = 1024
 
@@ -93,19 +92,27 @@ def autotune(
     ColumnError
         The collection was opened without the label, or it has fewer than two values.
     ParameterError
-        A size is below what it may be, or "warm" was asked of files that do not fit in memory.
+        A size is below what it may be, the collection is too small to time anything, or "warm"
+        was asked of files that do not fit in memory.
+    FormatError
+        A file is damaged.
+    MeasuringError
+        The process in which configurations are timed has died.
     """
     started = time.perf_counter()
-    codes = _labels(collection, label)
+    codes = label_codes(collection, label)
+    _check_labels(codes, label, collection)
     grid = _grid(block_sizes, fetch_factors, _default_workers() if workers is None else workers)
     constraints = _constraints(entropy_floor, memory, need, budget)
+    _check_size(collection, grid, batch_size)
     _check_cache(collection, cache)
     on_progress("machine", 0, 1)
     machine = describe_machine(collection.paths)
-    entropies = _entropies(codes, grid, batch_size, seed, on_progress)
-    prepare_cache(collection, cache)
-    dropped = cache == "warm" or (resident_fraction(collection.paths) or 0.0) < _STILL_RESIDENT
-    with MeasuringProcess(collection) as process:
+    with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
+        entropies = _entropies(codes, grid, batch_size, seed, on_progress)
+        found_cache = prepare_cache(collection, cache)
+        on_progress("start", 0, 1)
+        process.start()
         search = Search(
             process=process,
             n_cells=len(collection),
@@ -124,12 +131,12 @@ def autotune(
         search.fill()
         results = search.results(grid)
         choice = choose(results, constraints)
-        recommended = choice and _recommended(choice, search.confirm(choice))
+        recommended = choice and _recommended(choice, search.confirm(choice), need)
     return AutotuneResult(
         machine=machine,
         dataset=_describe(collection, label, codes, batch_size),
         constraints=constraints,
-        cache=cache if dropped else "unknown",
+        cache=found_cache,
         configurations=tuple(results),
         recommended=recommended,
         nearest=None if choice else nearest(results, constraints),
@@ -137,16 +144,7 @@ def autotune(
     )
 
 
-def _labels(collection: Collection, label: str) -> NDArray[np.integer]:
-    """Return a code for each cell's label, -1 where it is missing."""
-    if label not in collection.obs:
-        msg = f"the collection was opened without the obs column {label!r}; open it with `obs`"
-        raise ColumnError(msg)
-    column = collection.obs[label]
-    if isinstance(column, CategoricalColumn):
-        codes: NDArray[np.integer] = column.codes
-    else:
-        codes, _ = pd.factorize(column.values)  # NaN becomes -1
+def _check_labels(codes: NDArray[np.integer], label: str, collection: Collection) -> None:
     n_labels = np.unique(codes[codes >= 0]).size
     if n_labels < _LEAST_LABELS:
         msg = (
@@ -155,7 +153,16 @@ def _labels(collection: Collection, label: str) -> NDArray[np.integer]:
             "to mix; choose a label with at least two, such as the plate or the cell type"
         )
         raise ColumnError(msg)
-    return codes
+
+
+def _check_size(collection: Collection, grid: Sequence[Configuration], batch_size: int) -> None:
+    needed = min(cells_needed(configuration, batch_size) for configuration in grid)
+    if needed > len(collection):
+        msg = (
+            f"the collection has {len(collection):,} cells, but even the smallest configuration "
+            f"needs {needed:,} to be timed; give smaller batch, fetch or worker numbers"
+        )
+        raise ParameterError(msg)
 
 
 def _default_workers() -> tuple[int, ...]:
@@ -185,8 +192,8 @@ def _constraints(
         msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={entropy_floor}"
         raise ParameterError(msg)
     for name, value in (("memory", memory), ("need", need), ("budget", budget)):
-        if value is not None and not value > 0:
-            msg = f"`{name} > 0` must hold, but got {name}={value}"
+        if value is not None and not 0 < value < math.inf:
+            msg = f"`0 < {name} < infinity` must hold, but got {name}={value}"
             raise ParameterError(msg)
     return Constraints(
         entropy_floor=entropy_floor,
@@ -227,7 +234,8 @@ def _entropies(
     """Return the entropy of each (block size, fetch factor), for which nothing is read."""
     counts = np.bincount(codes[codes >= 0])
     counts = counts[counts > 0]
-    random = theory.random_entropy_bits(counts, batch_size)
+    n_missing = int(np.count_nonzero(codes < 0))
+    random = theory.random_entropy_bits(counts, batch_size, n_missing=n_missing)
     block_sizes = sorted({each.block_size for each in grid})
     fetch_factors = sorted({each.fetch_factor for each in grid})
     n_cells = len(block_sizes) * len(fetch_factors)
@@ -255,13 +263,18 @@ def _entropies(
     }
 
 
-def _recommended(choice: Choice, fresh: Estimate | None) -> Recommended:
+def _recommended(choice: Choice, fresh: Measurement | None, need: float | None) -> Recommended:
+    speed, memory, reason = choice.speed, choice.result.peak_memory_bytes or 0, choice.reason
+    if fresh is not None and fresh.cells_per_second is not None:
+        speed, memory = fresh.cells_per_second, max(memory, fresh.peak_memory_bytes)
+        if need is not None and speed.low < need:
+            reason += " Measured afresh, it may give less than that."
     return Recommended(
         configuration=choice.result.configuration,
-        cells_per_second=fresh or choice.speed,
+        cells_per_second=speed,
         measured_afresh=fresh is not None,
-        peak_memory_bytes=choice.result.peak_memory_bytes or 0,
-        reason=choice.reason,
+        peak_memory_bytes=memory,
+        reason=reason,
     )
 
 

@@ -1,6 +1,7 @@
 """The ``autotune`` command. Results go to stdout, progress and errors to stderr."""
 
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +24,7 @@ _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _STAGES = {
     "machine": "Looking at the machine",
     "entropy": "Computing label entropy",
+    "start": "Starting the measuring process",
     "throughput": "Measuring throughput",
 }
 
@@ -57,8 +59,8 @@ class _Bytes(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"([\d.]+)\s*([kmgt]?i?)b?", str(value).strip().lower())
-        if match is None or match[2] not in _UNITS | _BINARY_UNITS or match[1].count(".") > 1:
+        match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmgt]?i?)b?", str(value).strip().lower())
+        if match is None or match[2] not in _UNITS | _BINARY_UNITS:
             self.fail(f"{value!r} is no size; write it as 800MB or 8GiB", param, ctx)
         return int(float(match[1]) * (_UNITS | _BINARY_UNITS)[match[2]])
 
@@ -112,15 +114,17 @@ def main(
     fetch factors and workers. Exits with 1 if no configuration is feasible, and with 2 if the
     input cannot be used.
     """
-    output.mkdir(parents=True, exist_ok=True)
     collection = open_collection(paths, obs=[label], layer=layer)
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=output):
+        pass  # whether files can be written there had better be known before measuring
     with _Bars() as bars:
         result = _autotune.autotune(
             collection, label=label, cache=cache, on_progress=bars.show, **settings
         )
+    print_report(result, output / "autotune.json", layer=layer)
     result.save(output / "autotune.json")
     autotune_figure(result).savefig(output / "autotune.png")
-    print_report(result, output / "autotune.json", layer=layer)
     click.echo(f"\nWrote {output / 'autotune.json'} and {output / 'autotune.png'}")
     if result.recommended is None:
         raise SystemExit(1)

@@ -16,6 +16,8 @@ __all__ = ["LabelEntropy", "entropies_of", "label_entropy", "minibatch_entropies
 _ROWS_AT_ONCE = 1 << 17
 # Minibatches of one fetch resemble each other, so that fetches are what an interval rests on.
 _LEAST_FETCHES = 16
+# A handful of cells needs no more epochs than this.
+_MOST_EPOCHS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ def label_entropy(
     block_sizes, fetch_factors
         The grid.
     n_rows
-        Rows to replay for each cell of the grid, over as many epochs as that takes.
+        Rows to replay for each cell of the grid, over as many epochs as that takes, up to 256.
     seed
         Seed of the plans.
     on_progress
@@ -174,7 +176,7 @@ def _replay(codes: NDArray[np.integer], plan: EpochPlan, n_rows: int) -> tuple[E
     """
     least_rows = max(n_rows, _LEAST_FETCHES * min(plan.fetch_size, plan.n_rows))
     by_fetch, replayed, epoch = list[NDArray[np.float64]](), 0, 0
-    while replayed < least_rows:
+    while replayed < least_rows and epoch < _MOST_EPOCHS:
         for entropies in _entropies_by_fetch(codes, replace(plan, epoch=epoch)):
             by_fetch.extend(entropies)
             replayed += entropies.size * plan.batch_size

@@ -9,8 +9,9 @@ import numpy as np
 from cellfeed import Collection, ParameterError
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate, mean_with_interval
+from cellfeed_tuner._labels import label_codes
 from cellfeed_tuner._measuring_process import MeasuringProcess, Outcome
-from cellfeed_tuner._page_cache import CacheState, drop_pages, load_pages
+from cellfeed_tuner._page_cache import CacheState, drop_pages, load_pages, resident_fraction
 from cellfeed_tuner._timing import Entropies, Round, Started, TimingRequest
 
 __all__ = [
@@ -28,6 +29,9 @@ LEAST_ROUNDS = 4
 
 _MOST_ROUNDS = 200
 _ROUNDS_PER_EPOCH_WITH_WORKERS = 2
+_LIMIT_TIMES = 20
+# Share of pages that may be in the other state: another process may have mapped some.
+_STRAY = 0.05
 
 MeasurementStatus = Literal["measured", "not enough samples", "failed"]
 
@@ -41,7 +45,8 @@ class Measurement:
     configuration
         The settings.
     cache
-        State of the page cache: "cold", dropped before every round of whole fetches; "warm".
+        State of the page cache: "cold", dropped before every round of whole fetches; "warm";
+        "unknown" where that cannot be had.
     cells_per_round
         Cells of one round: a whole fetch of every worker.
     first_round_seconds
@@ -54,13 +59,14 @@ class Measurement:
     round_entropy_bits
         Mean label entropy of the minibatches of each round.
     peak_memory_bytes
-        Highest memory of the process and its workers, 0 if nothing ran.
-    note
-        Why there is no throughput, or empty.
+        Highest memory of the process and its workers, with the minibatches that may wait for a
+        slow training loop; 0 if nothing ran.
+    failure
+        What it failed of, or empty.
     """
 
     configuration: Configuration
-    cache: CacheState
+    cache: CacheState | Literal["unknown"]
     cells_per_round: int
     first_round_seconds: float | None = None
     round_seconds: tuple[float, ...] = ()
@@ -68,14 +74,14 @@ class Measurement:
     first_minibatch_seconds: float | None = None
     round_entropy_bits: tuple[float, ...] = ()
     peak_memory_bytes: int = 0
-    note: str = ""
+    failure: str = ""
 
     @property
     def status(self) -> MeasurementStatus:
         """Whether there is a throughput, and if not, what kept it."""
         if len(self.round_seconds) >= LEAST_ROUNDS:
             return "measured"
-        return "failed" if self.note else "not enough samples"
+        return "failed" if self.failure else "not enough samples"
 
     @property
     def cells_per_second(self) -> Estimate | None:
@@ -130,24 +136,29 @@ def measure(
     cache
         "cold" drops the files' pages before every round, "warm" reads all files first.
     seconds
-        Time to spend, if that suffices for the least number of rounds.
+        Time to spend, if that suffices for the least number of rounds; after 20 times as much,
+        measuring is stopped.
     seed
         Fixes which rows are read.
 
     Raises
     ------
+    ColumnError
+        The collection was opened without ``label``.
     ParameterError
-        The collection was opened without ``label``, or has too few cells for whole fetches.
+        The collection has too few cells for whole fetches.
+    FormatError
+        A file is damaged.
     """
     if (needed := cells_needed(configuration, batch_size)) > len(collection):
         msg = f"{configuration}: timing needs {needed:,} cells, but there are {len(collection):,}"
         raise ParameterError(msg)
-    if label is not None and label not in collection.obs:
-        msg = f"the collection was opened without the obs column {label!r}; open it with `obs`"
-        raise ParameterError(msg)
-    prepare_cache(collection, cache)
+    if label is not None:
+        label_codes(collection, label)
+    found_cache = prepare_cache(collection, cache)
     with MeasuringProcess(collection) as process:
-        return measure_with(
+        process.start()
+        measurement = measure_with(
             process,
             TimingRequest(
                 configuration=configuration,
@@ -160,13 +171,24 @@ def measure(
                 seed=seed,
                 first_epoch=0,
             ),
-            limit_seconds=20 * seconds,
+            limit_seconds=_LIMIT_TIMES * seconds,
         )
+    return replace(measurement, cache=found_cache)
 
 
-def prepare_cache(collection: Collection, cache: CacheState) -> None:
-    """Bring the page cache into the state that measurements start from."""
+def prepare_cache(collection: Collection, cache: CacheState) -> CacheState | Literal["unknown"]:
+    """Bring the page cache into the state that measurements start from.
+
+    Returns
+    -------
+    That state; "unknown" where pages stayed, or the kernel does not tell.
+    """
     (drop_pages if cache == "cold" else load_pages)(collection.paths)
+    resident = resident_fraction(collection.paths)
+    if resident is None:
+        return "unknown"
+    as_wanted = resident <= _STRAY if cache == "cold" else resident >= 1 - _STRAY
+    return cache if as_wanted else "unknown"
 
 
 def measure_with(
@@ -198,8 +220,9 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
         worker_start_seconds=started[0].worker_seconds if started else None,
         first_minibatch_seconds=started[0].first_minibatch_seconds if started else None,
         round_entropy_bits=tuple(np.concatenate([np.empty(0), *entropies]).tolist()),
-        peak_memory_bytes=outcome.peak_memory_bytes,
-        note=outcome.failure or "",
+        peak_memory_bytes=outcome.peak_memory_bytes
+        + max((event.waiting_bytes for event in started), default=0),
+        failure=outcome.failure or "",
     )
 
 
@@ -214,5 +237,5 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
         round_seconds=tuple(s for each in measurements for s in each.round_seconds),
         round_entropy_bits=tuple(b for each in measurements for b in each.round_entropy_bits),
         peak_memory_bytes=max(each.peak_memory_bytes for each in measurements),
-        note=next((each.note for each in measurements if each.note), ""),
+        failure=next((each.failure for each in measurements if each.failure), ""),
     )

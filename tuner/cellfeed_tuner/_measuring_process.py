@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -24,7 +25,7 @@ from cellfeed import CellfeedError, Collection
 from cellfeed_tuner._process_memory import tree_memory_bytes
 from cellfeed_tuner._timing import TimingRequest, run_timing
 
-__all__ = ["MeasuringProcess", "Outcome", "serve"]
+__all__ = ["MeasuringError", "MeasuringProcess", "Outcome", "serve"]
 
 _MEMORY_EVERY_SECONDS = 0.05
 
@@ -40,12 +41,16 @@ class Outcome:
     peak_memory_bytes
         Highest memory of the child and its workers, sampled.
     failure
-        Why it ended early, or None.
+        What it failed of; None also if only its time was up.
     """
 
     events: tuple[object, ...]
     peak_memory_bytes: int
     failure: str | None
+
+
+class MeasuringError(CellfeedError, RuntimeError):
+    """The process in which configurations are timed has died."""
 
 
 class MeasuringProcess:
@@ -64,11 +69,14 @@ class MeasuringProcess:
         self._connection, theirs = multiprocessing.Pipe()
         serve = f"from {__name__} import serve; serve({theirs.fileno()})"
         self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-c", serve], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            # -P: a module in the current folder must not stand in for one of ours. A session of
+            # its own: Ctrl-C is for this process, which then ends that one.
+            [sys.executable, "-P", "-c", serve],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         theirs.close()
-        self._connection.send(self._collection)
-        self._connection.recv()  # its imports are done: no measurement pays for them
         return self
 
     def __exit__(
@@ -82,16 +90,33 @@ class MeasuringProcess:
             _kill_tree(self._process.pid)
         self._process.wait()
 
+    def start(self) -> None:
+        """Hand over the collection, and wait until the imports are done.
+
+        Raises
+        ------
+        MeasuringError
+            The process died.
+        """
+        self._answer_to(self._collection)
+
+    def _answer_to(self, message: object) -> Any:
+        try:
+            self._connection.send(message)
+            return self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            msg = "the measuring process died, perhaps for want of memory; free some and try again"
+            raise MeasuringError(msg) from error
+
     def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
         """Time one configuration; it is killed after ``limit_seconds``.
 
         Raises
         ------
         CellfeedError
-            What reading raised, such as for a damaged file.
+            What reading raised, such as for a damaged file; or the process died.
         """
-        self._connection.send((request, limit_seconds))
-        outcome: Outcome | CellfeedError = self._connection.recv()
+        outcome: Outcome | CellfeedError = self._answer_to((request, limit_seconds))
         if isinstance(outcome, CellfeedError):
             raise outcome
         return outcome
@@ -100,16 +125,21 @@ class MeasuringProcess:
 def serve(fd: int) -> None:
     """Be the process: take a collection, then requests, over an inherited connection."""
     connection: Connection[Any, Any] = Connection(fd)
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, BrokenPipeError):
         collection = connection.recv()
         connection.send("ready")
         while True:
             request, limit_seconds = connection.recv()
-            connection.send(_run_in_child(collection, request, limit_seconds))
+            # Nobody sends while an answer is owed: what comes then is the end of the parent.
+            outcome = _run_in_child(collection, request, limit_seconds, abandoned=connection.poll)
+            connection.send(outcome)
 
 
 def _run_in_child(
-    collection: Collection, request: TimingRequest, limit_seconds: float
+    collection: Collection,
+    request: TimingRequest,
+    limit_seconds: float,
+    abandoned: Callable[[], bool],
 ) -> Outcome | CellfeedError:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     pid = os.fork()
@@ -118,7 +148,7 @@ def _run_in_child(
     sender.close()
     events, peak = list[object](), 0
     failure: str | CellfeedError | None = None
-    for event in _events(receiver, limit_seconds):
+    for event in _events(receiver, limit_seconds, abandoned):
         if isinstance(event, _Ended):
             failure = event.failure
         elif event is None:
@@ -140,6 +170,7 @@ class _Ended:
 
 def _child(collection: Collection, request: TimingRequest, sender: "Connection[Any, Any]") -> None:
     """Time, report and end, without waiting for workers that still read."""
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
     try:
         run_timing(collection, request, sender.send)
         sender.send(_Ended(None))
@@ -151,10 +182,12 @@ def _child(collection: Collection, request: TimingRequest, sender: "Connection[A
         os._exit(0)
 
 
-def _events(receiver: "Connection[Any, Any]", limit_seconds: float) -> Iterator[object]:
+def _events(
+    receiver: "Connection[Any, Any]", limit_seconds: float, abandoned: Callable[[], bool]
+) -> Iterator[object]:
     """Yield what the child reports until it ends, and None whenever to look at its memory."""
     start = looked = time.monotonic()
-    while (now := time.monotonic()) < start + limit_seconds:
+    while (now := time.monotonic()) < start + limit_seconds and not abandoned():
         if now > looked + _MEMORY_EVERY_SECONDS:
             looked = now
             yield None
@@ -170,7 +203,6 @@ def _events(receiver: "Connection[Any, Any]", limit_seconds: float) -> Iterator[
             yield event
             return
         yield event
-    yield _Ended(f"stopped after {limit_seconds:.0f} s")
 
 
 def _kill_tree(pid: int) -> None:

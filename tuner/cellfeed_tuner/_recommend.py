@@ -23,9 +23,10 @@ class _Timed(NamedTuple):
     memory: int
 
     @property
-    def cost(self) -> tuple[int, int]:
-        """What a configuration costs: memory, then workers."""
-        return self.memory, self.result.configuration.num_workers
+    def cost(self) -> tuple[int, int, int]:
+        """What a configuration costs: memory, in steps of 5 %, then workers."""
+        step = round(math.log(max(self.memory, 1)) / math.log(1.05))
+        return step, self.result.configuration.num_workers, self.memory
 
     @property
     def share(self) -> str:

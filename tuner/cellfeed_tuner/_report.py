@@ -18,6 +18,7 @@ from cellfeed_tuner._storage import Storage
 __all__ = ["print_report"]
 
 _WIDTH_WITHOUT_TERMINAL = 100
+_MOST_REMARKS = 3
 
 
 def print_report(result: AutotuneResult, saved_as: Path, *, layer: str | None = None) -> None:
@@ -88,7 +89,7 @@ def _storage_line(storage: Storage) -> str:
 
 def _cache_line(result: AutotuneResult) -> str:
     said = {
-        "cold": "page cache: cold, dropped before every fetch, as where files exceed memory",
+        "cold": "page cache: cold, dropped before every round, as where files exceed memory",
         "warm": "page cache: warm, all files read beforehand",
         "unknown": "page cache: unknown, since the kernel kept pages that were to be dropped",
     }[result.cache]
@@ -101,12 +102,12 @@ def _cache_line(result: AutotuneResult) -> str:
 def _grid(result: AutotuneResult) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("block\nsize", justify="right", no_wrap=True)
-    table.add_column("fetch\nfactor", justify="right", no_wrap=True)
-    table.add_column("work-\ners", justify="right", no_wrap=True)
+    table.add_column("fetch\nfact.", justify="right", no_wrap=True)
+    table.add_column("wor-\nkers", justify="right", no_wrap=True)
     table.add_column("cells/s\n[95 % interval]", justify="right", no_wrap=True)
     table.add_column("meas.\nbits", justify="right", no_wrap=True)
     table.add_column("exp.\nbits", justify="right", no_wrap=True)
-    table.add_column("of\nrandom", justify="right", no_wrap=True)
+    table.add_column("of\nrand.", justify="right", no_wrap=True)
     table.add_column("bounds\n(bits)", justify="right", no_wrap=True)
     table.add_column("within\nthem", justify="right", no_wrap=True)
     table.add_column("\nMB", justify="right", no_wrap=True)
@@ -140,7 +141,7 @@ def _row(rows: list[ConfigurationResult]) -> list[str]:
         first.status if speed is None else _interval(speed),
         "" if entropy.measured is None else f"{entropy.measured.value:.2f}",
         f"{entropy.expected.value:.2f}",
-        f"{entropy.share_of_random:.1%}",
+        f"{entropy.share_of_random:.0%}",
         f"{entropy.lower_bound:.2f}-{entropy.upper_bound:.2f}",
         entropy.verdict,
         f"{first.peak_memory_bytes / 1e6:,.0f}" if first.peak_memory_bytes else "",
@@ -160,18 +161,32 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
     if chosen is None:
         return _nothing_feasible(result)
     speed = chosen.cells_per_second
-    how = "measured afresh" if chosen.measured_afresh else "as searched, no time to measure afresh"
+    how = (
+        "measured afresh"
+        if chosen.measured_afresh
+        else "as searched, could not be measured afresh in time"
+    )
     untimed = sum(each.status == "out of budget" for each in result.configurations)
     lines = [
         Text(f"\nRecommended: {chosen.configuration}", style="bold green"),
         Text(f"{_interval(speed)} cells/s, {how}; {chosen.peak_memory_bytes / 1e6:,.0f} MB"),
         Text(chosen.reason),
     ]
+    lines += _remarks(result)
     if untimed:
         lines.append(
             Text(f"{untimed} configurations were not timed for want of budget (see --budget).")
         )
     return Group(*lines, Text("\nTo train with it:"))
+
+
+def _remarks(result: AutotuneResult) -> list[Text]:
+    """Say of configurations that failed or do not fit what the grid has no room for."""
+    return [
+        Text(f"{each.configuration} {each.status}: {each.note}", style="dim")
+        for each in result.configurations
+        if each.status in {"failed", "over memory"}
+    ][:_MOST_REMARKS]
 
 
 def _nothing_feasible(result: AutotuneResult) -> RenderableType:
@@ -181,5 +196,6 @@ def _nothing_feasible(result: AutotuneResult) -> RenderableType:
         return Group(headline, Text(f"None could be timed: {'; '.join(sorted(reasons)[:3])}."))
     return Group(
         headline,
+        *_remarks(result),
         Text(f"Nearest is {result.nearest.configuration}, but {result.nearest.problem}."),
     )

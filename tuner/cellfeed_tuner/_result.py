@@ -72,9 +72,14 @@ class EntropyBits:
     def verdict(self) -> str:
         """Whether the measured entropy (or the expected one) is inside the paper's bounds.
 
-        "inside", or how far outside: "+0.01" above the upper bound, "-0.02" below the lower.
+        "inside", or how far outside: "+0.010" above the upper bound, "-0.020" below the lower;
+        "n/a" where so many labels meet so small a minibatch that the bounds say nothing.
         """
-        shown = self.measured or self.expected
+        if self.upper_bound <= 0:
+            return "n/a"
+        shown = self.expected
+        if self.measured is not None and math.isfinite(self.measured.low):
+            shown = self.measured
         if shown.low > self.upper_bound:
             return f"{shown.value - self.upper_bound:+.3f}"
         if shown.high < self.lower_bound:

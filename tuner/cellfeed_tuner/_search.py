@@ -123,13 +123,14 @@ class Search:
             if self._affords(configuration, until=_FILL_UNTIL):
                 self._measure(configuration)
 
-    def confirm(self, choice: Choice) -> Estimate | None:
-        """Measure the choice afresh; None if no time is left for it."""
+    def confirm(self, choice: Choice) -> Measurement | None:
+        """Measure the choice afresh; None if no time is left for it, or it does not suffice."""
         configuration = choice.result.configuration
         if not self._affords(configuration, until=1.0):
             return None
         seconds = min(_MOST_CONFIRM_SECONDS, (self.budget - self._spent()) / 2)
-        return self._timed(configuration, seconds=seconds).cells_per_second
+        fresh = self._timed(configuration, seconds=seconds)
+        return fresh if fresh.status == "measured" else None
 
     def results(self, grid: Iterable[Configuration]) -> list[ConfigurationResult]:
         """Return what is known of each configuration."""
@@ -166,15 +167,15 @@ class Search:
 
     def _bound(self, configuration: Configuration) -> float:
         """Return what a configuration can reach at most, from larger blocks."""
-        larger = [
-            found.rough_cells_per_second
+        larger = {
+            each.block_size: found.rough_cells_per_second
             for each, found in self._measurements.items()
             if each.num_workers == configuration.num_workers
             and each.fetch_factor == configuration.fetch_factor
             and each.block_size > configuration.block_size
             and found.rough_cells_per_second
-        ]
-        return min(larger, default=float("inf"))
+        }
+        return larger[min(larger)] if larger else float("inf")
 
     def _spent(self) -> float:
         return time.monotonic() - self._start
@@ -193,7 +194,8 @@ class Search:
         if needed > self.n_cells:
             return "too few cells", f"whole fetches need {needed:,} cells"
         cells_in_memory = configuration.minibatches_per_round * self.batch_size
-        buffers = cells_in_memory * self.row_bytes
+        # Workers hold a fetch, and have another waiting for the training loop.
+        buffers = cells_in_memory * self.row_bytes * (2 if configuration.num_workers else 1)
         if buffers > self.constraints.memory_bytes:
             return "over memory", f"its buffers alone take {buffers / 1e6:,.0f} MB"
         return None
@@ -263,7 +265,7 @@ class Search:
         return ConfigurationResult(
             configuration=configuration,
             status=measurement.status,
-            note=measurement.note,
+            note=measurement.failure,
             cells_per_second=measurement.cells_per_second,
             n_rounds=len(measurement.round_seconds),
             entropy_bits=replace(entropy, measured=measurement.entropy_bits),

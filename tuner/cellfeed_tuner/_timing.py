@@ -8,14 +8,15 @@ epoch does, so these are reported apart.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from cellfeed import BlockShuffling, CellDataset, Collection
+from cellfeed import BlockShuffling, CellDataset, Collection, Minibatch
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._label_entropy import entropies_of
+from cellfeed_tuner._labels import label_codes
 from cellfeed_tuner._page_cache import CacheState, drop_clean_pages
 
 __all__ = ["Entropies", "Round", "Started", "TimingRequest", "run_timing"]
@@ -63,10 +64,14 @@ class Started:
         Time to start the workers.
     first_minibatch_seconds
         Time from then to the first minibatch.
+    waiting_bytes
+        Memory that minibatches take which wait for a training loop that is slower than the
+        workers; 0 without workers.
     """
 
     worker_seconds: float
     first_minibatch_seconds: float
+    waiting_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +126,17 @@ def run_timing(
         seed=request.seed,
     )
     dataset.set_epoch(request.first_epoch)
-    labels: list[NDArray[Any]] = []
+    rows: list[NDArray[np.int64]] = []
     deadline = time.perf_counter() + request.seconds
     n_timed = 0
-    for each in _rounds(dataset, request, report, labels):
+    for each in _rounds(dataset, request, report, rows):
         report(each)
         n_timed += each.counts
         late = time.perf_counter() > deadline and n_timed >= request.least_rounds
         if late or n_timed == request.most_rounds:
             break
     if request.label is not None:
+        labels = label_codes(collection, request.label)[np.stack(rows)]
         report(Entropies(_entropy_by_round(labels, configuration.minibatches_per_round)))
 
 
@@ -138,7 +144,7 @@ def _rounds(
     dataset: CellDataset,
     request: TimingRequest,
     report: Callable[[object], None],
-    labels: list[NDArray[Any]],
+    rows: list[NDArray[np.int64]],
 ) -> Iterator[Round]:
     """Yield one round after the other, epoch after epoch."""
     configuration = request.configuration
@@ -147,7 +153,8 @@ def _rounds(
     while True:
         _make_cold(dataset, request)
         start = time.perf_counter()
-        minibatches = iter(dataset.loader(configuration.num_workers))
+        loader = dataset.loader(configuration.num_workers)
+        minibatches = iter(loader)
         workers_there = time.perf_counter()
         for number in range(n_rounds):
             if number:
@@ -155,16 +162,26 @@ def _rounds(
             begin = time.perf_counter()
             for place in range(configuration.minibatches_per_round):
                 minibatch = next(minibatches)
-                if request.label is not None:
-                    labels.append(minibatch.obs[request.label].numpy())
+                rows.append(minibatch.rows.numpy())
                 if not started and place == 0:
                     first = time.perf_counter() - workers_there
-                    report(Started(workers_there - start, first))
+                    waiting = configuration.num_workers * (loader.prefetch_factor or 0)
+                    size = _bytes_of(minibatch)
+                    report(Started(workers_there - start, first, waiting * size))
             seconds = time.perf_counter() - begin
             # Without workers, the first round of a later epoch is a round like any other.
             counts = started and (number > 0 or configuration.num_workers == 0)
             started = True
             yield Round(seconds, counts)
+        del minibatches  # end these workers before the next are started
+
+
+def _bytes_of(minibatch: Minibatch) -> int:
+    matrix = minibatch.X
+    parts = [matrix]
+    if matrix.layout == torch.sparse_csr:
+        parts = [matrix.crow_indices(), matrix.col_indices(), matrix.values()]
+    return sum(part.nbytes for part in [*parts, minibatch.rows, *minibatch.obs.values()])
 
 
 def _make_cold(dataset: CellDataset, request: TimingRequest) -> None:
@@ -173,9 +190,9 @@ def _make_cold(dataset: CellDataset, request: TimingRequest) -> None:
 
 
 def _entropy_by_round(
-    labels: list[NDArray[Any]], minibatches_per_round: int
+    labels: NDArray[np.integer], minibatches_per_round: int
 ) -> NDArray[np.float64]:
-    entropies = entropies_of(np.stack(labels))
+    entropies = entropies_of(labels)
     whole = entropies.size - entropies.size % minibatches_per_round
     means: NDArray[np.float64] = entropies[:whole].reshape(-1, minibatches_per_round).mean(axis=1)
     return means

@@ -10,7 +10,7 @@ from math import gcd, log
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
-from scipy.stats import binom
+from scipy.stats import binom, hypergeom
 
 from cellfeed import ParameterError
 
@@ -101,7 +101,7 @@ def lower_bound_bits(p: ArrayLike, batch_size: int, block_size: int) -> float:
     return max(0.0, entropy_bits(frequencies) - bias)
 
 
-def random_entropy_bits(counts: ArrayLike, batch_size: int) -> float:
+def random_entropy_bits(counts: ArrayLike, batch_size: int, *, n_missing: int = 0) -> float:
     """Return the exact expected entropy of minibatches drawn at random without replacement.
 
     Parameters
@@ -110,6 +110,8 @@ def random_entropy_bits(counts: ArrayLike, batch_size: int) -> float:
         Rows of each label, integers, shape (K,).
     batch_size
         Rows of a minibatch; the whole collection if that is smaller.
+    n_missing
+        Rows without a label, which are drawn too but left out of the entropy.
 
     Examples
     --------
@@ -119,8 +121,18 @@ def random_entropy_bits(counts: ArrayLike, batch_size: int) -> float:
     rows = np.asarray(counts, dtype=np.float64)
     _frequencies(rows)
     distinct, n_labels = np.unique(rows, return_counts=True)
-    n_rows = int(rows.sum())
-    return float(n_labels @ _contribution(distinct, n_rows, min(batch_size, n_rows)))
+    n_labelled = int(rows.sum())
+    drawn = min(batch_size, n_labelled + n_missing)
+    # A minibatch holds a hypergeometric number of rows that have a label.
+    known = np.arange(1, min(drawn, n_labelled) + 1)
+    probability = hypergeom.pmf(known, n_labelled + n_missing, n_labelled, drawn)
+    return float(
+        sum(
+            share * (n_labels @ _contribution(distinct, n_labelled, int(n)))
+            for n, share in zip(known, probability, strict=True)
+            if share > _NEGLIGIBLE
+        )
+    )
 
 
 def expected_entropy_bits(

@@ -1,5 +1,6 @@
 """An HDF5 file that is opened on first use in each process."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ class H5File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._absolute = path.absolute()  # it stays the same file where the folder changes
         self._file: h5py.File | None = None
         self._process = -1
 
@@ -39,27 +41,30 @@ class H5File:
             The file is truncated, or is not HDF5.
         """
         if self._file is None or self._process != os.getpid():
-            self._file, self._process = _open(self.path), os.getpid()
+            self._file, self._process = _open(self.path, self._absolute), os.getpid()
         return self._file
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "_file": None, "_process": -1}
+        return self.__dict__ | {"_file": None, "_process": -1}
 
 
-def _open(path: Path) -> h5py.File:
-    if not path.is_file():
+def _open(path: Path, absolute: Path) -> h5py.File:
+    if not absolute.is_file():
         msg = f"{path}: no such file"
         raise PathError(msg)
     try:
         # HDF5's default locking: another would clash with a handle that the user has open.
-        return h5py.File(path, "r")
+        return h5py.File(absolute, "r")
     except PermissionError as error:
         msg = f"{path}: may not be read; check its permissions"
         raise PathError(msg) from error
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            msg = f"{path}: too many files are open; allow more, such as with `ulimit -n 65536`"
+            raise PathError(msg) from error
         if "truncated file" in str(error):
             msg = f"{path}: the file is truncated; copy or download it again"
-        elif not h5py.is_hdf5(path):
+        elif not h5py.is_hdf5(absolute):
             msg = f"{path}: not an HDF5 file, so not .h5ad; give the AnnData files themselves"
         else:
             msg = f"{path}: cannot be opened as HDF5 ({error}); copy or download it again"

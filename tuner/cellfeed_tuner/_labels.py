@@ -1,0 +1,29 @@
+"""The label that minibatches are mixed by, as codes."""
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cellfeed import CategoricalColumn, Collection, ColumnError
+
+__all__ = ["label_codes"]
+
+
+def label_codes(collection: Collection, label: str) -> NDArray[np.integer]:
+    """Return a code for each cell's label, -1 where it is missing, shape (n_cells,).
+
+    The values of a numeric column are labels too, each number one.
+
+    Raises
+    ------
+    ColumnError
+        The collection was opened without the column.
+    """
+    if label not in collection.obs:
+        msg = f"the collection was opened without the obs column {label!r}; open it with `obs`"
+        raise ColumnError(msg)
+    column = collection.obs[label]
+    if isinstance(column, CategoricalColumn):
+        return column.codes
+    codes: NDArray[np.integer] = pd.factorize(column.values)[0]  # NaN becomes -1
+    return codes
