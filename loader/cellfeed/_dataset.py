@@ -13,7 +13,7 @@ from cellfeed._collection import Collection
 from cellfeed._epochs import EpochCounter
 from cellfeed._errors import ParameterError, require_integer, require_positive
 from cellfeed._minibatch import Cells
-from cellfeed._multi_indexable import MultiIndexable
+from cellfeed._multi_indexable import MultiIndexable, count_indexable_rows
 from cellfeed._plan import EpochPlan
 from cellfeed._reader import Reader
 from cellfeed._recommendation import read_recommendation
@@ -260,8 +260,7 @@ def _n_rows(collection: Any) -> int:
     if isinstance(collection, str | os.PathLike):
         msg = f"`collection` is the path {str(collection)!r}; open it with `open_collection`"
         raise ParameterError(msg)
-    shape = getattr(collection, "shape", None)  # SciPy's sparse matrices have no length
-    n_rows = int(shape[0]) if shape else len(collection)
+    n_rows = count_indexable_rows(collection)
     if n_rows < 1:
         msg = "the collection has no rows; there is nothing to iterate over"
         raise ParameterError(msg)

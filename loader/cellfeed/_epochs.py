@@ -39,9 +39,9 @@ class EpochCounter:
     """
 
     def __init__(self, next_epoch: int = 0) -> None:
-        with tempfile.TemporaryFile() as file:
-            file.truncate(_SIZE * np.dtype(np.int64).itemsize)
-            self._open(os.dup(file.fileno()))
+        fd = _file_without_name()
+        os.ftruncate(fd, _SIZE * np.dtype(np.int64).itemsize)
+        self._open(fd)
         self._shared[_NEXT] = next_epoch
 
     def __del__(self) -> None:
@@ -110,3 +110,10 @@ class EpochCounter:
             self._open(state["fd"].detach())
         else:
             self.__init__(state["next_epoch"])  # type: ignore[misc]
+
+
+def _file_without_name() -> int:
+    if hasattr(os, "memfd_create"):  # on Linux, it needs no folder that can be written
+        return os.memfd_create("cellfeed-epochs")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

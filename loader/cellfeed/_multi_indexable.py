@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
 
-__all__ = ["MultiIndexable"]
+__all__ = ["MultiIndexable", "count_indexable_rows"]
 
 
 class MultiIndexable:
@@ -60,7 +60,7 @@ class MultiIndexable:
         self.names = list(by_name) if by_name else names
         self.unstructured = dict(unstructured or {})
         self._indexables = tuple(by_name.values()) or indexables
-        lengths = {_n_rows(indexable) for indexable in self._indexables}
+        lengths = {count_indexable_rows(indexable) for indexable in self._indexables}
         if len(lengths) != 1:
             msg = f"indexables must have one length, but got lengths {sorted(lengths) or 'of none'}"
             raise ParameterError(msg)
@@ -105,6 +105,6 @@ class MultiIndexable:
         return f"MultiIndexable({parts}; {len(self)} rows)"
 
 
-def _n_rows(indexable: Any) -> int:
+def count_indexable_rows(indexable: Any) -> int:
     """Return the number of rows; SciPy's sparse matrices have a shape but no length."""
     return int(indexable.shape[0]) if hasattr(indexable, "shape") else len(indexable)

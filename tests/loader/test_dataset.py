@@ -1,5 +1,6 @@
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import anndata as ad
@@ -358,3 +359,28 @@ def test_bad_parameters(table, parameters, problem):
 def test_bad_epoch(table, epoch):
     with pytest.raises(ParameterError, match="`epoch` must be an integer"):
         CellDataset(table, Streaming(), 8).set_epoch(epoch)
+
+
+@pytest.mark.parametrize("path", ["plates.h5ad", Path("plates.h5ad")])
+def test_a_path_is_not_a_collection(path):
+    with pytest.raises(ParameterError, match="open it with `open_collection`"):
+        CellDataset(path, Streaming(), 4)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [(Streaming(), {"drop_last": True}), (BlockShuffling(16, drop_last=True), {})],
+)
+def test_an_epoch_without_minibatches_is_refused(strategy, options):
+    with pytest.raises(ParameterError, match="nothing is left of 10 rows"):
+        CellDataset(np.arange(10), strategy, 12, **options)
+
+
+def test_cells_from_a_batch_callback_are_made_a_minibatch(plates):
+    dataset = CellDataset(
+        open_collection(plates),
+        Streaming(),
+        4,
+        batch_callback=lambda cells, indices: cells[indices[::-1]],
+    )
+    assert next(iter(dataset)).rows.tolist() == [3, 2, 1, 0]

@@ -112,3 +112,19 @@ def test_selecting_cells_selects_from_all_parts(collection):
     assert some.rows.tolist() == some.obs["number"].tolist() == [55, 10, 55]
     assert some.obs["plate"].tolist() == [1, 0, 1]
     assert np.array_equal(some.X.toarray(), cells.X.toarray()[[45, 0, 45]])
+
+
+def test_columns_ascend_as_torch_wants_them(write_h5ad):
+    """Files may hold the columns of a row in any order, and one twice."""
+
+    def disorder(file) -> None:
+        X = file["X"]
+        X["indices"][:] = np.array([3, 0, 2, 1, 1, 0], dtype=X["indices"].dtype)
+
+    stored = sp.csr_matrix(np.array([[1, 2, 3, 0], [4, 5, 6, 0]], dtype=np.float32))
+    minibatch = first_minibatch(open_collection(write_h5ad(stored, edit=disorder)))
+    X = minibatch.X
+    torch.sparse_csr_tensor(
+        X.crow_indices(), X.col_indices(), X.values(), size=X.shape, check_invariants=True
+    )
+    assert X.to_dense().tolist() == [[2, 0, 3, 1], [6, 9, 0, 0]]

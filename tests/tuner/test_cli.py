@@ -189,6 +189,7 @@ def test_a_module_in_the_current_folder_is_not_taken_for_ours(
     collection = open_collection(small_collection, obs=["plate"])
     with MeasuringProcess(collection) as process:
         process.start()
+        assert process._process.poll() is None
 
 
 def test_a_script_without_a_main_guard_can_call_it(small_collection, tmp_path):
