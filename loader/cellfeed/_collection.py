@@ -2,7 +2,9 @@
 
 import glob
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,12 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._chunks import ChunkReads
 from cellfeed._errors import FormatError, MismatchError, ParameterError, PathError
 from cellfeed._minibatch import Cells
 from cellfeed._obs import ObsColumn, join_column
 from cellfeed._reader import Reader
-from cellfeed._runs import Runs, split_at
-from cellfeed._sources import CsrBuffer, DenseBuffer, Layout, RowBuffer, Source, open_h5ad
+from cellfeed._runs import Runs, count_rows, split_at
+from cellfeed._sources import Layout, Source, open_h5ad
+from cellfeed._targets import CsrTarget, RowTarget
 
 __all__ = ["Collection", "open_collection"]
 
@@ -74,8 +78,7 @@ def open_collection(
 class Collection:
     """Cells of one or many sources, numbered through, with their obs columns.
 
-    Made by `open_collection`. ``collection[rows]`` reads rows into memory of their own; a
-    `CellDataset` reads into buffers that it reuses.
+    Made by `open_collection`. ``collection[rows]`` reads rows, in the order given.
 
     Parameters
     ----------
@@ -117,7 +120,8 @@ class Collection:
 
     def __getitem__(self, rows: NDArray[np.integer] | Sequence[int] | slice) -> Cells:
         distinct, order = np.unique(_row_numbers(rows, len(self)), return_inverse=True)
-        return Reader(self).read(distinct)[order]
+        with Reader(self) as reader:
+            return reader.read(distinct, order)
 
     @property
     def n_vars(self) -> int:
@@ -166,19 +170,35 @@ class Collection:
         parts = [self._sources[k].row_lengths(local) for k, local in self._split(runs)]
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
-    def read_into(self, runs: Runs, out: RowBuffer) -> None:
-        """Fill ``out`` with the rows of ``runs``; see the source protocol."""
+    def read_into(
+        self, runs: Runs, target: RowTarget, threads: Executor | None = None, n_threads: int = 1
+    ) -> None:
+        """Place the rows of ``runs`` where ``target`` says; see the source protocol.
+
+        Parameters
+        ----------
+        runs, target
+            Ascending, disjoint row runs, and one place for each of their rows.
+        threads, n_threads
+            Who reads and decodes, and how many of them; the calling thread alone if None.
+        """
+        chunk_reads, others = list[ChunkReads](), list[Callable[[], None]]()
         filled = 0
         for k, local in self._split(runs):
-            source = self._sources[k]
-            if isinstance(out, CsrBuffer):
-                stop = filled + int(source.row_lengths(local).sum())
-                part: RowBuffer = CsrBuffer(out.indices[filled:stop], out.data[filled:stop])
+            source, stop = self._sources[k], filled + count_rows(local)
+            part = target[filled:stop]
+            reads = source.chunk_reads(local, part)
+            if reads is None:
+                others.append(partial(source.read_into, local, part))
             else:
-                stop = filled + int((local[:, 1] - local[:, 0]).sum())
-                part = DenseBuffer(out.data[filled:stop])
-            source.read_into(local, part)
+                chunk_reads.append(reads)
             filled = stop
+        if chunk_reads:
+            done = ChunkReads.concatenate(chunk_reads).run(threads, n_threads)
+            if isinstance(target, CsrTarget) and not done.ascending:
+                target.ordered[0] = False
+        for read in others:
+            read()
 
     def _split(self, runs: Runs) -> list[tuple[int, Runs]]:
         return list(split_at(runs, self._starts))

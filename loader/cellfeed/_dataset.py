@@ -5,8 +5,10 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cellfeed._collection import Collection
@@ -15,9 +17,11 @@ from cellfeed._errors import ParameterError, require_integer, require_positive
 from cellfeed._minibatch import Cells
 from cellfeed._multi_indexable import MultiIndexable, count_indexable_rows
 from cellfeed._plan import EpochPlan
+from cellfeed._prefetch import drain, one_ahead
 from cellfeed._reader import Reader
 from cellfeed._recommendation import read_recommendation
 from cellfeed._strategies import BlockShuffling, SamplingStrategy
+from cellfeed.machine import usable_cpu_count
 
 __all__ = ["CellDataset"]
 
@@ -68,6 +72,12 @@ class CellDataset(IterableDataset[Any]):
         rank's is used by all.
     dense
         Whether minibatches of a `Collection` carry dense ``X`` even if it is stored sparse.
+    dtype
+        Dtype of ``X`` in minibatches of a `Collection`, such as ``"float32"``; that of the
+        collection if None.
+    num_threads
+        Threads that read and decode a `Collection`, in each process; if None, as many as there
+        are processors that this process may use, divided among worker processes.
 
     Raises
     ------
@@ -100,6 +110,8 @@ class CellDataset(IterableDataset[Any]):
         seed: int | None = None,
         *,
         dense: bool = False,
+        dtype: DTypeLike | torch.dtype | None = None,
+        num_threads: int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(strategy, SamplingStrategy):
@@ -115,6 +127,10 @@ class CellDataset(IterableDataset[Any]):
         self.batch_callback = batch_callback
         self.batch_transform = batch_transform
         self.dense = dense
+        self.dtype = None if dtype is None else _numpy_dtype(dtype)
+        self.num_threads = (
+            None if num_threads is None else require_positive("num_threads", num_threads)
+        )
         self.num_workers = 0
         self.rank, self.world_size = _ranks(rank, world_size)
         self.seed = _common_seed(seed, self.world_size)
@@ -217,21 +233,60 @@ class CellDataset(IterableDataset[Any]):
         return DataLoader(self, batch_size=None, num_workers=workers, **options)
 
     def _minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
+        """Deal out an epoch's minibatches."""
+        if not isinstance(self.collection, Collection) or self.fetch_callback is not None:
+            return self._from_indexable(plan, fetch_numbers)
+        if self.fetch_transform is not None or self.batch_callback is not None:
+            return self._from_transformed(plan, fetch_numbers)
+        return self._from_collection(plan, fetch_numbers)
+
+    def _from_collection(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
+        """Rows go straight into the minibatches that they leave in."""
+
+        def read(number: int) -> list[Cells]:
+            fetch = plan.fetch(number)
+            return reader.read_groups(fetch.rows, fetch.order, self.batch_size)
+
+        with self._reader() as reader, one_ahead(read, fetch_numbers) as fetches:
+            for groups in fetches:
+                for cells in reader.densified(groups) if self.dense else drain(groups):
+                    batch = cells.to_torch()
+                    del cells  # so that the memory is free as soon as the consumer drops it
+                    yield batch if self.batch_transform is None else self.batch_transform(batch)
+
+    def _from_transformed(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
+        """Whole fetches go through the user's functions, which take minibatches out of them."""
+
+        def read(number: int) -> tuple[Cells, NDArray[np.intp]]:
+            fetch = plan.fetch(number)
+            return reader.read(fetch.rows), fetch.order
+
+        with self._reader() as reader, one_ahead(read, fetch_numbers) as fetches:
+            for cells, order in fetches:
+                yield from self._deal(cells, order)
+
+    def _from_indexable(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
         read = self._read_function()
         for number in fetch_numbers:
             fetch = plan.fetch(number)
-            fetched = read(fetch.rows)
-            if self.fetch_transform is not None:
-                fetched = self.fetch_transform(fetched)
-            for start in range(0, fetch.order.size, self.batch_size):
-                yield self._minibatch(fetched, fetch.order[start : start + self.batch_size])
+            yield from self._deal(read(fetch.rows), fetch.order)
+
+    def _deal(self, fetched: Any, order: NDArray[np.intp]) -> Iterator[Any]:
+        if self.fetch_transform is not None:
+            fetched = self.fetch_transform(fetched)
+        for start in range(0, order.size, self.batch_size):
+            yield self._minibatch(fetched, order[start : start + self.batch_size])
+
+    def _reader(self) -> Reader:
+        worker = get_worker_info()
+        shared = 1 if worker is None else worker.num_workers
+        threads = self.num_threads or max(1, usable_cpu_count() // shared)
+        return Reader(self.collection, dtype=self.dtype, num_threads=threads)
 
     def _read_function(self) -> Callable[[NDArray[Any]], Any]:
         collection, callback = self.collection, self.fetch_callback
         if callback is not None:
             return lambda rows: callback(collection, rows)
-        if isinstance(collection, Collection):
-            return Reader(collection).read
         return lambda rows: _in_memory(collection[rows])
 
     def _minibatch(self, fetched: Any, indices: NDArray[Any]) -> Any:
@@ -265,6 +320,20 @@ def _n_rows(collection: Any) -> int:
         msg = "the collection has no rows; there is nothing to iterate over"
         raise ParameterError(msg)
     return n_rows
+
+
+def _numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:
+    try:
+        if isinstance(dtype, torch.dtype):
+            numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
+        else:
+            numpy_dtype = np.dtype(dtype)
+    except TypeError:
+        numpy_dtype = np.dtype(object)
+    if numpy_dtype.kind not in "biuf":
+        msg = f"`dtype` must be a numeric dtype, such as 'float32', but got {dtype!r}"
+        raise ParameterError(msg)
+    return numpy_dtype
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

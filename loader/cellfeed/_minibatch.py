@@ -6,10 +6,47 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Cells", "Minibatch"]
+from cellfeed._chunks._kernels import densify
+
+__all__ = ["Cells", "CsrRows", "Minibatch"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CsrRows:
+    """Sparse rows, before they become SciPy's or torch's.
+
+    Parameters
+    ----------
+    indptr, indices
+        Row pointer, shape (n_rows + 1,), and columns, ascending in each row; int32 or int64.
+    data
+        Values, shape (n_elements,).
+    n_vars
+        Number of columns.
+    """
+
+    indptr: NDArray[Any]
+    indices: NDArray[Any]
+    data: NDArray[Any]
+    n_vars: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.indptr) - 1, self.n_vars
+
+    def to_scipy(self) -> sp.csr_array:
+        """Return the rows as a SciPy array over the same memory."""
+        return sp.csr_array((self.data, self.indices, self.indptr), shape=self.shape)
+
+    def densify_into(self, dense: NDArray[Any]) -> None:
+        """Fill ``dense``, of this shape and dtype."""
+        bits = np.dtype(f"u{self.data.itemsize}")
+        densify(self.indptr, self.indices, self.data.view(bits), dense.view(bits))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +119,13 @@ class Cells:
         obs = {name: values[indices] for name, values in self.obs.items()}
         return Cells(self.X[indices], obs, self.rows[indices])
 
+    def to_scipy(self) -> "Cells":
+        """Return the same cells with ``X`` as SciPy or NumPy has it."""
+        X = self.X.to_scipy() if isinstance(self.X, CsrRows) else self.X
+        return Cells(X, self.obs, self.rows)
+
     def to_torch(self, *, dense: bool = False) -> Minibatch:
-        """Return the same cells as tensors.
+        """Return the same cells as tensors, over the same memory where possible.
 
         Parameters
         ----------
@@ -93,9 +135,9 @@ class Cells:
         if isinstance(self.X, np.ndarray):
             matrix = torch.from_numpy(self.X)
         elif dense:
-            matrix = torch.from_numpy(self.X.toarray())
+            matrix = torch.from_numpy(self.to_scipy().X.toarray())
         else:
-            csr = self.X.tocsr()
+            csr = self.X if isinstance(self.X, CsrRows) else self.X.tocsr()
             crow, col, values = map(torch.from_numpy, (csr.indptr, csr.indices, csr.data))
             matrix = _csr_tensor(crow, col, values, csr.shape)
         obs = {name: _obs_tensor(values) for name, values in self.obs.items()}

@@ -205,10 +205,18 @@ class TestDamage:
     @pytest.mark.parametrize("offset", [0, 0.3, 0.6, 0.99])
     def test_of_a_chunk_is_told_with_its_place(self, chunked, offset):
         path, element = chunked
+        with h5py.File(path) as file:
+            stored = file[element]
+            n = len(stored)
+            info = stored.id.get_chunk_info(stored.id.get_num_chunks() - 1)
+            first = info.chunk_offset[0]
+            bytes_ = f"bytes {info.byte_offset} to {info.byte_offset + info.size}"
         self.flip_in_last_chunk(path, element, offset)
         collection = open_collection(path)
+        what = "rows" if element == "X" else "elements"
         expected = (
-            rf"^{path}: `{element}`, rows 38 to 40 cannot be read \(.*; the file is damaged, copy"
+            rf"^{path}: `{element}`, {what} {first} to {n} \({bytes_}\): .*"
+            "the file is damaged, copy"
         )
         with pytest.raises(FormatError, match=expected):
             collection[[38, 39]]

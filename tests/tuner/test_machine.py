@@ -9,16 +9,14 @@ import psutil
 import pytest
 
 from cellfeed import ParameterError
-from cellfeed_tuner import _machine
 from cellfeed_tuner._machine import (
     Cpu,
     Machine,
     Memory,
     Packages,
     Platform,
+    _version,
     describe_machine,
-    usable_cpu_count,
-    usable_memory_bytes,
 )
 from cellfeed_tuner._storage import Storage
 
@@ -80,45 +78,18 @@ class TestJson:
 
 
 class TestCpu:
-    @linux_only
-    def test_affinity_counts(self):
-        allowed = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {min(allowed)})
-        try:
-            assert usable_cpu_count() == 1
-            assert describe_machine([]).cpu.usable_cores <= 1
-        finally:
-            os.sched_setaffinity(0, allowed)
-
-    def test_a_quota_below_one_core_still_counts_one(self, monkeypatch):
-        monkeypatch.setattr(_machine, "cpu_quota", lambda: 0.25)
+    def test_a_quota_counts(self, monkeypatch):
+        monkeypatch.setattr("cellfeed.machine.cpu_quota", lambda: 0.25)
         assert describe_machine([]).cpu.usable_cores == 0.25
-        assert usable_cpu_count() == 1
-
-    def test_a_quota_above_the_machine_changes_nothing(self, monkeypatch):
-        monkeypatch.setattr(_machine, "cpu_quota", lambda: None)
-        unlimited = describe_machine([]).cpu
-        monkeypatch.setattr(_machine, "cpu_quota", lambda: 1e6)
-        assert describe_machine([]).cpu == unlimited
-        assert unlimited.usable_cores == usable_cpu_count()
-
-    @linux_only
-    def test_a_quota_is_rounded_down_to_whole_cores(self, monkeypatch):
-        monkeypatch.setattr(_machine, "cpu_quota", lambda: 3.9)
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-        assert usable_cpu_count() == 3
 
 
 class TestMemory:
     def test_the_total_is_the_machines(self):
         assert describe_machine([]).memory.total_bytes == psutil.virtual_memory().total
 
-    def test_the_lower_of_machine_and_control_group(self, monkeypatch):
-        monkeypatch.setattr(_machine, "memory_headroom", lambda: 12345)
-        assert usable_memory_bytes() == 12345
+    def test_what_control_groups_leave_counts(self, monkeypatch):
+        monkeypatch.setattr("cellfeed.machine.memory_headroom", lambda: 12345)
         assert describe_machine([]).memory.available_bytes == 12345
-        monkeypatch.setattr(_machine, "memory_headroom", lambda: 1 << 60)
-        assert 12345 < usable_memory_bytes() < psutil.virtual_memory().total
 
 
 class TestPlatform:
@@ -131,7 +102,7 @@ class TestPlatform:
         assert platform.release() in described.kernel
 
     def test_a_package_that_is_not_installed(self):
-        assert _machine._version("no-such-distribution-as-this") is None
+        assert _version("no-such-distribution-as-this") is None
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed import Collection, ColumnError, ParameterError
+from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._label_entropy import label_entropy
 from cellfeed_tuner._labels import label_codes
-from cellfeed_tuner._machine import describe_machine, usable_cpu_count, usable_memory_bytes
+from cellfeed_tuner._machine import describe_machine
 from cellfeed_tuner._measure import Measurement, cells_needed, prepare_cache
 from cellfeed_tuner._measuring_process import MeasuringProcess
 from cellfeed_tuner._page_cache import CacheState

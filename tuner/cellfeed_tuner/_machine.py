@@ -2,9 +2,7 @@
 
 import contextlib
 import math
-import os
 import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import metadata
@@ -14,7 +12,7 @@ import h5py
 import psutil
 
 from cellfeed import ParameterError
-from cellfeed_tuner._cgroup import cpu_quota, memory_headroom
+from cellfeed.machine import usable_cores, usable_memory_bytes
 from cellfeed_tuner._storage import Storage, describe_storage
 
 __all__ = [
@@ -24,8 +22,6 @@ __all__ = [
     "Packages",
     "Platform",
     "describe_machine",
-    "usable_cpu_count",
-    "usable_memory_bytes",
 ]
 
 _UNKNOWN = "unknown"
@@ -178,34 +174,6 @@ def describe_machine(paths: Sequence[Path], *, storage_seconds: float = 1.0) -> 
     )
 
 
-def usable_cpu_count() -> int:
-    """Return how many whole cores this process may use, at least 1.
-
-    Counts what affinity and control groups leave, unlike `os.cpu_count`.
-
-    Examples
-    --------
-    >>> usable_cpu_count() >= 1
-    True
-    """
-    return max(1, math.floor(_usable_cores()))
-
-
-def usable_memory_bytes() -> int:
-    """Return how many bytes of memory this process can take now, swap left out.
-
-    The lower of what the machine has available and what the control groups leave.
-
-    Examples
-    --------
-    >>> usable_memory_bytes() <= psutil.virtual_memory().total
-    True
-    """
-    available = int(psutil.virtual_memory().available)
-    headroom = memory_headroom()
-    return available if headroom is None else min(available, headroom)
-
-
 def _record(value: object) -> dict[str, object]:
     """Return a dataclass as a dictionary of plain values."""
     if not is_dataclass(value):
@@ -226,19 +194,11 @@ def _plain(value: object) -> object:
 
 
 def _describe_cpu() -> Cpu:
-    return Cpu(model=_cpu_model(), logical_cores=_logical_cores(), usable_cores=_usable_cores())
+    return Cpu(model=_cpu_model(), logical_cores=_logical_cores(), usable_cores=usable_cores())
 
 
 def _logical_cores() -> int:
     return psutil.cpu_count(logical=True) or 1
-
-
-def _usable_cores() -> float:
-    cores = float(_logical_cores())
-    if sys.platform == "linux":
-        cores = float(len(os.sched_getaffinity(0)))
-    quota = cpu_quota()
-    return cores if quota is None else min(cores, quota)
 
 
 def _cpu_model() -> str | None:

@@ -1,11 +1,10 @@
 """The source protocol: how the plan's rows are read, whatever the storage.
 
-A source knows nothing of shuffling. It is given ascending row runs and fills buffers that its
-caller owns, so that one set of buffers serves a whole epoch.
+A source knows nothing of shuffling. It is given ascending row runs, and a target that says where
+each row goes in memory that its caller owns.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -13,43 +12,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._chunks import ChunkReads
 from cellfeed._runs import Runs
+from cellfeed._targets import RowTarget
 
-__all__ = ["CsrBuffer", "DenseBuffer", "Layout", "RowBuffer", "Source"]
+__all__ = ["Layout", "Source"]
 
 Layout = Literal["csr", "dense"]
-
-
-@dataclass(frozen=True, slots=True)
-class CsrBuffer:
-    """Room for the stored elements of sparse rows, one row after the other.
-
-    Parameters
-    ----------
-    indices
-        Column of each element, int32 or int64, shape (n_elements,).
-    data
-        Value of each element, shape (n_elements,), in the dtype that the reader wants.
-    """
-
-    indices: NDArray[np.signedinteger]
-    data: NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class DenseBuffer:
-    """Room for dense rows.
-
-    Parameters
-    ----------
-    data
-        C-contiguous, shape (n_rows, n_vars), in the dtype that the reader wants.
-    """
-
-    data: NDArray[Any]
-
-
-RowBuffer = CsrBuffer | DenseBuffer
 
 
 class Source(Protocol):
@@ -107,17 +76,38 @@ class Source(Protocol):
         """Return how many elements each row of ``runs`` stores, shape (n_rows_in_runs,)."""
         ...
 
-    def read_into(self, runs: Runs, out: RowBuffer) -> None:
-        """Fill ``out`` with the rows of ``runs``, ascending.
+    def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
+        """Return what to read where the storage is made of chunks that can be decoded here.
+
+        Such reads of many sources are done together, by many threads.
+
+        Parameters
+        ----------
+        runs, target
+            As of `read_into`.
+
+        Returns
+        -------
+        None if the storage is something else: then `read_into` is called.
+
+        Raises
+        ------
+        FormatError
+            The storage is damaged, or is not the one that was opened.
+        """
+        ...
+
+    def read_into(self, runs: Runs, target: RowTarget) -> None:
+        """Place the rows of ``runs``, ascending, where ``target`` says.
 
         Parameters
         ----------
         runs
             Ascending, disjoint row runs within the source.
-        out
-            A buffer of exactly the size that `row_lengths` says: a `CsrBuffer` only from a
-            source of CSR layout, a `DenseBuffer` from any. It is filled completely; values
-            are cast to its dtype.
+        target
+            One place for each row: a `CsrTarget` only for a source of CSR layout, with the
+            lengths that `row_lengths` gives, a `DenseTarget` for any. Its ``put`` does the
+            rest.
 
         Raises
         ------

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._chunks import ChunkedArray, hdf5_array
 from cellfeed._errors import CellfeedError, FormatError
 from cellfeed._runs import Runs
 from cellfeed._sources import _h5ad_annotations as annotations
@@ -24,6 +25,10 @@ class H5adSource:
     def __init__(self, file: H5File, element: str) -> None:
         self._file = file
         self._element = element
+        self._chunked_arrays: dict[str, ChunkedArray | None] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_chunked_arrays": {}}
 
     @property
     def path(self) -> Path:
@@ -48,6 +53,15 @@ class H5adSource:
         """Read some obs columns, and nothing else."""
         with self._damage_named("obs"):
             return annotations.read_obs(self._file(), columns)
+
+    def _chunked_array(self, name: str) -> ChunkedArray | None:
+        """Return an array of the file as chunks; the chunk table is read once."""
+        if name not in self._chunked_arrays:
+            with self._damage_named(name):
+                self._chunked_arrays[name] = hdf5_array(
+                    self._file()[name], name, self._file.descriptors, self._file.paths
+                )
+        return self._chunked_arrays[name]
 
     @contextmanager
     def _damage_named(self, element: str, runs: Runs | None = None) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""CSR matrices in h5ad files, read through h5py, one slice per row run."""
+"""CSR matrices in h5ad files: from chunks where possible, else through h5py, run by run."""
 
 from typing import Any
 
@@ -7,10 +7,12 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from cellfeed._chunks import ChunkedArray, ChunkReads, can_cast
 from cellfeed._runs import Runs, expand
-from cellfeed._sources._base import CsrBuffer, Layout, RowBuffer
+from cellfeed._sources._base import Layout
 from cellfeed._sources._h5ad_common import H5adSource, native
 from cellfeed._sources._h5file import H5File
+from cellfeed._targets import CsrTarget, RowTarget
 
 __all__ = ["H5adCsr"]
 
@@ -50,7 +52,7 @@ class H5adCsr(H5adSource):
         self._row_pointer: NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_row_pointer": None}
+        return super().__getstate__() | {"_row_pointer": None}
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return the number of non-zeros of each row."""
@@ -58,34 +60,61 @@ class H5adCsr(H5adSource):
         pointer = self._pointer()
         return pointer[rows + 1] - pointer[rows]
 
-    def read_into(self, runs: Runs, out: RowBuffer) -> None:
-        """Fill ``out`` with the rows of ``runs``."""
-        if isinstance(out, CsrBuffer):
-            self._read_elements(runs, out.indices, out.data)
-            return
-        pointer = np.concatenate([[0], np.cumsum(self.row_lengths(runs))])
-        indices = np.empty(pointer[-1], dtype=np.int32)
-        values = np.empty(pointer[-1], dtype=out.data.dtype)
-        self._read_elements(runs, indices, values)
-        # Adds up the elements of a column that is stored twice in a row, as SciPy and anndata do.
-        sp.csr_array((values, indices, pointer), shape=out.data.shape).toarray(out=out.data)
+    def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
+        """Return what to read, None if the file is stored in a way that only HDF5 knows."""
+        indices, data = self._chunked("indices"), self._chunked("data")
+        if indices is None or data is None or not isinstance(target, CsrTarget):
+            return None
+        if not can_cast(data.dtype, target.dtype):
+            return None
+        self._file.check_unchanged()
+        starts = self._pointer()[expand(runs)]
+        return ChunkReads.concatenate(
+            [
+                indices.reads_of_ranges(
+                    starts,
+                    target.lengths,
+                    target.index_places,
+                    target.index_dtype,
+                    index_limit=target.n_vars,
+                ),
+                data.reads_of_ranges(starts, target.lengths, target.data_places, target.dtype),
+            ]
+        )
 
-    def _read_elements(
-        self, runs: Runs, indices: NDArray[np.signedinteger], data: NDArray[Any]
-    ) -> None:
-        group = self._stored
+    def read_into(self, runs: Runs, target: RowTarget) -> None:
+        """Place the rows of ``runs`` where ``target`` says, through h5py."""
+        self._file.check_unchanged()
+        pointer = self._pointer()
+        n_elements = int((pointer[runs[:, 1]] - pointer[runs[:, 0]]).sum())
+        indices = self._read_elements("indices", runs, n_elements)
+        data = self._read_elements("data", runs, n_elements)
+        if indices.size and not 0 <= indices.min() <= indices.max() < self.shape[1]:
+            raise self._inconsistent(f"a column index is outside [0, {self.shape[1]})")
+        if isinstance(target, CsrTarget):
+            target.put(indices, data)
+            return
+        starts = np.concatenate([[0], np.cumsum(self.row_lengths(runs))])
+        shape = (len(target), self.shape[1])
+        # Adds up the elements of a column that is stored twice in a row, as SciPy and anndata do.
+        values = data.astype(target.dtype, copy=False)
+        target.put(sp.csr_array((values, indices, starts), shape=shape).toarray())
+
+    def _read_elements(self, name: str, runs: Runs, n_elements: int) -> NDArray[Any]:
+        stored = self._stored[name]
+        elements = np.empty(n_elements, native(stored.dtype))
         filled = 0
         for start, stop in self._pointer()[runs].tolist():
             if stop == start:
                 continue
-            wanted, place = np.s_[start:stop], np.s_[filled : filled + stop - start]
-            with self._damage_named(f"{self._element}/indices", runs):
-                group["indices"].read_direct(indices, wanted, place)
-            with self._damage_named(f"{self._element}/data", runs):
-                group["data"].read_direct(data, wanted, place)
+            place = np.s_[filled : filled + stop - start]
+            with self._damage_named(f"{self._element}/{name}", runs):
+                stored.read_direct(elements, np.s_[start:stop], place)
             filled += stop - start
-        if indices.size and not 0 <= indices.min() <= indices.max() < self.shape[1]:
-            raise self._inconsistent(f"a column index is outside [0, {self.shape[1]})")
+        return elements
+
+    def _chunked(self, name: str) -> ChunkedArray | None:
+        return self._chunked_array(f"{self._element}/{name}")
 
     def _pointer(self) -> NDArray[np.int64]:
         if self._row_pointer is None:

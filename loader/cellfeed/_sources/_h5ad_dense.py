@@ -1,12 +1,14 @@
-"""Dense matrices in h5ad files, read through h5py, one slice per row run."""
+"""Dense matrices in h5ad files: from chunks where possible, else through h5py, run by run."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._runs import Runs, count_rows
-from cellfeed._sources._base import DenseBuffer, Layout, RowBuffer
+from cellfeed._chunks import ChunkReads, can_cast
+from cellfeed._runs import Runs, count_rows, expand
+from cellfeed._sources._base import Layout
 from cellfeed._sources._h5ad_common import H5adSource, native
 from cellfeed._sources._h5file import H5File
+from cellfeed._targets import DenseTarget, RowTarget
 
 __all__ = ["H5adDense"]
 
@@ -32,15 +34,33 @@ class H5adDense(H5adSource):
         """Return the number of genes for each row."""
         return np.full(count_rows(runs), self.shape[1], dtype=np.int64)
 
-    def read_into(self, runs: Runs, out: RowBuffer) -> None:
-        """Fill ``out`` with the rows of ``runs``."""
-        if not isinstance(out, DenseBuffer):
-            msg = "a dense source fills a DenseBuffer only"
+    def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
+        """Return what to read, None if the file is stored in a way that only HDF5 knows."""
+        stored = self._chunked_array(self._element)
+        if stored is None or not isinstance(target, DenseTarget):
+            return None
+        if not can_cast(stored.dtype, target.dtype):
+            return None
+        self._file.check_unchanged()
+        rows = expand(runs)
+        if len(stored.shape) > 1:
+            return stored.reads_of_rows(rows, target.places, target.dtype)
+        n_vars = self.shape[1]
+        counts = np.full(len(rows), n_vars, np.int64)
+        return stored.reads_of_ranges(rows * n_vars, counts, target.places, target.dtype)
+
+    def read_into(self, runs: Runs, target: RowTarget) -> None:
+        """Place the rows of ``runs`` where ``target`` says, through h5py."""
+        if not isinstance(target, DenseTarget):
+            msg = "a dense source fills a DenseTarget only"
             raise TypeError(msg)
+        self._file.check_unchanged()
         stored = self._stored
+        rows = np.empty((len(target), self.shape[1]), self.dtype)
         filled = 0
         for start, stop in runs.tolist():
             place = np.s_[filled : filled + stop - start]
             with self._damage_named(self._element, runs):
-                stored.read_direct(out.data, np.s_[start:stop], place)
+                stored.read_direct(rows, np.s_[start:stop], place)
             filled += stop - start
+        target.put(rows)

@@ -11,6 +11,8 @@ from cellfeed._errors import FormatError, PathError
 
 __all__ = ["H5File"]
 
+_Identity = tuple[int, int]  # bytes, and time of the last change in ns
+
 
 class H5File:
     """A read-only HDF5 file, opened lazily, never shared between processes.
@@ -29,6 +31,7 @@ class H5File:
         self._absolute = path.absolute()  # it stays the same file where the folder changes
         self._file: h5py.File | None = None
         self._process = -1
+        self._identity: _Identity | None = None
 
     def __call__(self) -> h5py.File:
         """Return the open file.
@@ -42,7 +45,38 @@ class H5File:
         """
         if self._file is None or self._process != os.getpid():
             self._file, self._process = _open(self.path, self._absolute), os.getpid()
+            self.check_unchanged()
         return self._file
+
+    def descriptors(self) -> list[int]:
+        """Return the file descriptor, for `os.pread`; it is HDF5's own, and stays open."""
+        return [int(self().id.get_vfd_handle())]
+
+    def paths(self) -> list[Path]:
+        """Return the path."""
+        return [self.path]
+
+    def check_unchanged(self) -> None:
+        """Check that the path still holds the file that was opened first, in any process.
+
+        Rows of another file would not be those that were planned and labelled.
+
+        Raises
+        ------
+        FormatError
+            The file was replaced or written to.
+        """
+        try:
+            found = self._absolute.stat()
+        except OSError as error:
+            msg = f"{self.path}: was removed since it was opened; put it back"
+            raise PathError(msg) from error
+        identity = (found.st_size, found.st_mtime_ns)
+        if self._identity is None:
+            self._identity = identity
+        if self._identity != identity:
+            msg = f"{self.path}: was replaced or written to since it was opened; open it again"
+            raise FormatError(msg)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_file": None, "_process": -1}

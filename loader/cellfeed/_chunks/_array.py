@@ -1,0 +1,241 @@
+"""A stored array as chunks: where their bytes lie, and what is to be read for given elements."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._casts import cast_address
+from cellfeed._chunks._reads import ChunkReads
+
+__all__ = ["ChunkPlaces", "ChunkTable", "ChunkedArray", "ContiguousChunks", "Located"]
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where some chunks lie; each array is int64, shape (n,).
+
+    Parameters
+    ----------
+    files
+        Number of the file that each chunk is in.
+    offsets, sizes
+        Its bytes in that file.
+    skipped
+        Which steps were left out when it was written: 1 compression, 2 shuffling; 4 if there
+        is no such chunk, so that all its elements are zero.
+    """
+
+    files: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    skipped: NDArray[np.int64]
+
+
+class ChunkPlaces(Protocol):
+    """Says where chunks lie, by their number in C order of the chunk grid."""
+
+    def locate(self, chunks: NDArray[np.int64]) -> Located:
+        """Return where the chunks of these numbers lie."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTable:
+    """Places of all chunks of an array, read once; 17 bytes a chunk, whatever their number.
+
+    Parameters
+    ----------
+    offsets
+        First byte of each chunk in its file, int64; -1 where there is no chunk.
+    sizes
+        Bytes of each chunk as it is stored, int64 or smaller.
+    skipped
+        See `Located`; uint8.
+    files
+        Number of each chunk's file, or None if all are in one.
+    """
+
+    offsets: NDArray[np.int64]
+    sizes: NDArray[Any]
+    skipped: NDArray[np.uint8]
+    files: NDArray[Any] | None = None
+
+    def locate(self, chunks: NDArray[np.int64]) -> Located:
+        """Return where the chunks of these numbers lie."""
+        offsets = self.offsets[chunks]
+        files = np.zeros(len(chunks), np.int64) if self.files is None else self.files[chunks]
+        skipped = self.skipped[chunks].astype(np.int64)
+        return Located(
+            files=files.astype(np.int64),
+            offsets=offsets,
+            sizes=np.where(offsets < 0, 0, self.sizes[chunks]).astype(np.int64),
+            skipped=np.where(offsets < 0, kernels.ABSENT, skipped),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ContiguousChunks:
+    """Places in an array that is stored as one piece, which is taken as chunks of equal size.
+
+    Parameters
+    ----------
+    offset
+        First byte in the file.
+    n_bytes
+        Bytes of the array.
+    chunk_bytes
+        Bytes of all chunks but the last.
+    """
+
+    offset: int
+    n_bytes: int
+    chunk_bytes: int
+
+    def locate(self, chunks: NDArray[np.int64]) -> Located:
+        """Return where the chunks of these numbers lie."""
+        starts = chunks * self.chunk_bytes
+        nothing = np.zeros(len(chunks), np.int64)
+        sizes = np.minimum(self.chunk_bytes, self.n_bytes - starts)
+        return Located(files=nothing, offsets=self.offset + starts, sizes=sizes, skipped=nothing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedArray:
+    """One array in storage, of one or two dimensions, and how its chunks are encoded.
+
+    Parameters
+    ----------
+    name
+        Path of the file or store and name of the element, for messages.
+    shape
+        Its shape; one dimension, or two if ``chunk_shape`` has two.
+    dtype
+        Native dtype of its elements.
+    chunk_shape
+        Shape of a chunk. Chunks at the border are stored whole.
+    codec
+        How chunks are compressed: one of the kernels' codecs.
+    shuffled
+        Whether HDF5's shuffle filter was applied before compression.
+    places
+        Where the chunks are.
+    open_files
+        Returns the file descriptors that `Located.files` counts.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk_shape: tuple[int, ...]
+    codec: int
+    shuffled: bool
+    places: ChunkPlaces
+    open_files: Callable[[], Sequence[int]]
+    paths: Callable[[], Sequence[Path]]
+
+    def reads_of_ranges(
+        self,
+        starts: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        places: NDArray[np.int64],
+        out_dtype: np.dtype[Any],
+        *,
+        index_limit: int = -1,
+    ) -> ChunkReads:
+        """Return what to read for ranges of a one-dimensional array.
+
+        Parameters
+        ----------
+        starts, counts
+            Ascending, disjoint ranges of elements, int64, shape (n,).
+        places
+            Address that each range goes to.
+        out_dtype
+            Dtype there.
+        index_limit
+            If not negative, elements are column indices, which have to be below it.
+        """
+        chunks, firsts, segments, joins = kernels.plan_flat(
+            starts, counts, places, self.chunk_shape[0], out_dtype.itemsize
+        )
+        if index_limit < 0:
+            joins = joins[:0]
+        return self._reads(chunks, firsts, segments, joins, out_dtype, index_limit)
+
+    def reads_of_rows(
+        self, rows: NDArray[np.int64], places: NDArray[np.int64], out_dtype: np.dtype[Any]
+    ) -> ChunkReads:
+        """Return what to read for whole rows of a two-dimensional array.
+
+        Parameters
+        ----------
+        rows
+            Ascending, int64, shape (n,).
+        places
+            Address that each row goes to.
+        out_dtype
+            Dtype there.
+        """
+        chunk_rows, chunk_columns = self.chunk_shape
+        chunks, firsts, segments = kernels.plan_grid(
+            rows, places, self.shape[1], chunk_rows, chunk_columns, out_dtype.itemsize
+        )
+        return self._reads(chunks, firsts, segments, np.empty(0, np.int64), out_dtype, -1)
+
+    def _reads(
+        self,
+        chunks: NDArray[np.int64],
+        firsts: NDArray[np.int64],
+        segments: NDArray[np.int64],
+        joins: NDArray[np.int64],
+        out_dtype: np.dtype[Any],
+        index_limit: int,
+    ) -> ChunkReads:
+        located = self.places.locate(chunks)
+        offsets, sizes = located.offsets, located.sizes
+        if self.codec == kernels.STORED and not self.shuffled:
+            kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize)
+        table = np.zeros((len(chunks) + 1, kernels.N_CHUNK_COLUMNS), np.int64)
+        fds = np.asarray(self.open_files(), np.int64)
+        table[:-1, kernels.FD] = fds[located.files]
+        table[:-1, kernels.OFFSET] = offsets
+        table[:-1, kernels.SIZE] = sizes
+        table[:-1, kernels.SKIPPED] = located.skipped
+        table[:-1, kernels.FIRST_SEGMENT] = firsts
+        table[-1, kernels.FIRST_SEGMENT] = len(segments)
+        array = np.zeros((1, kernels.N_ARRAY_COLUMNS), np.int64)
+        array[0, kernels.CODEC] = self.codec
+        array[0, kernels.SHUFFLED] = self.shuffled
+        array[0, kernels.ITEMSIZE] = self.dtype.itemsize
+        array[0, kernels.OUT_ITEMSIZE] = out_dtype.itemsize
+        array[0, kernels.DECODED_BYTES] = self.dtype.itemsize * int(np.prod(self.chunk_shape))
+        array[0, kernels.CAST] = cast_address(self.dtype, out_dtype, of_indices=index_limit >= 0)
+        array[0, kernels.INDEX_LIMIT] = index_limit
+        return ChunkReads(
+            arrays=array,
+            chunks=table,
+            segments=segments,
+            joins=joins,
+            join_itemsize=out_dtype.itemsize,
+            chunk_numbers=chunks,
+            origins=(self,),
+        )
+
+    def describe(self, chunk: int) -> str:
+        """Return which elements and bytes a chunk holds, for a message."""
+        located = self.places.locate(np.array([chunk], np.int64))
+        path = self.paths()[int(located.files[0])]
+        first, size = int(located.offsets[0]), int(located.sizes[0])
+        grid = [-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True)]
+        corner = [int(k) for k in np.unravel_index(chunk, grid)]
+        bounds = [
+            f"{k * c} to {min((k + 1) * c, n)}"
+            for k, c, n in zip(corner, self.chunk_shape, self.shape, strict=True)
+        ]
+        elements = f"elements {bounds[0]}" if len(bounds) == 1 else f"rows {bounds[0]}"
+        return f"{path}: `{self.name}`, {elements} (bytes {first} to {first + size})"

@@ -1,0 +1,84 @@
+"""Compiled conversions of elements from one dtype to another, by address."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import carray, cfunc, types
+from numba.np.numpy_support import from_dtype
+
+__all__ = ["can_cast", "cast_address"]
+
+_SIGNATURE = types.void(types.voidptr, types.voidptr, types.int64)
+_LARGEST_INT32 = np.iinfo(np.int32).max
+
+
+def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Return whether `cast_address` knows the way."""
+    return source == target or (_is_plain(source) and _is_plain(target))
+
+
+@cache
+def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bool = False) -> int:
+    """Return the address of a C function ``cast(source, target, n)``; 0 if none is needed.
+
+    Parameters
+    ----------
+    source, target
+        Native dtypes for which `can_cast` holds.
+    of_indices
+        Whether the elements are indices, of which those that do not fit become -1.
+    """
+    if source == target:
+        return 0
+    ins, outs = (from_dtype(_as_number(dtype)) for dtype in (source, target))
+    if target == np.bool_:
+        function = _to_bool(ins)
+    elif of_indices and target == np.int32:
+        function = _to_int32(ins)
+    else:
+        function = _to_number(ins, outs)
+    _KEPT.append(function)
+    return int(function.address)
+
+
+_KEPT: list[Any] = []  # compiled functions live as long as somebody holds them
+
+
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8 and dtype != np.float16  # noqa: PLR2004 - bytes
+
+
+def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.uint8) if dtype == np.bool_ else dtype
+
+
+def _to_number(ins: Any, outs: Any) -> Any:
+    @cfunc(_SIGNATURE, cache=True)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = carray(source, (n,), ins), carray(target, (n,), outs)
+        for i in range(n):
+            result[i] = outs(values[i])
+
+    return cast
+
+
+def _to_int32(ins: Any) -> Any:
+    @cfunc(_SIGNATURE, cache=True)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = carray(source, (n,), ins), carray(target, (n,), types.int32)
+        for i in range(n):
+            fits = 0 <= values[i] <= _LARGEST_INT32
+            result[i] = types.int32(values[i]) if fits else types.int32(-1)
+
+    return cast
+
+
+def _to_bool(ins: Any) -> Any:
+    @cfunc(_SIGNATURE, cache=True)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = carray(source, (n,), ins), carray(target, (n,), types.uint8)
+        for i in range(n):
+            result[i] = values[i] != 0
+
+    return cast

@@ -1,0 +1,563 @@
+"""Compiled loops, which run without the GIL: plan copies, decode chunks, place rows.
+
+Every kernel has its signature written out, so that it is compiled (or loaded from disk) when
+this module is imported, and never later beside threads or before a fork.
+
+Tables are int64 arrays of one row for each item; the names of their columns are the constants
+below.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+from numpy.typing import NDArray
+
+from cellfeed._chunks._native import C_FUNCTIONS, atomic_add, call, copy_bytes, pointer
+
+__all__ = [
+    "ASCENDING",
+    "BLOSC",
+    "LZF",
+    "STORED",
+    "ZLIB",
+    "ZSTD",
+    "advise",
+    "copy_all",
+    "decode",
+    "densify",
+    "joins_ascend",
+    "place",
+    "plan_flat",
+    "plan_grid",
+    "trim",
+]
+
+# Codecs.
+STORED, ZLIB, ZSTD, BLOSC, LZF = range(5)
+
+# Columns of a table of arrays.
+CODEC, SHUFFLED, ITEMSIZE, OUT_ITEMSIZE, DECODED_BYTES, CAST, INDEX_LIMIT, N_ARRAY_COLUMNS = range(
+    8
+)
+
+# Columns of a table of chunks. SKIPPED: what was left out when this chunk was written. Its
+# segments end where those of the next chunk begin.
+FD, OFFSET, SIZE, SKIPPED, ARRAY, FIRST_SEGMENT, N_CHUNK_COLUMNS = range(7)
+UNCOMPRESSED, UNSHUFFLED, ABSENT = 1, 2, 4  # ABSENT: there is no such chunk; its elements are 0
+
+# Columns of a table of segments: elements of a chunk that go to one place.
+FROM, COUNT, TO, N_SEGMENT_COLUMNS = range(4)
+
+# What `decode` reports: a failure (0 if none), the chunk where it was, and whether the columns of
+# each row ascend as far as they lie in one chunk.
+FAILURE, FAILED_CHUNK, NEXT_TASK, ASCENDING, N_REPORTS = range(5)
+UNREADABLE, TRUNCATED, UNDECODABLE, WRONG_SIZE, BAD_INDEX = range(1, 6)
+UNORDERED, OUTSIDE = range(1, 3)
+
+(
+    _PREAD,
+    _FADVISE,
+    _ZLIB_NEW,
+    _ZLIB_FREE,
+    _ZLIB,
+    _ZSTD_NEW,
+    _ZSTD_FREE,
+    _ZSTD,
+    _BLOSC,
+    _BLOSC_CHECK,
+) = range(len(C_FUNCTIONS))
+_WILL_NEED = 3
+LARGEST_READ = 1 << 20
+_LARGEST_GAP = 1 << 14  # bytes read in vain cost less than another system call
+_CHUNKS_OF_A_TASK = 8
+_MOST_TRIES = 3
+
+_int64_1d = "int64[::1]"
+_int64_2d = "int64[:,::1]"
+
+
+@njit(
+    f"Tuple((int64[::1], int64[::1], {_int64_2d}, int64[::1]))"
+    "(int64[::1], int64[::1], int64[::1], int64, int64)",
+    nogil=True,
+    cache=True,
+)
+def plan_flat(
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    places: NDArray[np.int64],
+    chunk_elements: int,
+    out_itemsize: int,
+) -> Any:
+    """Return the chunks and segments that ranges of a one-dimensional array lie in.
+
+    Parameters
+    ----------
+    starts, counts
+        Ascending, disjoint ranges of elements, shape (n,).
+    places
+        Address that each range goes to, shape (n,).
+    chunk_elements
+        Elements of a chunk.
+    out_itemsize
+        Bytes of an element where it goes.
+
+    Returns
+    -------
+    The distinct chunks, ascending; the first segment of each; the segments; and the addresses
+    inside a range where it goes on in another chunk.
+    """
+    n_segments = 0
+    for i in range(starts.size):
+        if counts[i]:
+            n_segments += (
+                (starts[i] + counts[i] - 1) // chunk_elements - starts[i] // chunk_elements + 1
+            )
+    segments = np.empty((n_segments, N_SEGMENT_COLUMNS), np.int64)
+    chunks = np.empty(n_segments, np.int64)
+    firsts = np.empty(n_segments, np.int64)
+    joins = np.empty(n_segments, np.int64)
+    n_chunks = n_joins = k = 0
+    for i in range(starts.size):
+        start, stop, address = starts[i], starts[i] + counts[i], places[i]
+        while start < stop:
+            chunk = start // chunk_elements
+            n = min(stop, (chunk + 1) * chunk_elements) - start
+            if n_chunks == 0 or chunks[n_chunks - 1] != chunk:
+                chunks[n_chunks] = chunk
+                firsts[n_chunks] = k
+                n_chunks += 1
+            if start != starts[i]:
+                joins[n_joins] = address
+                n_joins += 1
+            segments[k, FROM] = start - chunk * chunk_elements
+            segments[k, COUNT] = n
+            segments[k, TO] = address
+            k += 1
+            start += n
+            address += n * out_itemsize
+    return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments, joins[:n_joins].copy()
+
+
+@njit(
+    f"Tuple((int64[::1], int64[::1], {_int64_2d}))"
+    "(int64[::1], int64[::1], int64, int64, int64, int64)",
+    nogil=True,
+    cache=True,
+)
+def plan_grid(
+    rows: NDArray[np.int64],
+    places: NDArray[np.int64],
+    n_columns: int,
+    chunk_rows: int,
+    chunk_columns: int,
+    out_itemsize: int,
+) -> Any:
+    """Return the chunks and segments that rows of a two-dimensional array lie in.
+
+    Parameters
+    ----------
+    rows
+        Ascending, shape (n,).
+    places
+        Address that each row goes to, shape (n,).
+    n_columns
+        Columns of the array.
+    chunk_rows, chunk_columns
+        Shape of a chunk.
+    out_itemsize
+        Bytes of an element where it goes.
+
+    Returns
+    -------
+    The distinct chunks in C order of the chunk grid; the first segment of each; the segments.
+    """
+    across = (n_columns + chunk_columns - 1) // chunk_columns
+    segments = np.empty((rows.size * across, N_SEGMENT_COLUMNS), np.int64)
+    chunks = np.empty(rows.size * across, np.int64)
+    firsts = np.empty(rows.size * across, np.int64)
+    n_chunks = k = first = 0
+    while first < rows.size:
+        down = rows[first] // chunk_rows
+        last = first
+        while last < rows.size and rows[last] // chunk_rows == down:
+            last += 1
+        for column in range(across):
+            chunks[n_chunks] = down * across + column
+            firsts[n_chunks] = k
+            n_chunks += 1
+            n = min(chunk_columns, n_columns - column * chunk_columns)
+            for i in range(first, last):
+                segments[k, FROM] = (rows[i] - down * chunk_rows) * chunk_columns
+                segments[k, COUNT] = n
+                segments[k, TO] = places[i] + column * chunk_columns * out_itemsize
+                k += 1
+        first = last
+    return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments
+
+
+@njit(f"Tuple((int64, int64))({_int64_2d}, int64, int64)", nogil=True, cache=True)
+def _extent(chunks: NDArray[np.int64], first: int, stop: int) -> Any:
+    """Return up to which chunk one read goes, and how many bytes that takes."""
+    begin = chunks[first, OFFSET]
+    end = begin + chunks[first, SIZE]
+    last = first + 1
+    if end == begin:  # there is no such chunk
+        return last, 0
+    while last < stop:
+        offset = chunks[last, OFFSET]
+        near = end <= offset <= end + _LARGEST_GAP and chunks[last, FD] == chunks[first, FD]
+        if not near or offset + chunks[last, SIZE] - begin > LARGEST_READ:
+            break
+        end = offset + chunks[last, SIZE]
+        last += 1
+    return last, end - begin
+
+
+@njit(f"void({_int64_2d}, int64[::1])", nogil=True, cache=True)
+def advise(chunks: NDArray[np.int64], functions: NDArray[np.int64]) -> None:
+    """Tell the system which bytes will be read, so that it fetches them side by side."""
+    if functions[_FADVISE] == 0:
+        return
+    i = 0
+    while i < len(chunks) - 1:
+        last, size = _extent(chunks, i, len(chunks) - 1)
+        if size:
+            call(functions[_FADVISE], (chunks[i, FD], chunks[i, OFFSET], size, _WILL_NEED))
+        i = last
+
+
+@njit("void(int64[::1], int64[::1], int64[::1], int64[:,::1], int64)", nogil=True, cache=True)
+def trim(
+    offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    segments: NDArray[np.int64],
+    itemsize: int,
+) -> None:
+    """Cut chunks that are stored as they are to the elements that are wanted of them, in place."""
+    for c in range(offsets.size):
+        if sizes[c] == 0:
+            continue
+        stop = firsts[c + 1] if c + 1 < offsets.size else len(segments)
+        lowest = segments[firsts[c], FROM]
+        highest = lowest
+        for k in range(firsts[c], stop):
+            lowest = min(lowest, segments[k, FROM])
+            highest = max(highest, segments[k, FROM] + segments[k, COUNT])
+        for k in range(firsts[c], stop):
+            segments[k, FROM] -= lowest
+        offsets[c] += lowest * itemsize
+        sizes[c] = (highest - lowest) * itemsize
+
+
+@njit("int64(int64, int64, int64, int64, int64[::1])", nogil=True, cache=True)
+def _read(fd: int, target: int, size: int, offset: int, functions: NDArray[np.int64]) -> int:
+    done = interrupted = 0
+    while done < size:
+        n = call(functions[_PREAD], (fd, target + done, size - done, offset + done))
+        if n == 0:
+            return TRUNCATED
+        if n < 0:
+            # An interrupted call looks like any other failure from here, so it is tried again.
+            interrupted += 1
+            if interrupted > _MOST_TRIES:
+                return UNREADABLE
+            continue
+        done += n
+    return 0
+
+
+@njit("int64(int64, int64, int64, int64)", nogil=True, cache=True)
+def _lzf(source: int, size: int, target: int, capacity: int) -> int:
+    """Decompress LZF (liblzf's format, as h5py writes it); the bytes written, -1 if damaged."""
+    ins = carray(pointer(source), (size,), np.uint8)
+    out = carray(pointer(target), (capacity,), np.uint8)
+    i = o = np.int64(0)
+    while i < size:
+        control = np.int64(ins[i])
+        i += 1
+        if control < 32:
+            n = control + 1
+            if i + n > size or o + n > capacity:
+                return -1
+            for j in range(n):
+                out[o + j] = ins[i + j]
+            i += n
+            o += n
+            continue
+        n = control >> 5
+        if n == 7:
+            if i >= size:
+                return -1
+            n += np.int64(ins[i])
+            i += 1
+        if i >= size:
+            return -1
+        start = o - ((control & 31) << 8) - np.int64(ins[i]) - 1
+        i += 1
+        n += 2
+        if start < 0 or o + n > capacity:
+            return -1
+        for j in range(n):  # byte by byte, since what is copied may overlap where it goes
+            out[o + j] = out[start + j]
+        o += n
+    return int(o)
+
+
+@njit("void(int64, int64, int64, int64)", nogil=True, cache=True)
+def _unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
+    """Put together what HDF5's shuffle filter took apart: first all first bytes, and so on."""
+    n = size // itemsize
+    ins = carray(pointer(source), (size,), np.uint8)
+    if itemsize == 4:
+        out4 = carray(pointer(target), (n,), np.uint32)
+        for i in range(n):
+            out4[i] = (
+                np.uint32(ins[i])
+                | np.uint32(ins[n + i]) << np.uint32(8)
+                | np.uint32(ins[2 * n + i]) << np.uint32(16)
+                | np.uint32(ins[3 * n + i]) << np.uint32(24)
+            )
+    else:
+        out = carray(pointer(target), (size,), np.uint8)
+        for i in range(n):
+            for byte in range(itemsize):
+                out[i * itemsize + byte] = ins[byte * n + i]
+    if size % itemsize:
+        copy_bytes(target + n * itemsize, source + n * itemsize, size % itemsize)
+
+
+@njit("boolean(int64[::1], int64[::1])", nogil=True, cache=True)
+def _is_compressed(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> bool:
+    return array[CODEC] != STORED and not chunk[SKIPPED] & UNCOMPRESSED
+
+
+@njit(
+    "int64(int64[::1], int64[::1], int64, int64, int64[::1], int64, int64)", nogil=True, cache=True
+)
+def _decompress(
+    array: NDArray[np.int64],
+    chunk: NDArray[np.int64],
+    source: int,
+    target: int,
+    functions: NDArray[np.int64],
+    zlib: int,
+    zstd: int,
+) -> int:
+    """Decompress a chunk, if it is, which has to come out at exactly its size; 0, or a failure."""
+    size, expected = chunk[SIZE], array[DECODED_BYTES]
+    if not _is_compressed(array, chunk):
+        # Chunks stored as they are were cut to what is wanted of them, unless shuffled.
+        whole = array[CODEC] != STORED or array[SHUFFLED]
+        return WRONG_SIZE if whole and size != expected else 0
+    if array[CODEC] == ZLIB:
+        # Without a place for the size, libdeflate fails unless the output is full.
+        result = np.int32(call(functions[_ZLIB], (zlib, source, size, target, expected, 0)))
+        if result == 0:
+            return 0
+        return UNDECODABLE if result == 1 else WRONG_SIZE
+    if array[CODEC] == ZSTD:
+        n = call(functions[_ZSTD], (zstd, target, expected, source, size))
+        if 0 <= n <= expected:
+            return 0 if n == expected else WRONG_SIZE
+        return UNDECODABLE
+    if array[CODEC] == BLOSC:
+        stated = np.zeros(1, np.int64)
+        place_of_stated = stated.ctypes.data
+        if np.int32(call(functions[_BLOSC_CHECK], (source, size, place_of_stated))) != 0:
+            return UNDECODABLE
+        if stated[0] != expected:
+            return WRONG_SIZE
+        n = np.int64(np.int32(call(functions[_BLOSC], (source, target, expected, 1))))
+        return 0 if n == expected else UNDECODABLE
+    n = _lzf(source, size, target, expected)
+    if n < 0:
+        return UNDECODABLE
+    return 0 if n == expected else WRONG_SIZE
+
+
+@njit("int64(int64, int64, int64, int64)", nogil=True, cache=True)
+def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
+    """Return 0 if indices ascend strictly within [0, limit), else what is wrong with them."""
+    if n == 0:
+        return 0
+    descents = 0
+    if itemsize == 4:
+        narrow = carray(pointer(address), (n,), np.int32)
+        lowest = highest = narrow[0]
+        for i in range(1, n):
+            descents += narrow[i] <= narrow[i - 1]
+            lowest = min(lowest, narrow[i])
+            highest = max(highest, narrow[i])
+        outside = lowest < 0 or highest >= limit
+    else:
+        wide = carray(pointer(address), (n,), np.int64)
+        least = most = wide[0]
+        for i in range(1, n):
+            descents += wide[i] <= wide[i - 1]
+            least = min(least, wide[i])
+            most = max(most, wide[i])
+        outside = least < 0 or most >= limit
+    if outside:
+        return OUTSIDE
+    return UNORDERED if descents else 0
+
+
+@njit("int64(int64, int64[:,::1], int64[::1], int64[::1])", nogil=True, cache=True)
+def _place_segments(
+    source: int,
+    segments: NDArray[np.int64],
+    array: NDArray[np.int64],
+    report: NDArray[np.int64],
+) -> int:
+    for k in range(len(segments)):
+        begin = source + segments[k, FROM] * array[ITEMSIZE]
+        n, target = segments[k, COUNT], segments[k, TO]
+        if array[CAST]:
+            call(array[CAST], (begin, target, n))
+        else:
+            copy_bytes(target, begin, n * array[ITEMSIZE])
+        if array[INDEX_LIMIT] >= 0:
+            verdict = _check_indices(target, n, array[OUT_ITEMSIZE], array[INDEX_LIMIT])
+            if verdict == OUTSIDE:
+                return BAD_INDEX
+            if verdict == UNORDERED:
+                report[ASCENDING] = 0
+    return 0
+
+
+@njit(
+    f"int64({_int64_2d}, {_int64_2d}, {_int64_2d}, int64[::1], int64[::1], "
+    "uint8[::1], uint8[::1], uint8[::1])",
+    nogil=True,
+    cache=True,
+)
+def decode(
+    arrays: NDArray[np.int64],
+    chunks: NDArray[np.int64],
+    segments: NDArray[np.int64],
+    functions: NDArray[np.int64],
+    report: NDArray[np.int64],
+    raw_room: NDArray[np.uint8],
+    decoded_room: NDArray[np.uint8],
+    shuffled_room: NDArray[np.uint8],
+) -> int:
+    """Read, decompress and place chunks until none is left; many threads share one report.
+
+    Parameters
+    ----------
+    arrays, chunks, segments
+        The tables; a last row of ``chunks`` says where the segments end.
+    functions
+        Addresses of the C functions.
+    report
+        Shared by all threads that work on these tables.
+    raw_room, decoded_room, shuffled_room
+        Room for what one read brings, and for a chunk before and after its bytes are put in
+        order; of this thread alone. (They are arguments since a compiled function frees its own
+        arrays after their last use by name, whoever still has their address.)
+
+    Returns
+    -------
+    The bytes that this thread read.
+    """
+    n_chunks = len(chunks) - 1
+    raw, room, shuffled = raw_room.ctypes.data, decoded_room.ctypes.data, shuffled_room.ctypes.data
+    zlib = call(functions[_ZLIB_NEW], ()) if functions[_ZLIB_NEW] else 0
+    zstd = call(functions[_ZSTD_NEW], ()) if functions[_ZSTD_NEW] else 0
+    n_read = 0
+    while report[FAILURE] == 0:
+        first = atomic_add(report.ctypes.data + NEXT_TASK * 8, _CHUNKS_OF_A_TASK)
+        if first >= n_chunks:
+            break
+        stop = min(first + _CHUNKS_OF_A_TASK, n_chunks)
+        begin = end = first  # chunks whose bytes are at hand
+        for c in range(first, stop):
+            failure = 0
+            if c >= end:
+                begin = c
+                end, size = _extent(chunks, c, stop)
+                failure = _read(chunks[c, FD], raw, size, chunks[c, OFFSET], functions)
+                if failure and end > c + 1:  # find out which chunk it is
+                    end, size = c + 1, chunks[c, SIZE]
+                    failure = _read(chunks[c, FD], raw, size, chunks[c, OFFSET], functions)
+                n_read += size
+            array = arrays[chunks[c, ARRAY]]
+            here = raw + chunks[c, OFFSET] - chunks[begin, OFFSET]
+            if failure == 0 and chunks[c, SKIPPED] & ABSENT:
+                decoded_room[: array[DECODED_BYTES]] = 0
+                here = room
+            elif failure == 0:
+                failure = _decompress(array, chunks[c], here, room, functions, zlib, zstd)
+                here = room if _is_compressed(array, chunks[c]) else here
+                if failure == 0 and array[SHUFFLED] and not chunks[c, SKIPPED] & UNSHUFFLED:
+                    _unshuffle(here, array[DECODED_BYTES], shuffled, array[ITEMSIZE])
+                    here = shuffled
+            if failure == 0:
+                first_segment, last_segment = chunks[c, FIRST_SEGMENT], chunks[c + 1, FIRST_SEGMENT]
+                failure = _place_segments(here, segments[first_segment:last_segment], array, report)
+            if failure:
+                report[FAILED_CHUNK] = c
+                report[FAILURE] = failure
+                break
+    if zlib:
+        call(functions[_ZLIB_FREE], (zlib,))
+    if zstd:
+        call(functions[_ZSTD_FREE], (zstd,))
+    return n_read
+
+
+@njit("void(int64, int64[:,::1], int64[::1], int64[::1])", nogil=True, cache=True)
+def place(
+    source: int,
+    segments: NDArray[np.int64],
+    array: NDArray[np.int64],
+    report: NDArray[np.int64],
+) -> None:
+    """Place elements that are in memory already, as `decode` does with those of a chunk."""
+    report[FAILURE] = _place_segments(source, segments, array, report)
+
+
+@njit("boolean(int64[::1], int64)", nogil=True, cache=True)
+def joins_ascend(joins: NDArray[np.int64], itemsize: int) -> bool:
+    """Return whether the index at each address is above the one before it in memory."""
+    for i in range(joins.size):
+        if itemsize == 4:
+            narrow = carray(pointer(joins[i] - 4), (2,), np.int32)
+            if narrow[1] <= narrow[0]:
+                return False
+        else:
+            wide = carray(pointer(joins[i] - 8), (2,), np.int64)
+            if wide[1] <= wide[0]:
+                return False
+    return True
+
+
+@njit(
+    [
+        f"void({index}[::1], {index}[::1], {value}[::1], {value}[:,::1])"
+        for index in ("int32", "int64")
+        for value in ("uint8", "uint16", "uint32", "uint64")
+    ],
+    nogil=True,
+    cache=True,
+)
+def densify(
+    pointers: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any]
+) -> None:
+    """Fill ``dense`` from CSR rows of distinct columns; values are bits, whatever they mean."""
+    for row in range(len(dense)):
+        dense[row] = 0
+        for k in range(pointers[row], pointers[row + 1]):
+            dense[row, indices[k]] = data[k]
+
+
+@njit("void(int64[::1], int64[::1], int64[::1])", nogil=True, cache=True)
+def copy_all(
+    sources: NDArray[np.int64], targets: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> None:
+    """Copy pieces of memory, given by address and bytes."""
+    for i in range(sizes.size):
+        copy_bytes(targets[i], sources[i], sizes[i])

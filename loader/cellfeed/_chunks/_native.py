@@ -1,0 +1,125 @@
+# ruff: noqa: ARG001 - numba fixes what such functions take
+"""Calls of C functions by address from compiled code, and raw memory.
+
+The compressors are reached in the shared libraries of well-kept packages. Their addresses are
+arguments of the kernels, not constants in them, so that compiled kernels can be kept on disk.
+"""
+
+import ctypes
+import importlib.util
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+__all__ = [
+    "C_FUNCTIONS",
+    "atomic_add",
+    "call",
+    "copy_bytes",
+    "function_addresses",
+    "has_functions",
+    "pointer",
+]
+
+_I64 = ir.IntType(64)
+
+# Where each function is found; the place of a name is its index in `function_addresses`.
+C_FUNCTIONS = {
+    "pread": None,  # the C library
+    "posix_fadvise": None,
+    "libdeflate_alloc_decompressor": "deflate._deflate",
+    "libdeflate_free_decompressor": "deflate._deflate",
+    "libdeflate_zlib_decompress": "deflate._deflate",
+    "ZSTD_createDCtx": "numcodecs.zstd",
+    "ZSTD_freeDCtx": "numcodecs.zstd",
+    "ZSTD_decompressDCtx": "numcodecs.zstd",
+    "blosc_decompress_ctx": "numcodecs.blosc",
+    "blosc_cbuffer_validate": "numcodecs.blosc",
+}
+
+
+@cache
+def function_addresses() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the addresses of `C_FUNCTIONS`, int64; 0 where a library lacks the function."""
+    return np.array([_address(name, module) for name, module in C_FUNCTIONS.items()], np.int64)
+
+
+def has_functions(*names: str) -> bool:
+    """Return whether all of these functions were found."""
+    places = list(C_FUNCTIONS)
+    return all(function_addresses()[places.index(name)] for name in names)
+
+
+def _address(name: str, module: str | None) -> int:
+    try:
+        library = None if module is None else _library_file(module)
+        function = getattr(ctypes.CDLL(library), name)
+    except (AttributeError, ImportError, OSError):
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _library_file(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ImportError(module)
+    return spec.origin
+
+
+@intrinsic
+def call(typingctx: Any, address: Any, arguments: Any) -> Any:
+    """``call(address, (a, b, ...))``: a C function of integers and pointers, as int64.
+
+    An argument that C declares as int arrives in a register of 64 bits, whose lower half C
+    reads. Of a result that C declares as int, only the lower half counts: cast it to int32.
+    """
+    signature = types.int64(types.int64, arguments)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        target, packed = values
+        unpacked = [builder.extract_value(packed, i) for i in range(len(signature.args[1]))]
+        function = ir.FunctionType(_I64, [_I64] * len(unpacked))
+        return builder.call(builder.inttoptr(target, function.as_pointer()), unpacked)
+
+    return signature, codegen
+
+
+@intrinsic
+def pointer(typingctx: Any, address: Any) -> Any:
+    """Return an address as the pointer that `numba.carray` wants."""
+    signature = types.voidptr(types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], cgutils.voidptr_t)
+
+    return signature, codegen
+
+
+@intrinsic
+def copy_bytes(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
+    """``memcpy(target, source, n)`` on addresses."""
+    signature = types.void(types.int64, types.int64, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        to, from_ = (builder.inttoptr(value, cgutils.voidptr_t) for value in values[:2])
+        cgutils.raw_memcpy(builder, to, from_, values[2], 1)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def atomic_add(typingctx: Any, address: Any, n: Any) -> Any:
+    """Add to the int64 at an address, and return what it was before."""
+    signature = types.int64(types.int64, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        place = builder.inttoptr(values[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", place, values[1], "seq_cst")
+
+    return signature, codegen

@@ -1,0 +1,145 @@
+"""Chunks to read and where their elements go: made by arrays, done by many threads at once."""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._native import function_addresses
+from cellfeed._errors import FormatError
+
+__all__ = ["ChunkReads", "Done"]
+
+
+class Origin(Protocol):
+    """An array that chunks belong to."""
+
+    def describe(self, chunk: int) -> str:
+        """Return which elements and bytes a chunk holds, for a message."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done.
+
+    Parameters
+    ----------
+    n_bytes
+        Bytes read.
+    n_chunks
+        Chunks decoded.
+    ascending
+        Whether the column indices of every row ascend strictly.
+    """
+
+    n_bytes: int
+    n_chunks: int
+    ascending: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkReads:
+    """Tables for `kernels.decode`, which says what they hold.
+
+    Parameters
+    ----------
+    arrays, chunks, segments
+        The tables.
+    joins, join_itemsize
+        Addresses where the column indices of a row go on from another chunk, and their size.
+    chunk_numbers
+        Number of each chunk in its array.
+    origins
+        The array of each row of ``arrays``.
+    """
+
+    arrays: NDArray[np.int64]
+    chunks: NDArray[np.int64]
+    segments: NDArray[np.int64]
+    joins: NDArray[np.int64]
+    join_itemsize: int
+    chunk_numbers: NDArray[np.int64]
+    origins: tuple[Origin, ...]
+
+    @staticmethod
+    def concatenate(parts: Sequence["ChunkReads"]) -> "ChunkReads":
+        """Return all reads as one, so that threads need not wait for each other in between."""
+        chunks, first_array, first_segment = list[NDArray[np.int64]](), 0, 0
+        for part in parts:
+            table = part.chunks[:-1].copy()
+            table[:, kernels.ARRAY] += first_array
+            table[:, kernels.FIRST_SEGMENT] += first_segment
+            chunks.append(table)
+            first_array += len(part.arrays)
+            first_segment += len(part.segments)
+        end = np.zeros((1, kernels.N_CHUNK_COLUMNS), np.int64)
+        end[0, kernels.FIRST_SEGMENT] = first_segment
+        return ChunkReads(
+            arrays=np.concatenate([part.arrays for part in parts]),
+            chunks=np.concatenate([*chunks, end]),
+            segments=np.concatenate([part.segments for part in parts]),
+            joins=np.concatenate([part.joins for part in parts]),
+            join_itemsize=max(part.join_itemsize for part in parts if len(part.joins))
+            if any(len(part.joins) for part in parts)
+            else 0,
+            chunk_numbers=np.concatenate([part.chunk_numbers for part in parts]),
+            origins=tuple(origin for part in parts for origin in part.origins),
+        )
+
+    def run(self, threads: Executor | None = None, n_threads: int = 1) -> Done:
+        """Read, decode and place everything.
+
+        Parameters
+        ----------
+        threads, n_threads
+            Who does it, and how many of them; the calling thread if None.
+
+        Raises
+        ------
+        FormatError
+            A chunk is damaged or missing; names file, element and bytes.
+        """
+        functions = function_addresses()
+        report = np.zeros(kernels.N_REPORTS, np.int64)
+        report[kernels.ASCENDING] = 1
+        raw = max(int(self.chunks[:, kernels.SIZE].max(initial=0)), kernels.LARGEST_READ)
+        decoded = int(self.arrays[:, kernels.DECODED_BYTES].max(initial=0))
+
+        def work() -> int:
+            rooms = (np.empty(n, np.uint8) for n in (raw, decoded, decoded))
+            tables = (self.arrays, self.chunks, self.segments)
+            return int(kernels.decode(*tables, functions, report, *rooms))
+
+        if threads is None:
+            n_bytes = work()
+        else:
+            threads.submit(kernels.advise, self.chunks, functions)
+            jobs = [threads.submit(work) for _ in range(n_threads)]
+            n_bytes = sum(job.result() for job in jobs)
+        if report[kernels.FAILURE]:
+            raise self._damage(int(report[kernels.FAILURE]), int(report[kernels.FAILED_CHUNK]))
+        ascending = bool(report[kernels.ASCENDING])
+        if ascending and len(self.joins):
+            ascending = bool(kernels.joins_ascend(self.joins, self.join_itemsize))
+        return Done(n_bytes, len(self.chunks) - 1, ascending)
+
+    def _damage(self, failure: int, chunk: int) -> FormatError:
+        origin = self.origins[self.chunks[chunk, kernels.ARRAY]]
+        where = origin.describe(int(self.chunk_numbers[chunk]))
+        return FormatError(f"{where}: {_FAILURES[failure]}")
+
+
+_FAILURES = {
+    kernels.UNREADABLE: "cannot be read; check the disk, and copy the file again",
+    kernels.TRUNCATED: "the file ends before them; copy or download it again",
+    kernels.UNDECODABLE: "cannot be decompressed; the file is damaged, copy or download it again",
+    kernels.WRONG_SIZE: "decompress to another size than the chunk's; "
+    "the file is damaged, copy or download it again",
+    kernels.BAD_INDEX: "hold a column index outside of the matrix; "
+    "the file is damaged, copy or download it again",
+}

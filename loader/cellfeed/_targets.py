@@ -1,0 +1,163 @@
+"""Where the rows that a source reads are to go: memory that its caller owns.
+
+A source is given ascending row runs, and one place for each of their rows. The places are in
+the order of delivery, so that what is read is shuffled by being written, once.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._casts import can_cast, cast_address
+
+__all__ = ["CsrTarget", "DenseTarget", "RowTarget"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsrTarget:
+    """Places for sparse rows.
+
+    ``target[first:stop]`` are the places of some of the rows.
+
+    Parameters
+    ----------
+    n_vars
+        Number of genes; column indices are below it.
+    lengths
+        Elements of each row, int64, shape (n_rows,).
+    index_places, data_places
+        Address where the column indices and the values of each row begin, int64.
+    index_dtype, dtype
+        Dtypes there: int32 or int64, and that of the values.
+    ordered
+        One boolean, shared by all parts of a target: whether the columns of every row so far
+        ascend strictly. Who places rows clears it where they do not.
+    """
+
+    n_vars: int
+    lengths: NDArray[np.int64]
+    index_places: NDArray[np.int64]
+    data_places: NDArray[np.int64]
+    index_dtype: np.dtype[Any]
+    dtype: np.dtype[Any]
+    ordered: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, rows: slice) -> "CsrTarget":
+        return CsrTarget(
+            n_vars=self.n_vars,
+            lengths=self.lengths[rows],
+            index_places=self.index_places[rows],
+            data_places=self.data_places[rows],
+            index_dtype=self.index_dtype,
+            dtype=self.dtype,
+            ordered=self.ordered,
+        )
+
+    def put(self, indices: NDArray[Any], data: NDArray[Any]) -> None:
+        """Place all rows, given one after the other, as a CSR matrix holds them.
+
+        Parameters
+        ----------
+        indices, data
+            Column indices and values, shape (sum of ``lengths``,), of any numeric dtype. Values
+            are cast as NumPy does.
+
+        Raises
+        ------
+        ValueError
+            A column index is outside of [0, n_vars), or the sizes are not those announced.
+        """
+        starts = np.cumsum(self.lengths) - self.lengths
+        ascending = _place(
+            indices, starts, self.lengths, self.index_places, self.index_dtype, self.n_vars
+        )
+        _place(data, starts, self.lengths, self.data_places, self.dtype, None)
+        if not ascending:
+            self.ordered[0] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseTarget:
+    """Places for dense rows.
+
+    ``target[first:stop]`` are the places of some of the rows.
+
+    Parameters
+    ----------
+    n_vars
+        Number of genes: elements of a row, which lie together.
+    places
+        Address where each row begins, int64, shape (n_rows,).
+    dtype
+        Dtype there.
+    """
+
+    n_vars: int
+    places: NDArray[np.int64]
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, rows: slice) -> "DenseTarget":
+        return DenseTarget(n_vars=self.n_vars, places=self.places[rows], dtype=self.dtype)
+
+    def put(self, rows: NDArray[Any]) -> None:
+        """Place all rows.
+
+        Parameters
+        ----------
+        rows
+            Shape (n_rows, n_vars), of any numeric dtype; cast as NumPy does.
+
+        Raises
+        ------
+        ValueError
+            The shape is not that of the target.
+        """
+        if rows.shape != (len(self), self.n_vars):
+            msg = f"rows of shape {(len(self), self.n_vars)} expected, but got {rows.shape}"
+            raise ValueError(msg)
+        lengths = np.full(len(self), self.n_vars, np.int64)
+        starts = np.cumsum(lengths) - lengths
+        _place(rows.reshape(-1), starts, lengths, self.places, self.dtype, None)
+
+
+RowTarget = CsrTarget | DenseTarget
+
+
+def _place(
+    elements: NDArray[Any],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    places: NDArray[np.int64],
+    dtype: np.dtype[Any],
+    index_limit: int | None,
+) -> bool:
+    """Copy elements to their places; return whether those of each row ascend, if indices."""
+    if elements.shape != (int(lengths.sum()),):
+        msg = f"{int(lengths.sum())} elements expected, but got shape {elements.shape}"
+        raise ValueError(msg)
+    if not can_cast(elements.dtype, dtype):
+        elements = elements.astype(dtype)
+    elements = np.ascontiguousarray(elements)
+    segments = np.stack([starts, lengths, places], axis=1)
+    array = np.zeros(kernels.N_ARRAY_COLUMNS, np.int64)
+    array[kernels.ITEMSIZE] = elements.dtype.itemsize
+    array[kernels.OUT_ITEMSIZE] = dtype.itemsize
+    of_indices = index_limit is not None
+    array[kernels.CAST] = cast_address(elements.dtype, dtype, of_indices=of_indices)
+    array[kernels.INDEX_LIMIT] = -1 if index_limit is None else index_limit
+    report = np.zeros(kernels.N_REPORTS, np.int64)
+    report[kernels.ASCENDING] = 1
+    kernels.place(elements.ctypes.data, segments, array, report)
+    if report[kernels.FAILURE]:
+        msg = f"a column index is outside [0, {index_limit})"
+        raise ValueError(msg)
+    return bool(report[kernels.ASCENDING])

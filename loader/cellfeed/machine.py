@@ -1,0 +1,56 @@
+"""What this process may use of the machine: processors and memory."""
+
+import math
+import os
+import sys
+
+import psutil
+
+from cellfeed._cgroup import cpu_quota, memory_headroom
+
+__all__ = ["usable_cores", "usable_cpu_count", "usable_memory_bytes"]
+
+
+def usable_cores() -> float:
+    """Return how many cores' worth of time this process may use.
+
+    The lower of its affinity and its control groups' quota, which may be a fraction.
+
+    Examples
+    --------
+    >>> usable_cores() > 0
+    True
+    """
+    cores = float(psutil.cpu_count(logical=True) or 1)
+    if sys.platform == "linux":
+        cores = float(len(os.sched_getaffinity(0)))
+    quota = cpu_quota()
+    return cores if quota is None else min(cores, quota)
+
+
+def usable_cpu_count() -> int:
+    """Return how many whole cores this process may use, at least 1.
+
+    Counts what affinity and control groups leave, unlike `os.cpu_count`.
+
+    Examples
+    --------
+    >>> usable_cpu_count() >= 1
+    True
+    """
+    return max(1, math.floor(usable_cores()))
+
+
+def usable_memory_bytes() -> int:
+    """Return how many bytes of memory this process can take now, swap left out.
+
+    The lower of what the machine has available and what the control groups leave.
+
+    Examples
+    --------
+    >>> usable_memory_bytes() <= psutil.virtual_memory().total
+    True
+    """
+    available = int(psutil.virtual_memory().available)
+    headroom = memory_headroom()
+    return available if headroom is None else min(available, headroom)
