@@ -194,8 +194,8 @@ class Search:
         if needed > self.n_cells:
             return "too few cells", f"whole fetches need {needed:,} cells"
         cells_in_memory = configuration.minibatches_per_round * self.batch_size
-        # Workers hold a fetch, and have another waiting for the training loop.
-        buffers = cells_in_memory * self.row_bytes * (2 if configuration.num_workers else 1)
+        # While one fetch is dealt out, the next is read; workers have one more waiting.
+        buffers = cells_in_memory * self.row_bytes * (3 if configuration.num_workers else 2)
         if buffers > self.constraints.memory_bytes:
             return "over memory", f"its buffers alone take {buffers / 1e6:,.0f} MB"
         return None
