@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_CELLS ?= 28000
+PEERS_CELLS ?= 200000
 
-.PHONY: demo test check lint types env bench figure4 clean
+.PHONY: demo test check lint types env bench peers figure4 clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -42,8 +43,13 @@ bench: $(STAMP)
 		< /dev/null | tee .asv/quick.txt
 	@! grep -E 'n/a|failed|skipped' .asv/quick.txt
 
+# The same work done by other loaders, each in an environment of its own; takes about an hour.
+peers: $(STAMP)
+	$(BIN)/cellfeed synthesize demo/peers/plates --cells $(PEERS_CELLS)
+	$(BIN)/python bench/peers/compare.py --collection demo/peers/plates --output demo/peers
+
 figure4: $(STAMP)
 	$(BIN)/python notebooks/execute.py notebooks/figure4_entropy.ipynb
 
 clean:
-	rm -rf $(VENV) .asv demo
+	rm -rf $(VENV) .asv .peers demo

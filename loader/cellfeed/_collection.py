@@ -2,9 +2,8 @@
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,13 +16,16 @@ from cellfeed._errors import FormatError, MismatchError, ParameterError, PathErr
 from cellfeed._minibatch import Cells
 from cellfeed._obs import ObsColumn, join_column
 from cellfeed._reader import Reader
+from cellfeed._row_reads import OtherRead, RowReads
 from cellfeed._runs import Runs, count_rows, split_at
-from cellfeed._sources import Layout, Source, open_h5ad
-from cellfeed._targets import CsrTarget, RowTarget
+from cellfeed._sources import Layout, Source, is_zarr, open_sources
+from cellfeed._targets import RowTarget
 
 __all__ = ["Collection", "open_collection"]
 
 PathLike = str | os.PathLike[str]
+
+_SAMPLED_ROWS = 10_000
 
 
 def open_collection(
@@ -31,25 +33,31 @@ def open_collection(
     *,
     obs: Sequence[str] = (),
     layer: str | None = None,
+    raw: bool = False,
 ) -> "Collection":
-    """Open one or many ``.h5ad`` files as one collection.
+    """Open one or many ``.h5ad`` files or zarr stores as one collection.
 
     Parameters
     ----------
     paths
-        A file, a pattern such as ``"plates/*.h5ad"``, a folder (all its ``.h5ad`` files, by
-        name), or several of these.
+        An ``.h5ad`` file, a zarr store of AnnData (format v2 or v3) or one that annbatch or
+        `preshuffle` wrote, a pattern such as ``"plates/*.h5ad"``, a folder (all its ``.h5ad``
+        files and ``.zarr`` stores, by name), or several of these.
     obs
         The obs columns that minibatches carry. Others are not read.
     layer
         The layer to read in place of ``X``.
+    raw
+        Whether to read ``raw`` in place of ``X``, with the genes of ``raw``.
 
     Raises
     ------
     PathError
         A path is missing, or matches no file.
     FormatError
-        A file is truncated, is not AnnData, or lacks the layer.
+        A file is truncated, is not AnnData, or lacks the layer, or ``raw``.
+    ParameterError
+        Both ``layer`` and ``raw`` are given.
     MismatchError
         The files do not have the same genes in the same order, or an obs column is numeric
         in one and categorical in another.
@@ -72,7 +80,13 @@ def open_collection(
     if isinstance(obs, str):
         msg = f"`obs` must be a list of column names, but got the text {obs!r}; write [{obs!r}]"
         raise ParameterError(msg)
-    return Collection([open_h5ad(path, layer=layer) for path in _files(paths)], obs=obs)
+    if raw and layer is not None:
+        msg = f"`raw` has no layers, but got layer={layer!r} and raw=True; give one of them"
+        raise ParameterError(msg)
+    files = _files(paths)
+    return Collection(
+        [source for path in files for source in open_sources(path, layer=layer, raw=raw)], obs=obs
+    )
 
 
 class Collection:
@@ -150,14 +164,40 @@ class Collection:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files, in the order of their rows."""
+        """The files and zarr stores, in the order of their rows."""
         return tuple(source.path for source in self._sources)
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """All files that hold the collection: the paths, or what lies in them if they are stores."""
+        return tuple(
+            file
+            for path in self.paths
+            for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
+            if file.is_file()
+        )
 
     @property
     def rows_per_chunk(self) -> float:
         """Mean number of rows in a unit of storage that is read as a whole."""
         shares = np.diff(self._starts) / len(self)
         return float(shares @ [source.rows_per_chunk for source in self._sources])
+
+    def mean_row_bytes(self, dtype: np.dtype[Any] | None = None) -> float:
+        """Return the mean size of a cell in memory, from cells all over the collection.
+
+        Parameters
+        ----------
+        dtype
+            Dtype of the values; that of the collection if None.
+        """
+        index_bytes = np.dtype(np.int32).itemsize if self.layout == "csr" else 0
+        return self._mean_row_length * ((dtype or self.dtype).itemsize + index_bytes)
+
+    @cached_property
+    def _mean_row_length(self) -> float:
+        rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
+        return float(self.row_lengths(np.stack([rows, rows + 1], axis=1)).mean())
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return how many elements each row of ``runs`` has in a buffer.
@@ -170,35 +210,35 @@ class Collection:
         parts = [self._sources[k].row_lengths(local) for k, local in self._split(runs)]
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
-    def read_into(
-        self, runs: Runs, target: RowTarget, threads: Executor | None = None, n_threads: int = 1
-    ) -> None:
-        """Place the rows of ``runs`` where ``target`` says; see the source protocol.
+    def plan_reads(self, runs: Runs, target: RowTarget) -> RowReads:
+        """Return what to read so that the rows of ``runs`` come to where ``target`` says.
 
         Parameters
         ----------
         runs, target
             Ascending, disjoint row runs, and one place for each of their rows.
-        threads, n_threads
-            Who reads and decodes, and how many of them; the calling thread alone if None.
         """
-        chunk_reads, others = list[ChunkReads](), list[Callable[[], None]]()
+        chunk_reads, others = list[ChunkReads](), list[OtherRead]()
         filled = 0
         for k, local in self._split(runs):
             source, stop = self._sources[k], filled + count_rows(local)
             part = target[filled:stop]
             reads = source.chunk_reads(local, part)
             if reads is None:
-                others.append(partial(source.read_into, local, part))
+                others.append(OtherRead(source, local, part))
             else:
                 chunk_reads.append(reads)
             filled = stop
-        if chunk_reads:
-            done = ChunkReads.concatenate(chunk_reads).run(threads, n_threads)
-            if isinstance(target, CsrTarget) and not done.ascending:
-                target.ordered[0] = False
-        for read in others:
-            read()
+        return RowReads(ChunkReads.concatenate(chunk_reads), others)
+
+    def load_tables(self) -> None:
+        """Read row pointers and chunk tables now rather than with the first rows.
+
+        Processes that are forked afterwards share them.
+        """
+        first_rows = self._starts[:-1][np.diff(self._starts) > 0]
+        with Reader(self, num_threads=1) as reader:
+            reader.plan(first_rows, np.arange(first_rows.size), first_rows.size)
 
     def _split(self, runs: Runs) -> list[tuple[int, Runs]]:
         return list(split_at(runs, self._starts))
@@ -225,7 +265,7 @@ class Collection:
 def _files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:
-        msg = "no path was given; give .h5ad files, a folder of them, or a pattern"
+        msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
         raise PathError(msg)
     files = [file for path in given for file in _expand(str(Path(path).expanduser()))]
     seen = set[Path]()
@@ -239,10 +279,13 @@ def _files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
 
 
 def _expand(path: str) -> list[Path]:
-    if Path(path).is_dir():
-        files = sorted(Path(path).glob("*.h5ad"))
+    if Path(path).is_dir() and not is_zarr(Path(path)):
+        files = sorted([*Path(path).glob("*.h5ad"), *Path(path).glob("*.zarr")])
         if not files:
-            msg = f"{path}: the folder has no .h5ad files; give the folder that holds them"
+            msg = (
+                f"{path}: the folder has no .h5ad files and no .zarr stores; "
+                "give the folder that holds them"
+            )
             raise PathError(msg)
         return files
     if Path(path).exists():

@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from cellfeed._collection import Collection
 from cellfeed._epochs import EpochCounter
 from cellfeed._errors import ParameterError, require_integer, require_positive
+from cellfeed._memory import MemoryPool
 from cellfeed._minibatch import Cells
 from cellfeed._multi_indexable import MultiIndexable, count_indexable_rows
 from cellfeed._plan import EpochPlan
-from cellfeed._prefetch import drain, one_ahead
-from cellfeed._reader import Reader
+from cellfeed._prefetch import one_ahead
+from cellfeed._reader import PlannedRead, Reader
 from cellfeed._recommendation import read_recommendation
 from cellfeed._strategies import BlockShuffling, SamplingStrategy
 from cellfeed.machine import usable_cpu_count
@@ -136,6 +138,7 @@ class CellDataset(IterableDataset[Any]):
         self.seed = _common_seed(seed, self.world_size)
         self._n_rows = _n_rows(collection)
         self._epochs = EpochCounter()
+        self._pool = MemoryPool()  # for all epochs, so that memory is new to the system only once
         if self.plan(epoch=0).n_minibatches == 0:
             msg = (
                 f"nothing is left of {self._n_rows:,} rows, since `drop_last` drops what does not "
@@ -188,6 +191,19 @@ class CellDataset(IterableDataset[Any]):
             return self._minibatches(plan, range(plan.n_fetches))
         return self._minibatches(plan, range(worker.id, plan.n_fetches, worker.num_workers))
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory that minibatches of a `Collection` take in each process that reads, in bytes.
+
+        Two fetches: one is dealt out while the next is read. It is kept from epoch to epoch, as
+        long as the data set lives. Computed from the mean size of a
+        cell, so that it holds for blocks of usual cells; dense minibatches that are made of
+        sparse ones ahead come on top.
+        """
+        return int(
+            2 * self.batch_size * self.fetch_factor * self.collection.mean_row_bytes(self.dtype)
+        )
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch, as after a restart.
 
@@ -230,6 +246,8 @@ class CellDataset(IterableDataset[Any]):
         if workers:
             ahead = min(self.fetch_factor + 1, max(2, _MOST_MINIBATCHES_AHEAD // workers))
             options.setdefault("prefetch_factor", ahead)
+            if isinstance(self.collection, Collection):
+                self.collection.load_tables()  # once, for all workers
         return DataLoader(self, batch_size=None, num_workers=workers, **options)
 
     def _minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
@@ -242,28 +260,43 @@ class CellDataset(IterableDataset[Any]):
 
     def _from_collection(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
         """Rows go straight into the minibatches that they leave in."""
-
-        def read(number: int) -> list[Cells]:
-            fetch = plan.fetch(number)
-            return reader.read_groups(fetch.rows, fetch.order, self.batch_size)
-
-        with self._reader() as reader, one_ahead(read, fetch_numbers) as fetches:
+        with self._reader() as reader, self._fetched(reader, plan, fetch_numbers) as fetches:
             for groups in fetches:
-                for cells in reader.densified(groups) if self.dense else drain(groups):
+                for cells in reader.densified(groups) if self.dense else groups:
                     batch = cells.to_torch()
                     del cells  # so that the memory is free as soon as the consumer drops it
                     yield batch if self.batch_transform is None else self.batch_transform(batch)
 
     def _from_transformed(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
         """Whole fetches go through the user's functions, which take minibatches out of them."""
+        orders = (plan.fetch(number).order for number in fetch_numbers)
+        with (
+            self._reader() as reader,
+            self._fetched(reader, plan, fetch_numbers, as_one=True) as fetches,
+        ):
+            for groups, order in zip(fetches, orders, strict=True):
+                yield from self._deal(next(groups).to_scipy(), order)
 
-        def read(number: int) -> tuple[Cells, NDArray[np.intp]]:
+    @contextmanager
+    def _fetched(
+        self, reader: Reader, plan: EpochPlan, fetch_numbers: range, *, as_one: bool = False
+    ) -> Iterator[Iterator[Iterator[Cells]]]:
+        """Read fetches ahead: one is planned while the one before it is read.
+
+        Each comes as minibatches, or as one group of distinct rows, ascending.
+        """
+
+        def planned(number: int) -> PlannedRead:
             fetch = plan.fetch(number)
-            return reader.read(fetch.rows), fetch.order
+            if as_one:
+                return reader.plan(fetch.rows, np.arange(fetch.rows.size), fetch.rows.size)
+            return reader.plan(fetch.rows, fetch.order, self.batch_size)
 
-        with self._reader() as reader, one_ahead(read, fetch_numbers) as fetches:
-            for cells, order in fetches:
-                yield from self._deal(cells, order)
+        with (
+            one_ahead(planned, fetch_numbers) as plans,
+            one_ahead(reader.read_planned, plans) as fetches,
+        ):
+            yield fetches
 
     def _from_indexable(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
         read = self._read_function()
@@ -281,7 +314,7 @@ class CellDataset(IterableDataset[Any]):
         worker = get_worker_info()
         shared = 1 if worker is None else worker.num_workers
         threads = self.num_threads or max(1, usable_cpu_count() // shared)
-        return Reader(self.collection, dtype=self.dtype, num_threads=threads)
+        return Reader(self.collection, dtype=self.dtype, num_threads=threads, pool=self._pool)
 
     def _read_function(self) -> Callable[[NDArray[Any]], Any]:
         collection, callback = self.collection, self.fetch_callback

@@ -1,5 +1,6 @@
 """Memory that is used again as soon as nothing refers to it any more."""
 
+import mmap
 import threading
 from collections import deque
 from typing import Any
@@ -7,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MemoryPool"]
+__all__ = ["Loan", "MemoryPool"]
 
 Bytes = NDArray[np.uint8]
 
 _SMALLEST = 1 << 12
-_CLASSES_OF_A_DOUBLING = 8
+_CLASSES_OF_A_DOUBLING = 16
 
 
 class MemoryPool:
@@ -25,10 +26,10 @@ class MemoryPool:
     Examples
     --------
     >>> pool = MemoryPool()
-    >>> first = pool.take(10_000)
-    >>> address = first.ctypes.data
-    >>> del first
-    >>> pool.take(9_900).ctypes.data == address
+    >>> numbers = pool.take(10_000).array(np.dtype("int32"), 2_500)
+    >>> address = numbers.ctypes.data
+    >>> del numbers
+    >>> pool.take(9_900).address == address
     True
     """
 
@@ -37,15 +38,15 @@ class MemoryPool:
         self._free: dict[int, list[Bytes]] = {}
         self._lock = threading.Lock()
 
-    def take(self, n_bytes: int) -> Bytes:
-        """Return memory of at least ``n_bytes``, uint8, not initialised."""
+    def take(self, n_bytes: int) -> "Loan":
+        """Return memory of at least ``n_bytes``, not initialised."""
         capacity = _round_up(n_bytes)
         with self._lock:
             self._collect()
             memory = self._find(capacity)
         if memory is None:
-            memory = np.empty(capacity, np.uint8)
-        return np.asarray(_Loan(memory, self._returned))
+            memory = _map(capacity)
+        return Loan(memory, self._returned)
 
     def _collect(self) -> None:
         while self._returned:
@@ -66,23 +67,65 @@ class MemoryPool:
             free = [size for size, free in self._free.items() if free]
         return None
 
+    def __reduce__(self) -> tuple[type["MemoryPool"], tuple[()]]:
+        return MemoryPool, ()  # memory does not travel
 
-class _Loan:
-    """What an array over borrowed memory refers to; the memory returns when it is gone."""
 
-    __slots__ = ("__array_interface__", "_memory", "_returned")
+class Loan:
+    """A piece of borrowed memory, which returns when neither this nor an array over it is left.
+
+    Parameters
+    ----------
+    memory
+        The piece.
+    returned
+        Where it goes in the end.
+    """
+
+    __slots__ = ("_memory", "_returned", "address")
 
     def __init__(self, memory: Bytes, returned: deque[Bytes]) -> None:
-        self.__array_interface__: dict[str, Any] = memory.__array_interface__
         self._memory = memory
         self._returned = returned
+        self.address: int = memory.ctypes.data
 
     def __del__(self) -> None:
         self._returned.append(self._memory)
 
+    def array(self, dtype: np.dtype[Any], n: int, *, start: int = 0) -> NDArray[Any]:
+        """Return ``n`` elements from byte ``start`` on, as an array that keeps the loan alive."""
+        return np.asarray(_Base(self, dtype, n, start))
+
+
+class _Base:
+    """What an array over borrowed memory refers to."""
+
+    __slots__ = ("__array_interface__", "_loan")
+
+    size = 0  # SciPy copies arrays that are much smaller than their base says to be
+
+    def __init__(self, loan: Loan, dtype: np.dtype[Any], n: int, start: int) -> None:
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "data": (loan.address + start, False),
+            "shape": (n,),
+            "typestr": dtype.str,
+        }
+        self._loan = loan
+
+
+def _map(capacity: int) -> Bytes:
+    """Return memory from the system, to which it returns when nothing refers to it any more.
+
+    From the heap it would not: pieces of this size, freed and taken by changing threads, leave
+    gaps that nobody else can use. It is private, since another process may be forked.
+    """
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, capacity, flags=private), np.uint8)
+
 
 def _round_up(n_bytes: int) -> int:
-    """Return a capacity at most an eighth above ``n_bytes``, so that sizes meet again."""
+    """Return a capacity at most a sixteenth above ``n_bytes``, so that sizes meet again."""
     if n_bytes <= _SMALLEST:
         return _SMALLEST
     step = (1 << (n_bytes - 1).bit_length()) // (2 * _CLASSES_OF_A_DOUBLING)

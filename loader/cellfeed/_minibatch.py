@@ -1,7 +1,7 @@
 """What comes out of a collection: cells in NumPy, and minibatches in torch."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,41 @@ class Minibatch:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def to(
+        self, device: torch.device | str, *, dense: bool = False, non_blocking: bool = False
+    ) -> "Minibatch":
+        """Return the same cells on a device.
+
+        Parameters
+        ----------
+        device
+            Where to.
+        dense
+            Whether ``X`` is made dense, which happens there: what travels is sparse.
+        non_blocking
+            Whether to return before the copies are done, which takes pinned memory; see
+            ``loader(pin_memory=True)``.
+        """
+        moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        if dense and moved.X.layout == torch.sparse_csr:
+            return Minibatch(moved.X.to_dense(), moved.obs, moved.rows)
+        return moved
+
+    def pin_memory(self) -> "Minibatch":
+        """Return the same cells in pinned memory; a DataLoader with ``pin_memory`` calls this."""
+        return self._map(torch.Tensor.pin_memory)
+
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Minibatch":
+        """Apply a function to each plain tensor, also to those that sparse ``X`` consists of."""
+        if self.X.layout == torch.sparse_csr:
+            parts = (self.X.crow_indices(), self.X.col_indices(), self.X.values())
+            crow, col, values = map(function, parts)
+            matrix = _csr_tensor(crow, col, values, self.X.shape)
+        else:
+            matrix = function(self.X)
+        obs = {name: function(tensor) for name, tensor in self.obs.items()}
+        return Minibatch(matrix, obs, function(self.rows))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # From a worker process, each tensor would travel in shared memory of its own, which
@@ -188,10 +223,10 @@ def _csr_tensor(
     crow_indices: torch.Tensor,
     col_indices: torch.Tensor,
     values: torch.Tensor,
-    shape: tuple[int, int],
+    shape: Sequence[int],
 ) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(
-            crow_indices, col_indices, values, size=shape, check_invariants=False
+            crow_indices, col_indices, values, size=tuple(shape), check_invariants=False
         )

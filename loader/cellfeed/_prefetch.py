@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
 
-__all__ = ["ahead", "drain", "one_ahead"]
+__all__ = ["ahead", "one_ahead"]
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -45,10 +45,3 @@ def ahead(
     finally:
         for future in pending:
             future.cancel()
-
-
-def drain(items: list[_Made]) -> Iterator[_Made]:
-    """Iterate over a list and empty it, so that nothing outlives its use there."""
-    items.reverse()
-    while items:
-        yield items.pop()

@@ -1,26 +1,27 @@
 """Reading rows of a collection straight into the order and the pieces in which they leave."""
 
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from cellfeed._chunks import _kernels as kernels
-from cellfeed._memory import MemoryPool
+from cellfeed._chunks import copy_all
+from cellfeed._groups import Copies, CsrGroup, DenseGroup, csr_groups, dense_groups
+from cellfeed._memory import Loan, MemoryPool
 from cellfeed._minibatch import Cells, CsrRows
 from cellfeed._obs import ObsColumn
-from cellfeed._prefetch import ahead, drain
+from cellfeed._places import bind
+from cellfeed._prefetch import ahead
+from cellfeed._row_reads import RowReads
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed._sources import Layout
-from cellfeed._targets import CsrTarget, DenseTarget, RowTarget
+from cellfeed._targets import RowTarget
 from cellfeed.machine import usable_cpu_count
 
-__all__ = ["Reader"]
-
-_ALIGNMENT = 64
+__all__ = ["PlannedRead", "Reader"]
 
 
 class Readable(Protocol):
@@ -40,13 +41,35 @@ class Readable(Protocol):
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]: ...
 
-    def read_into(
-        self, runs: Runs, target: RowTarget, threads: Executor | None, n_threads: int
-    ) -> None: ...
+    def plan_reads(self, runs: Runs, target: RowTarget) -> RowReads: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRead:
+    """What one fetch reads, before there is memory for it.
+
+    Parameters
+    ----------
+    reads
+        What is read.
+    groups
+        What comes of it.
+    copies
+        Rows that are delivered again.
+    rows, obs, bounds
+        Rows in the order of delivery, their obs columns, and where groups begin and end in them.
+    """
+
+    reads: RowReads
+    groups: Sequence[CsrGroup | DenseGroup]
+    copies: Sequence[Copies]
+    rows: NDArray[np.int64]
+    obs: Mapping[str, NDArray[Any]]
+    bounds: NDArray[np.int64]
 
 
 class Reader:
-    """Reads rows of one collection, with threads and memory of its own.
+    """Reads rows of one collection, with threads of its own.
 
     Rows go from decoded chunks straight to their place among those that leave together. Each
     such group of rows has memory of its own, which is used again once nobody refers to it.
@@ -59,6 +82,8 @@ class Reader:
         Dtype of the values; that of the collection if None.
     num_threads
         Threads that read and decode; as many as the process may use processors if None.
+    pool
+        Where memory comes from; a pool of its own if None.
     """
 
     def __init__(
@@ -67,16 +92,17 @@ class Reader:
         *,
         dtype: np.dtype[Any] | None = None,
         num_threads: int | None = None,
+        pool: MemoryPool | None = None,
     ) -> None:
         self._collection = collection
         self._dtype = collection.dtype if dtype is None else dtype
         self._n_threads = num_threads or usable_cpu_count()
-        self._threads = ThreadPoolExecutor(self._n_threads + 1, thread_name_prefix="cellfeed-read")
+        self._threads = ThreadPoolExecutor(self._n_threads, thread_name_prefix="cellfeed-read")
         # Threads of their own, so that they need not wait for a fetch to be decoded.
         self._dense_threads = ThreadPoolExecutor(
             self._n_threads, thread_name_prefix="cellfeed-dense"
         )
-        self._pool = MemoryPool()
+        self._pool = MemoryPool() if pool is None else pool
 
     def __enter__(self) -> Self:
         return self
@@ -105,13 +131,18 @@ class Reader:
             A file is truncated or damaged.
         """
         order = np.arange(rows.size) if order is None else order
-        cells = self.read_groups(rows, order, max(1, order.size))[0]
-        return cells.to_scipy()
+        return next(self.read_groups(rows, order, max(1, order.size))).to_scipy()
 
     def read_groups(
         self, rows: NDArray[np.int64], order: NDArray[np.intp], group_size: int
-    ) -> list[Cells]:
-        """Read rows as groups of equal size, such as minibatches; the last may be smaller.
+    ) -> Iterator[Cells]:
+        """Plan and read; see `plan` and `read_planned`."""
+        return self.read_planned(self.plan(rows, order, group_size))
+
+    def plan(
+        self, rows: NDArray[np.int64], order: NDArray[np.intp], group_size: int
+    ) -> PlannedRead:
+        """Plan to read rows as groups of equal size, such as minibatches; the last may be smaller.
 
         Parameters
         ----------
@@ -125,129 +156,73 @@ class Reader:
         Raises
         ------
         FormatError
+            A file is damaged, or is not the one that was opened.
+        """
+        bounds = np.append(np.arange(0, max(1, order.size), group_size), order.size)
+        runs = merge_consecutive(rows)
+        n_vars, dtype = self._collection.n_vars, self._dtype
+        groups: Sequence[CsrGroup | DenseGroup]
+        target: RowTarget
+        if self._collection.layout == "csr":
+            lengths = self._collection.row_lengths(runs)
+            groups, target, copies = csr_groups(lengths, order, bounds, n_vars=n_vars, dtype=dtype)
+        else:
+            groups, target, copies = dense_groups(
+                rows.size, order, bounds, n_vars=n_vars, dtype=dtype
+            )
+        reads = self._collection.plan_reads(runs, target)
+        reads.announce()
+        delivered = rows[order]
+        return PlannedRead(
+            reads=reads,
+            groups=groups,
+            copies=copies,
+            rows=delivered,
+            obs={name: each.values[delivered] for name, each in self._collection.obs.items()},
+            bounds=bounds,
+        )
+
+    def read_planned(self, planned: PlannedRead) -> Iterator[Cells]:
+        """Read what was planned, and return its groups in the order of delivery.
+
+        Raises
+        ------
+        FormatError
             A file is truncated or damaged.
         """
-        starts = np.arange(0, max(1, order.size), group_size)
-        read = self._read_csr if self._collection.layout == "csr" else self._read_dense
-        matrices = read(merge_consecutive(rows), order, starts)
-        delivered = rows[order]
-        obs = {name: column.values[delivered] for name, column in self._collection.obs.items()}
-        groups = []
-        for start, matrix in zip(starts.tolist(), matrices, strict=True):
-            here = slice(start, start + group_size)
-            part = {name: values[here] for name, values in obs.items()}
-            groups.append(Cells(matrix, part, delivered[here]))
-        return groups
+        loans = [self._pool.take(group.n_bytes) for group in planned.groups]
+        bases = np.array([loan.address for loan in loans], np.int64)
+        ordered = planned.reads.run(bases, self._threads, self._n_threads)
+        for copies in planned.copies:
+            copy_all(bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes)
+        # One by one as they are used, by whoever uses them: meanwhile the next are decoded.
+        return _groups_of(planned, loans, ordered=ordered)
 
-    def _read_csr(
-        self, runs: Runs, order: NDArray[np.intp], starts: NDArray[np.int64]
-    ) -> list[CsrRows]:
-        lengths = self._collection.row_lengths(runs)
-        ends = np.concatenate([[0], np.cumsum(lengths[order])])
-        bounds = np.append(starts, order.size)
-        sizes = np.diff(ends[bounds])
-        # SciPy and torch want one dtype for both; int32 halves the memory while it suffices.
-        small = sizes.max(initial=0) <= np.iinfo(np.int32).max
-        index_dtype = np.dtype(np.int32 if small else np.int64)
-        groups = list[CsrRows]()
-        for first, stop, n_elements in zip(bounds[:-1], bounds[1:], sizes.tolist(), strict=True):
-            group = self._csr_memory(int(stop - first), n_elements, index_dtype)
-            np.subtract(ends[first : stop + 1], ends[first], out=group.indptr, casting="unsafe")
-            groups.append(group)
-        counts = np.diff(bounds)
-        within = ends[:-1] - np.repeat(ends[bounds[:-1]], counts)
-        index_places = _addresses([group.indices for group in groups], counts, within)
-        data_places = _addresses([group.data for group in groups], counts, within)
-        first_places, again = _first_deliveries(order, lengths.size)
-        target = CsrTarget(
-            n_vars=self._collection.n_vars,
-            lengths=lengths,
-            index_places=index_places[first_places],
-            data_places=data_places[first_places],
-            index_dtype=index_dtype,
-            dtype=self._dtype,
-            ordered=np.ones(1, np.bool_),
-        )
-        self._collection.read_into(runs, target, self._threads, self._n_threads)
-        again_lengths = lengths[order[again]]
-        for places, dtype in ((index_places, index_dtype), (data_places, self._dtype)):
-            originals = places[first_places][order[again]]
-            kernels.copy_all(originals, places[again], again_lengths * dtype.itemsize)
-        return groups if target.ordered[0] else [_in_order(group) for group in groups]
-
-    def _read_dense(
-        self, runs: Runs, order: NDArray[np.intp], starts: NDArray[np.int64]
-    ) -> list[NDArray[Any]]:
-        n_vars = self._collection.n_vars
-        counts = np.diff(np.append(starts, order.size))
-        groups = [self._dense_memory(int(count), n_vars) for count in counts]
-        within = (np.arange(order.size) - np.repeat(starts, counts)) * n_vars
-        places = _addresses(groups, counts, within)
-        first_places, again = _first_deliveries(order, int((runs[:, 1] - runs[:, 0]).sum()))
-        target = DenseTarget(n_vars=n_vars, places=places[first_places], dtype=self._dtype)
-        self._collection.read_into(runs, target, self._threads, self._n_threads)
-        originals = places[first_places][order[again]]
-        row_bytes = np.full(again.size, n_vars * self._dtype.itemsize, np.int64)
-        kernels.copy_all(originals, places[again], row_bytes)
-        return groups
-
-    def densified(self, groups: list[Cells]) -> Iterator[Cells]:
-        """Iterate over groups with dense ``X``, some of them made dense ahead; empties the list."""
-        return ahead(self._densify, drain(groups), self._dense_threads, self._n_threads)
+    def densified(self, groups: Iterator[Cells]) -> Iterator[Cells]:
+        """Iterate over groups with dense ``X``, some of them made dense ahead."""
+        return ahead(self._densify, groups, self._dense_threads, self._n_threads)
 
     def _densify(self, cells: Cells) -> Cells:
         if not isinstance(cells.X, CsrRows):
             return cells
-        dense = self._dense_memory(*cells.X.shape)
+        group = DenseGroup(*cells.X.shape, cells.X.data.dtype)
+        dense = group.over(self._pool.take(group.n_bytes))
         cells.X.densify_into(dense)
         return Cells(dense, cells.obs, cells.rows)
 
-    def _dense_memory(self, n_rows: int, n_vars: int) -> NDArray[Any]:
-        """Return memory for dense rows, not initialised."""
-        n_bytes = n_rows * n_vars * self._dtype.itemsize
-        memory = self._pool.take(n_bytes)[:n_bytes]
-        return memory.view(self._dtype).reshape(n_rows, n_vars)
 
-    def _csr_memory(self, n_rows: int, n_elements: int, index_dtype: np.dtype[Any]) -> CsrRows:
-        """Return memory for sparse rows, in one piece."""
-        sizes = [
-            (n_rows + 1, index_dtype),
-            (n_elements, index_dtype),
-            (n_elements, self._dtype),
-        ]
-        starts, end = [], 0
-        for n, dtype in sizes:
-            starts.append(end)
-            end += -(-n * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        memory = self._pool.take(end)
-        indptr, indices, data = (
-            memory[start : start + n * dtype.itemsize].view(dtype)
-            for start, (n, dtype) in zip(starts, sizes, strict=True)
-        )
-        return CsrRows(indptr, indices, data, self._collection.n_vars)
-
-
-def _addresses(
-    groups: list[NDArray[Any]], counts: NDArray[np.int64], within: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the address of each row, ``within`` elements from where its group begins."""
-    bases = np.array([group.ctypes.data for group in groups], np.int64)
-    return np.repeat(bases, counts) + within * groups[0].itemsize
-
-
-def _first_deliveries(
-    order: NDArray[np.intp], n_distinct: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return where each distinct row is delivered first, and all places of later deliveries."""
-    first = np.empty(n_distinct, np.intp)
-    first[order[::-1]] = np.arange(order.size)[::-1]
-    is_again = np.ones(order.size, np.bool_)
-    is_again[first] = False
-    return first, np.flatnonzero(is_again)
-
-
-def _in_order(rows: CsrRows) -> CsrRows:
-    """Return rows whose columns ascend and are distinct, as torch takes them to be."""
-    matrix = sp.csr_array((rows.data, rows.indices, rows.indptr), shape=rows.shape)
-    matrix.sum_duplicates()
-    return CsrRows(matrix.indptr, matrix.indices, matrix.data, rows.n_vars)
+def _groups_of(planned: PlannedRead, loans: list[Loan], *, ordered: bool) -> Iterator[Cells]:
+    loans.reverse()
+    for k, group in enumerate(planned.groups):
+        memory = loans.pop()  # kept by nobody but the minibatch
+        if isinstance(group, CsrGroup):
+            X: CsrRows | NDArray[Any] = group.over(memory, ordered=ordered)
+        else:
+            X = group.over(memory)
+        del memory
+        here = slice(planned.bounds[k], planned.bounds[k + 1])
+        obs = {name: values[here] for name, values in planned.obs.items()}
+        cells = Cells(X, obs, planned.rows[here])
+        del X
+        yield cells
+        del cells

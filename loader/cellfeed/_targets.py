@@ -1,10 +1,11 @@
 """Where the rows that a source reads are to go: memory that its caller owns.
 
 A source is given ascending row runs, and one place for each of their rows. The places are in
-the order of delivery, so that what is read is shuffled by being written, once.
+the order of delivery, so that what is read is shuffled by being written, once. A target is
+planned with places (see `cellfeed._places`), and bound to memory when that is there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._casts import can_cast, cast_address
+from cellfeed._places import bind
 
 __all__ = ["CsrTarget", "DenseTarget", "RowTarget"]
 
@@ -29,12 +31,12 @@ class CsrTarget:
     lengths
         Elements of each row, int64, shape (n_rows,).
     index_places, data_places
-        Address where the column indices and the values of each row begin, int64.
+        Where the column indices and the values of each row begin, int64: places, or addresses
+        once the target is bound.
     index_dtype, dtype
         Dtypes there: int32 or int64, and that of the values.
     ordered
-        One boolean, shared by all parts of a target: whether the columns of every row so far
-        ascend strictly. Who places rows clears it where they do not.
+        One boolean, which `put` clears where the columns of a row do not ascend strictly.
     """
 
     n_vars: int
@@ -43,20 +45,26 @@ class CsrTarget:
     data_places: NDArray[np.int64]
     index_dtype: np.dtype[Any]
     dtype: np.dtype[Any]
-    ordered: NDArray[np.bool_]
+    ordered: NDArray[np.bool_] = field(default_factory=lambda: np.ones(1, np.bool_))
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, rows: slice) -> "CsrTarget":
-        return CsrTarget(
-            n_vars=self.n_vars,
+        return replace(
+            self,
             lengths=self.lengths[rows],
             index_places=self.index_places[rows],
             data_places=self.data_places[rows],
-            index_dtype=self.index_dtype,
-            dtype=self.dtype,
-            ordered=self.ordered,
+        )
+
+    def bound(self, bases: NDArray[np.int64]) -> "CsrTarget":
+        """Return the same target in memory whose groups begin at ``bases``."""
+        return replace(
+            self,
+            index_places=bind(self.index_places, bases),
+            data_places=bind(self.data_places, bases),
+            ordered=np.ones(1, np.bool_),
         )
 
     def put(self, indices: NDArray[Any], data: NDArray[Any]) -> None:
@@ -93,7 +101,8 @@ class DenseTarget:
     n_vars
         Number of genes: elements of a row, which lie together.
     places
-        Address where each row begins, int64, shape (n_rows,).
+        Where each row begins, int64, shape (n_rows,): places, or addresses once the target is
+        bound.
     dtype
         Dtype there.
     """
@@ -106,7 +115,11 @@ class DenseTarget:
         return len(self.places)
 
     def __getitem__(self, rows: slice) -> "DenseTarget":
-        return DenseTarget(n_vars=self.n_vars, places=self.places[rows], dtype=self.dtype)
+        return replace(self, places=self.places[rows])
+
+    def bound(self, bases: NDArray[np.int64]) -> "DenseTarget":
+        """Return the same target in memory whose groups begin at ``bases``."""
+        return replace(self, places=bind(self.places, bases))
 
     def put(self, rows: NDArray[Any]) -> None:
         """Place all rows.

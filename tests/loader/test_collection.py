@@ -382,7 +382,10 @@ class TestPaths:
         [
             ("missing.h5ad", "no such file or folder; check the path"),
             ("missing/*.h5ad", "matches no file; check the path"),
-            ("empty", r"the folder has no \.h5ad files; give the folder that holds them"),
+            (
+                "empty",
+                r"the folder has no \.h5ad files and no \.zarr stores; give the folder .*",
+            ),
         ],
     )
     def test_that_lead_nowhere(self, folder, path, problem):

@@ -5,7 +5,14 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from cellfeed import CellDataset, Minibatch, Streaming, open_collection
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    Minibatch,
+    ParameterError,
+    Streaming,
+    open_collection,
+)
 
 
 @pytest.fixture
@@ -128,3 +135,61 @@ def test_columns_ascend_as_torch_wants_them(write_h5ad):
         X.crow_indices(), X.col_indices(), X.values(), size=X.shape, check_invariants=True
     )
     assert X.to_dense().tolist() == [[2, 0, 3, 1], [6, 9, 0, 0]]
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_it_moves_as_a_whole(collection, in_memory, plates, dense):
+    minibatch = first_minibatch(collection)
+    there = minibatch.to("cpu", dense=dense)
+    assert there.X.layout == (torch.strided if dense else torch.sparse_csr)
+    X = there.X if dense else there.X.to_dense()
+    assert np.array_equal(X.numpy(), in_memory(plates)[:40])
+    assert there.rows.tolist() == minibatch.rows.tolist()
+    assert there.obs.keys() == minibatch.obs.keys()
+    on_meta = minibatch.to("meta")
+    tensors = (on_meta.X.values(), on_meta.rows, *on_meta.obs.values())
+    assert all(tensor.device.type == "meta" for tensor in tensors)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_each_part_is_pinned(collection, dense, monkeypatch):
+    """What a DataLoader with ``pin_memory`` asks for, also where no device can pin."""
+    pinned = []
+
+    def pin(tensor):
+        pinned.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    minibatch = first_minibatch(collection, dense=dense)
+    same = minibatch.pin_memory()
+    assert len(pinned) == (1 if dense else 3) + len(minibatch.obs) + 1
+    assert torch.equal(same.rows, minibatch.rows)
+    assert same.X.layout == minibatch.X.layout
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", torch.float32, np.uint8])
+@pytest.mark.parametrize("dense", [False, True])
+def test_x_has_the_dtype_asked_for(collection, in_memory, plates, dtype, dense):
+    X = first_minibatch(collection, dense=dense, dtype=dtype).X
+    expected = in_memory(plates)[:40]
+    values = X if dense else X.values()
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+    assert values.numpy().dtype == np.dtype(name)
+    got = X.numpy() if dense else X.to_dense().numpy()
+    assert np.array_equal(got, expected.astype(name))
+
+
+@pytest.mark.parametrize("dtype", ["str", object, "no such", torch.complex64])
+def test_a_dtype_that_is_no_number_is_refused(collection, dtype):
+    with pytest.raises(ParameterError, match="`dtype` must be a numeric dtype"):
+        first_minibatch(collection, dtype=dtype)
+
+
+def test_what_is_kept_does_not_change(collection, in_memory, plates):
+    """Memory is used again, but never under a tensor that somebody still has."""
+    expected = in_memory(plates)
+    dataset = CellDataset(collection, BlockShuffling(block_size=3), 8, fetch_factor=2, seed=0)
+    kept = [minibatch for _ in range(3) for minibatch in dataset]
+    for minibatch in kept:
+        assert np.array_equal(minibatch.X.to_dense().numpy(), expected[minibatch.rows])

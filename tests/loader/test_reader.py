@@ -57,7 +57,7 @@ def test_groups_are_the_rows_in_the_order_asked_for(file, in_memory, group_size)
     rows = np.sort(rng.permutation(50)[:30])
     order = np.concatenate([rng.permutation(30), rng.integers(0, 30, size=10)])
     with Reader(open_collection(file, obs=["number"]), num_threads=3) as reader:
-        groups = reader.read_groups(rows, order, group_size)
+        groups = list(reader.read_groups(rows, order, group_size))
         sizes = [len(group) for group in groups]
         assert sizes[:-1] == [group_size] * (len(groups) - 1)
         assert sum(sizes) == 40

@@ -38,7 +38,6 @@ _MOST_WORKERS = 16
 _ENTROPY_ROWS = 262_144
 _WARM_SHARE_OF_MEMORY = 0.8
 _LEAST_LABELS = 2
-_SAMPLED_ROWS = 1024
 
 
 def autotune(
@@ -108,7 +107,7 @@ def autotune(
     _check_size(collection, grid, batch_size)
     _check_cache(collection, cache)
     on_progress("machine", 0, 1)
-    machine = describe_machine(collection.paths)
+    machine = describe_machine(collection.files)
     with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
         entropies = _entropies(codes, grid, batch_size, seed, on_progress)
         found_cache = prepare_cache(collection, cache)
@@ -117,7 +116,7 @@ def autotune(
         search = Search(
             process=process,
             n_cells=len(collection),
-            row_bytes=_row_bytes(collection),
+            row_bytes=collection.mean_row_bytes(),
             label=label,
             batch_size=batch_size,
             cache=cache,
@@ -214,15 +213,7 @@ def _check_cache(collection: Collection, cache: CacheState) -> None:
 
 
 def _bytes_on_disk(collection: Collection) -> int:
-    return sum(path.stat().st_size for path in collection.paths)
-
-
-def _row_bytes(collection: Collection) -> float:
-    """Return the mean size of a row in a fetch's buffer, from rows all over the collection."""
-    rows = np.unique(np.linspace(0, len(collection) - 1, _SAMPLED_ROWS).astype(np.int64))
-    lengths = collection.row_lengths(np.stack([rows, rows + 1], axis=1))
-    index_bytes = np.dtype(np.int32).itemsize if collection.layout == "csr" else 0
-    return float(lengths.mean()) * (collection.dtype.itemsize + index_bytes)
+    return sum(path.stat().st_size for path in collection.files)
 
 
 def _entropies(

@@ -183,8 +183,8 @@ def prepare_cache(collection: Collection, cache: CacheState) -> CacheState | Lit
     -------
     That state; "unknown" where pages stayed, or the kernel does not tell.
     """
-    (drop_pages if cache == "cold" else load_pages)(collection.paths)
-    resident = resident_fraction(collection.paths)
+    (drop_pages if cache == "cold" else load_pages)(collection.files)
+    resident = resident_fraction(collection.files)
     if resident is None:
         return "unknown"
     as_wanted = resident <= _STRAY if cache == "cold" else resident >= 1 - _STRAY

@@ -24,7 +24,7 @@ from cellfeed_tuner._page_cache import CacheState, drop_clean_pages
 
 __all__ = ["Entropies", "Round", "Started", "TimingRequest", "run_timing"]
 
-_SECONDS_BETWEEN_DROPS = 0.1
+_SECONDS_BETWEEN_DROPS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class TimingRequest:
     label
         The obs column whose entropy is taken, or None.
     cache
-        "cold": pages are dropped between rounds, at most ten times a second, so that no round
+        "cold": pages are dropped between rounds, at most once a second, so that no round
         profits from an earlier one, as where the files are larger than memory. "warm": pages
         stay.
     seconds
@@ -186,7 +186,7 @@ class _Dropping:
     """Drops the pages of a collection where that is asked for, but not all the time."""
 
     def __init__(self, dataset: CellDataset, request: TimingRequest) -> None:
-        self._paths = dataset.collection.paths if request.cache == "cold" else ()
+        self._paths = dataset.collection.files if request.cache == "cold" else ()
         self._last = -math.inf
 
     def __call__(self) -> None:

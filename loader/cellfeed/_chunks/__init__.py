@@ -8,13 +8,22 @@ threads work off together: read, decompress, and copy each element once, to its 
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks
 from cellfeed._chunks._casts import can_cast
 from cellfeed._chunks._hdf5 import hdf5_array
+from cellfeed._chunks._kernels import copy_all
 from cellfeed._chunks._reads import ChunkReads
+from cellfeed._chunks._zarr import zarr_array
+from cellfeed._chunks._zarr_files import ZarrFiles
+from cellfeed._chunks._zarr_layout import ZarrLayout, zarr_layout
 
 __all__ = [
     "ChunkReads",
     "ChunkTable",
     "ChunkedArray",
     "ContiguousChunks",
+    "ZarrFiles",
+    "ZarrLayout",
     "can_cast",
+    "copy_all",
     "hdf5_array",
+    "zarr_array",
+    "zarr_layout",
 ]

@@ -1,6 +1,5 @@
 """A stored array as chunks: where their bytes lie, and what is to be read for given elements."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +11,7 @@ from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._casts import cast_address
 from cellfeed._chunks._reads import ChunkReads
 
-__all__ = ["ChunkPlaces", "ChunkTable", "ChunkedArray", "ContiguousChunks", "Located"]
+__all__ = ["ChunkFiles", "ChunkPlaces", "ChunkTable", "ChunkedArray", "ContiguousChunks", "Located"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +26,42 @@ class Located:
         Its bytes in that file.
     skipped
         Which steps were left out when it was written: 1 compression, 2 shuffling; 4 if there
-        is no such chunk, so that all its elements are zero.
+        is no such chunk, so that all its elements are zero; 8 if the chunk is all of its file,
+        of at most this size; 16 if there is no such file.
     """
 
     files: NDArray[np.int64]
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     skipped: NDArray[np.int64]
+
+
+class ChunkFiles(Protocol):
+    """The files that `Located.files` counts."""
+
+    def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
+        """Return how to read files, and what has to live while they are read.
+
+        Parameters
+        ----------
+        files
+            Numbers of files, int64, shape (n,).
+
+        Returns
+        -------
+        For each the descriptor, or minus the address of its path, which ends with a zero; and
+        the owner of these.
+
+        Raises
+        ------
+        FormatError
+            A file is not the one that was there when the array was opened.
+        """
+        ...
+
+    def path_of(self, file: int) -> Path:
+        """Return the path of a file, for messages."""
+        ...
 
 
 class ChunkPlaces(Protocol):
@@ -124,8 +152,11 @@ class ChunkedArray:
         Whether HDF5's shuffle filter was applied before compression.
     places
         Where the chunks are.
-    open_files
-        Returns the file descriptors that `Located.files` counts.
+    files
+        The files that they are in.
+    lost_is_zero
+        Whether chunks of files that do not exist are zero; else that is damage, unless they
+        are column indices of rows with no other element there.
     """
 
     name: str
@@ -135,8 +166,8 @@ class ChunkedArray:
     codec: int
     shuffled: bool
     places: ChunkPlaces
-    open_files: Callable[[], Sequence[int]]
-    paths: Callable[[], Sequence[Path]]
+    files: ChunkFiles
+    lost_is_zero: bool = True
 
     def reads_of_ranges(
         self,
@@ -201,8 +232,7 @@ class ChunkedArray:
         if self.codec == kernels.STORED and not self.shuffled:
             kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize)
         table = np.zeros((len(chunks) + 1, kernels.N_CHUNK_COLUMNS), np.int64)
-        fds = np.asarray(self.open_files(), np.int64)
-        table[:-1, kernels.FD] = fds[located.files]
+        table[:-1, kernels.FD], kept = self.files.handles(located.files)
         table[:-1, kernels.OFFSET] = offsets
         table[:-1, kernels.SIZE] = sizes
         table[:-1, kernels.SKIPPED] = located.skipped
@@ -216,6 +246,7 @@ class ChunkedArray:
         array[0, kernels.DECODED_BYTES] = self.dtype.itemsize * int(np.prod(self.chunk_shape))
         array[0, kernels.CAST] = cast_address(self.dtype, out_dtype, of_indices=index_limit >= 0)
         array[0, kernels.INDEX_LIMIT] = index_limit
+        array[0, kernels.LOST_IS_ZERO] = self.lost_is_zero
         return ChunkReads(
             arrays=array,
             chunks=table,
@@ -224,12 +255,13 @@ class ChunkedArray:
             join_itemsize=out_dtype.itemsize,
             chunk_numbers=chunks,
             origins=(self,),
+            kept=(kept,),
         )
 
     def describe(self, chunk: int) -> str:
         """Return which elements and bytes a chunk holds, for a message."""
         located = self.places.locate(np.array([chunk], np.int64))
-        path = self.paths()[int(located.files[0])]
+        path = self.files.path_of(int(located.files[0]))
         first, size = int(located.offsets[0]), int(located.sizes[0])
         grid = [-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True)]
         corner = [int(k) for k in np.unravel_index(chunk, grid)]
@@ -238,4 +270,6 @@ class ChunkedArray:
             for k, c, n in zip(corner, self.chunk_shape, self.shape, strict=True)
         ]
         elements = f"elements {bounds[0]}" if len(bounds) == 1 else f"rows {bounds[0]}"
+        if size == 0 or located.skipped[0] & kernels.WHOLE_FILE:
+            return f"{path}: `{self.name}`, {elements}"
         return f"{path}: `{self.name}`, {elements} (bytes {first} to {first + size})"

@@ -12,6 +12,18 @@ __all__ = ["can_cast", "cast_address"]
 _SIGNATURE = types.void(types.voidptr, types.voidptr, types.int64)
 _LARGEST_INT32 = np.iinfo(np.int32).max
 
+# Fractions that do not fit are undefined in C. NumPy goes through these, and then cuts off bits.
+_WRAPPED = {
+    np.dtype(target): np.dtype(via)
+    for target, via in (
+        (np.int8, np.int32),
+        (np.uint8, np.int32),
+        (np.int16, np.int32),
+        (np.uint16, np.int32),
+        (np.uint32, np.int64),
+    )
+}
+
 
 def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     """Return whether `cast_address` knows the way."""
@@ -36,6 +48,8 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
         function = _to_bool(ins)
     elif of_indices and target == np.int32:
         function = _to_int32(ins)
+    elif source.kind == "f" and target in _WRAPPED:
+        function = _to_wrapped(ins, from_dtype(_WRAPPED[target]), outs)
     else:
         function = _to_number(ins, outs)
     _KEPT.append(function)
@@ -59,6 +73,16 @@ def _to_number(ins: Any, outs: Any) -> Any:
         values, result = carray(source, (n,), ins), carray(target, (n,), outs)
         for i in range(n):
             result[i] = outs(values[i])
+
+    return cast
+
+
+def _to_wrapped(ins: Any, via: Any, outs: Any) -> Any:
+    @cfunc(_SIGNATURE, cache=True)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = carray(source, (n,), ins), carray(target, (n,), outs)
+        for i in range(n):
+            result[i] = outs(via(values[i]))
 
     return cast
 

@@ -14,6 +14,12 @@ _NEEDED = {
         "libdeflate_zlib_decompress",
     ),
     kernels.ZSTD: ("ZSTD_createDCtx", "ZSTD_freeDCtx", "ZSTD_decompressDCtx"),
+    kernels.GZIP: (
+        "libdeflate_alloc_decompressor",
+        "libdeflate_free_decompressor",
+        "libdeflate_gzip_decompress",
+    ),
+    kernels.LZ4: ("LZ4_decompress_safe",),
     kernels.BLOSC: ("blosc_cbuffer_validate", "blosc_decompress_ctx"),
 }
 

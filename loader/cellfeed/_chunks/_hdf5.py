@@ -1,15 +1,20 @@
 """Arrays of HDF5 files as chunks, where the HDF5 library is asked once, for the chunk table."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import math
 from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5z
+from h5py import h5t, h5z
 
 from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._array import ChunkedArray, ChunkPlaces, ChunkTable, ContiguousChunks
+from cellfeed._chunks._array import (
+    ChunkedArray,
+    ChunkFiles,
+    ChunkPlaces,
+    ChunkTable,
+    ContiguousChunks,
+)
 from cellfeed._chunks._codecs import can_decode
 
 __all__ = ["hdf5_array"]
@@ -21,14 +26,15 @@ _CODECS = {
     32001: kernels.BLOSC,
     32015: kernels.ZSTD,
 }
+_BLOSC_COMPRESSOR = 6  # place among the filter's parameters
+_BLOSC_SNAPPY = 3
 _CONTIGUOUS_CHUNK_ELEMENTS = 1 << 14
 
 
 def hdf5_array(
     dataset: h5py.Dataset,
     name: str,
-    open_files: Callable[[], Sequence[int]],
-    paths: Callable[[], Sequence[Path]],
+    files: ChunkFiles,
 ) -> ChunkedArray | None:
     """Return a data set as chunks, None if it is stored in a way that only HDF5 itself knows.
 
@@ -38,12 +44,10 @@ def hdf5_array(
         One- or two-dimensional.
     name
         What messages call it.
-    open_files
-        Returns the file's descriptor, in a list of one.
-    paths
-        Returns the file's path, in a list of one.
+    files
+        The file, as number 0.
     """
-    plain = dataset.dtype.kind in "biuf" and dataset.dtype.isnative
+    plain = dataset.dtype.kind in "biuf" and _is_stored_as_in_memory(dataset)
     if not plain or dataset.size == 0 or dataset.is_virtual or dataset.external:
         return None
     if dataset.file.userblock_size:  # offsets would count from its end, in some versions
@@ -70,15 +74,24 @@ def hdf5_array(
         codec=codec,
         shuffled=shuffle is not None,
         places=places,
-        open_files=open_files,
-        paths=paths,
+        files=files,
     )
+
+
+def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
+    """Return whether bytes need no conversion: also bfloat16 reads as float32, for example."""
+    types = [dataset.id.get_type(), h5t.py_create(dataset.dtype)]
+    stored, in_memory = (
+        each.get_super() if each.get_class() == h5t.ENUM else each for each in types
+    )
+    return bool(stored.equal(in_memory))
 
 
 def _filters(dataset: h5py.Dataset) -> tuple[int, int | None, int | None] | None:
     """Return the codec, and the places of compression and shuffling among the filters."""
     created = dataset.id.get_create_plist()
-    numbers = [created.get_filter(i)[0] for i in range(created.get_nfilters())]
+    filters = [created.get_filter(i) for i in range(created.get_nfilters())]
+    numbers = [each[0] for each in filters]
     shuffle = None
     if numbers[:1] == [h5z.FILTER_SHUFFLE]:
         shuffle, numbers = 0, numbers[1:]
@@ -87,17 +100,22 @@ def _filters(dataset: h5py.Dataset) -> tuple[int, int | None, int | None] | None
     codec = _CODECS.get(numbers[0])
     if codec is None or len(numbers) > 1 or not can_decode(codec):
         return None
+    if codec == kernels.BLOSC and filters[-1][2][_BLOSC_COMPRESSOR:][:1] == (_BLOSC_SNAPPY,):
+        return None  # the library that is used here lacks it
     return codec, 0 if shuffle is None else 1, shuffle
 
 
 def _contiguous(dataset: h5py.Dataset) -> ContiguousChunks | None:
     offset = dataset.id.get_offset()
+    itemsize = dataset.dtype.itemsize
+    n_bytes = dataset.size * itemsize
     if offset is None:  # compact, or never written
         return None
-    itemsize = dataset.dtype.itemsize
+    if dataset.id.get_storage_size() != n_bytes:
+        return None
     return ContiguousChunks(
         offset=offset,
-        n_bytes=dataset.size * itemsize,
+        n_bytes=n_bytes,
         chunk_bytes=_CONTIGUOUS_CHUNK_ELEMENTS * itemsize,
     )
 
@@ -107,22 +125,26 @@ def _table(
 ) -> ChunkTable | None:
     chunk_shape = dataset.chunks
     grid = [-(-n // c) for n, c in zip(dataset.shape, chunk_shape, strict=True)]
-    n_chunks = int(np.prod(grid))
+    n_chunks = math.prod(grid)
+    chunk_bytes = math.prod(chunk_shape) * dataset.dtype.itemsize
     offsets = np.full(n_chunks, -1, np.int64)
-    sizes = np.zeros(n_chunks, np.uint32)
+    # What cannot be compressed grows, but not to twice its size.
+    sizes = np.zeros(n_chunks, np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64)
     masks = np.zeros(n_chunks, np.uint32)
-    across = grid[1] if len(grid) > 1 else 1
 
     def note(chunk: Any) -> None:
-        corner = chunk.chunk_offset
-        number = corner[0] // chunk_shape[0] * across
-        if len(corner) > 1:
-            number += corner[1] // chunk_shape[1]
+        number = 0
+        for first, c, n in zip(chunk.chunk_offset, chunk_shape, grid, strict=True):
+            if first // c >= n:
+                raise ValueError(f"there is a chunk outside of it, at {chunk.chunk_offset}")
+            number = number * n + first // c
         offsets[number], sizes[number] = chunk.byte_offset, chunk.size
         masks[number] = chunk.filter_mask
 
     dataset.id.chunk_iter(note)
     if (offsets < 0).any() and dataset.fillvalue != 0:
+        return None
+    if compression is None and (sizes[offsets >= 0] != chunk_bytes).any():
         return None
     skipped = np.zeros(n_chunks, np.uint8)
     for place, bit in ((compression, kernels.UNCOMPRESSED), (shuffle, kernels.UNSHUFFLED)):

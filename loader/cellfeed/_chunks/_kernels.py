@@ -7,6 +7,8 @@ Tables are int64 arrays of one row for each item; the names of their columns are
 below.
 """
 
+import errno
+import os
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from cellfeed._chunks._native import C_FUNCTIONS, atomic_add, call, copy_bytes, 
 __all__ = [
     "ASCENDING",
     "BLOSC",
+    "GZIP",
+    "LZ4",
     "LZF",
     "STORED",
     "ZLIB",
@@ -34,17 +38,27 @@ __all__ = [
 ]
 
 # Codecs.
-STORED, ZLIB, ZSTD, BLOSC, LZF = range(5)
+STORED, ZLIB, ZSTD, BLOSC, LZF, GZIP, LZ4 = range(7)
 
 # Columns of a table of arrays.
-CODEC, SHUFFLED, ITEMSIZE, OUT_ITEMSIZE, DECODED_BYTES, CAST, INDEX_LIMIT, N_ARRAY_COLUMNS = range(
-    8
-)
+(
+    CODEC,
+    SHUFFLED,
+    ITEMSIZE,
+    OUT_ITEMSIZE,
+    DECODED_BYTES,
+    CAST,
+    INDEX_LIMIT,
+    LOST_IS_ZERO,  # whether chunks of a file that is not there are taken to be zero
+    N_ARRAY_COLUMNS,
+) = range(9)
 
-# Columns of a table of chunks. SKIPPED: what was left out when this chunk was written. Its
+# Columns of a table of chunks. FD: a descriptor, or minus the address of a path, of a file that
+# is opened to read the chunk. SKIPPED: what was left out when this chunk was written. Its
 # segments end where those of the next chunk begin.
 FD, OFFSET, SIZE, SKIPPED, ARRAY, FIRST_SEGMENT, N_CHUNK_COLUMNS = range(7)
 UNCOMPRESSED, UNSHUFFLED, ABSENT = 1, 2, 4  # ABSENT: there is no such chunk; its elements are 0
+WHOLE_FILE, LOST = 8, 16  # the chunk is all of its file, of at most SIZE bytes; there is no file
 
 # Columns of a table of segments: elements of a chunk that go to one place.
 FROM, COUNT, TO, N_SEGMENT_COLUMNS = range(4)
@@ -52,7 +66,7 @@ FROM, COUNT, TO, N_SEGMENT_COLUMNS = range(4)
 # What `decode` reports: a failure (0 if none), the chunk where it was, and whether the columns of
 # each row ascend as far as they lie in one chunk.
 FAILURE, FAILED_CHUNK, NEXT_TASK, ASCENDING, N_REPORTS = range(5)
-UNREADABLE, TRUNCATED, UNDECODABLE, WRONG_SIZE, BAD_INDEX = range(1, 6)
+UNREADABLE, TRUNCATED, UNDECODABLE, WRONG_SIZE, BAD_INDEX, MISSING, STOPPED = range(1, 8)
 UNORDERED, OUTSIDE = range(1, 3)
 
 (
@@ -66,8 +80,16 @@ UNORDERED, OUTSIDE = range(1, 3)
     _ZSTD,
     _BLOSC,
     _BLOSC_CHECK,
+    _GZIP,
+    _LZ4,
+    _OPEN,
+    _CLOSE,
+    _ERRNO,
 ) = range(len(C_FUNCTIONS))
 _WILL_NEED = 3
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC
+_NO_SUCH_FILE = errno.ENOENT
+_LZ4_HEADER = 4  # bytes: numcodecs puts the size there
 LARGEST_READ = 1 << 20
 _LARGEST_GAP = 1 << 14  # bytes read in vain cost less than another system call
 _CHUNKS_OF_A_TASK = 8
@@ -223,7 +245,7 @@ def advise(chunks: NDArray[np.int64], functions: NDArray[np.int64]) -> None:
     i = 0
     while i < len(chunks) - 1:
         last, size = _extent(chunks, i, len(chunks) - 1)
-        if size:
+        if size and chunks[i, FD] >= 0:
             call(functions[_FADVISE], (chunks[i, FD], chunks[i, OFFSET], size, _WILL_NEED))
         i = last
 
@@ -252,21 +274,70 @@ def trim(
         sizes[c] = (highest - lowest) * itemsize
 
 
-@njit("int64(int64, int64, int64, int64, int64[::1])", nogil=True, cache=True)
-def _read(fd: int, target: int, size: int, offset: int, functions: NDArray[np.int64]) -> int:
+@njit("Tuple((int64, int64))(int64, int64, int64, int64, int64[::1])", nogil=True, cache=True)
+def _read(fd: int, target: int, size: int, offset: int, functions: NDArray[np.int64]) -> Any:
+    """Read up to the end of the file, or ``size`` bytes; return a failure, and the bytes read."""
     done = interrupted = 0
     while done < size:
         n = call(functions[_PREAD], (fd, target + done, size - done, offset + done))
         if n == 0:
-            return TRUNCATED
+            return TRUNCATED, done
         if n < 0:
             # An interrupted call looks like any other failure from here, so it is tried again.
             interrupted += 1
-            if interrupted > _MOST_TRIES:
-                return UNREADABLE
+            if interrupted > 3:
+                return UNREADABLE, done
             continue
         done += n
-    return 0
+    return 0, done
+
+
+@njit("Tuple((int64, int64))(int64, int64, int64[::1])", nogil=True, cache=True)
+def _open(path: int, flags: int, functions: NDArray[np.int64]) -> Any:
+    """Open the file whose path is at this address; return a failure, and the descriptor."""
+    fd = np.int64(np.int32(call(functions[_OPEN], (path, flags))))
+    if fd >= 0:
+        return 0, fd
+    number = carray(pointer(call(functions[_ERRNO], ())), (1,), np.int32)[0]
+    return (MISSING if number == _NO_SUCH_FILE else UNREADABLE), fd
+
+
+@njit("Tuple((int64, int64))(int64[::1], int64, int64, int64[::1])", nogil=True, cache=True)
+def _read_from(
+    chunk: NDArray[np.int64], target: int, size: int, functions: NDArray[np.int64]
+) -> Any:
+    """Read bytes from where a chunk begins; return a failure, and the bytes read."""
+    if size == 0:
+        return 0, 0
+    fd = chunk[FD]
+    if fd < 0:
+        failure, fd = _open(-fd, _OPEN_FLAGS, functions)
+        if failure:
+            return failure, 0
+    failure, n = _read(fd, target, size, chunk[OFFSET], functions)
+    if chunk[FD] < 0:
+        call(functions[_CLOSE], (fd,))
+    if chunk[SKIPPED] & WHOLE_FILE:
+        chunk[SIZE] = n
+        failure = 0 if failure == TRUNCATED else failure
+    return failure, n
+
+
+@njit(
+    f"Tuple((int64, int64, int64))({_int64_2d}, int64, int64, int64, int64[::1])",
+    nogil=True,
+    cache=True,
+)
+def _read_ahead(
+    chunks: NDArray[np.int64], first: int, stop: int, target: int, functions: NDArray[np.int64]
+) -> Any:
+    """Read a chunk and those that lie beside it; return a failure, where they end, and bytes."""
+    end, size = _extent(chunks, first, stop)
+    failure, n = _read_from(chunks[first], target, size, functions)
+    if failure and end > first + 1:  # find out which chunk it is
+        end = first + 1
+        failure, n = _read_from(chunks[first], target, chunks[first, SIZE], functions)
+    return failure, end, n
 
 
 @njit("int64(int64, int64, int64, int64)", nogil=True, cache=True)
@@ -304,6 +375,17 @@ def _lzf(source: int, size: int, target: int, capacity: int) -> int:
             out[o + j] = out[start + j]
         o += n
     return int(o)
+
+
+@njit("int64(int64, int64, int64, int64, int64[::1])", nogil=True, cache=True)
+def _lz4(source: int, size: int, target: int, capacity: int, functions: NDArray[np.int64]) -> Any:
+    """Decompress LZ4 as numcodecs writes it; the bytes written, below 0 if damaged."""
+    if size <= _LZ4_HEADER:
+        return -1
+    if size <= _LZ4_HEADER:
+        return -1
+    begin, n_compressed = source + _LZ4_HEADER, size - _LZ4_HEADER
+    return np.int32(call(functions[_LZ4], (begin, target, n_compressed, capacity)))
 
 
 @njit("void(int64, int64, int64, int64)", nogil=True, cache=True)
@@ -352,9 +434,10 @@ def _decompress(
         # Chunks stored as they are were cut to what is wanted of them, unless shuffled.
         whole = array[CODEC] != STORED or array[SHUFFLED]
         return WRONG_SIZE if whole and size != expected else 0
-    if array[CODEC] == ZLIB:
+    if array[CODEC] in (ZLIB, GZIP):
         # Without a place for the size, libdeflate fails unless the output is full.
-        result = np.int32(call(functions[_ZLIB], (zlib, source, size, target, expected, 0)))
+        function = functions[_ZLIB] if array[CODEC] == ZLIB else functions[_GZIP]
+        result = np.int32(call(function, (zlib, source, size, target, expected, 0)))
         if result == 0:
             return 0
         return UNDECODABLE if result == 1 else WRONG_SIZE
@@ -372,7 +455,10 @@ def _decompress(
             return WRONG_SIZE
         n = np.int64(np.int32(call(functions[_BLOSC], (source, target, expected, 1))))
         return 0 if n == expected else UNDECODABLE
-    n = _lzf(source, size, target, expected)
+    if array[CODEC] == LZ4:
+        n = _lz4(source, size, target, expected, functions)
+    else:
+        n = _lzf(source, size, target, expected)
     if n < 0:
         return UNDECODABLE
     return 0 if n == expected else WRONG_SIZE
@@ -428,6 +514,15 @@ def _place_segments(
     return 0
 
 
+@njit("boolean(int64[::1], int64[:,::1])", nogil=True, cache=True)
+def _may_be_lost(array: NDArray[np.int64], segments: NDArray[np.int64]) -> bool:
+    """Return whether these elements may be zero, and for that reason were never written."""
+    if array[LOST_IS_ZERO]:
+        return True
+    # No row has more than one element of column 0.
+    return bool(array[INDEX_LIMIT] >= 0 and np.all(segments[:, COUNT] <= 1))
+
+
 @njit(
     f"int64({_int64_2d}, {_int64_2d}, {_int64_2d}, int64[::1], int64[::1], "
     "uint8[::1], uint8[::1], uint8[::1])",
@@ -478,15 +573,16 @@ def decode(
             failure = 0
             if c >= end:
                 begin = c
-                end, size = _extent(chunks, c, stop)
-                failure = _read(chunks[c, FD], raw, size, chunks[c, OFFSET], functions)
-                if failure and end > c + 1:  # find out which chunk it is
-                    end, size = c + 1, chunks[c, SIZE]
-                    failure = _read(chunks[c, FD], raw, size, chunks[c, OFFSET], functions)
-                n_read += size
+                failure, end, n = _read_ahead(chunks, c, stop, raw, functions)
+                n_read += n
             array = arrays[chunks[c, ARRAY]]
             here = raw + chunks[c, OFFSET] - chunks[begin, OFFSET]
-            if failure == 0 and chunks[c, SKIPPED] & ABSENT:
+            first_segment, last_segment = chunks[c, FIRST_SEGMENT], chunks[c + 1, FIRST_SEGMENT]
+            absent = failure == 0 and chunks[c, SKIPPED] & ABSENT
+            if failure == MISSING or chunks[c, SKIPPED] & LOST:
+                absent = _may_be_lost(array, segments[first_segment:last_segment])
+                failure = 0 if absent else MISSING
+            if absent:
                 decoded_room[: array[DECODED_BYTES]] = 0
                 here = room
             elif failure == 0:
@@ -496,7 +592,6 @@ def decode(
                     _unshuffle(here, array[DECODED_BYTES], shuffled, array[ITEMSIZE])
                     here = shuffled
             if failure == 0:
-                first_segment, last_segment = chunks[c, FIRST_SEGMENT], chunks[c + 1, FIRST_SEGMENT]
                 failure = _place_segments(here, segments[first_segment:last_segment], array, report)
             if failure:
                 report[FAILED_CHUNK] = c

@@ -7,6 +7,7 @@ arguments of the kernels, not constants in them, so that compiled kernels can be
 
 import ctypes
 import importlib.util
+import sys
 from functools import cache
 from typing import Any
 
@@ -40,6 +41,11 @@ C_FUNCTIONS = {
     "ZSTD_decompressDCtx": "numcodecs.zstd",
     "blosc_decompress_ctx": "numcodecs.blosc",
     "blosc_cbuffer_validate": "numcodecs.blosc",
+    "libdeflate_gzip_decompress": "deflate._deflate",
+    "LZ4_decompress_safe": "numcodecs.blosc",
+    "open": None,
+    "close": None,
+    "__error" if sys.platform == "darwin" else "__errno_location": None,
 }
 
 

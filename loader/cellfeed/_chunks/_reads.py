@@ -1,7 +1,7 @@
 """Chunks to read and where their elements go: made by arrays, done by many threads at once."""
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._native import function_addresses
 from cellfeed._errors import FormatError
+from cellfeed._places import bind
 
 __all__ = ["ChunkReads", "Done"]
 
@@ -56,6 +57,8 @@ class ChunkReads:
         Number of each chunk in its array.
     origins
         The array of each row of ``arrays``.
+    kept
+        What has to live while files are read: paths that ``chunks`` has the addresses of.
     """
 
     arrays: NDArray[np.int64]
@@ -65,10 +68,27 @@ class ChunkReads:
     join_itemsize: int
     chunk_numbers: NDArray[np.int64]
     origins: tuple[Origin, ...]
+    kept: tuple[object, ...] = ()
+
+    @staticmethod
+    def none() -> "ChunkReads":
+        """Return no reads."""
+        nothing = np.empty(0, np.int64)
+        return ChunkReads(
+            arrays=np.empty((0, kernels.N_ARRAY_COLUMNS), np.int64),
+            chunks=np.zeros((1, kernels.N_CHUNK_COLUMNS), np.int64),
+            segments=np.empty((0, kernels.N_SEGMENT_COLUMNS), np.int64),
+            joins=nothing,
+            join_itemsize=0,
+            chunk_numbers=nothing,
+            origins=(),
+        )
 
     @staticmethod
     def concatenate(parts: Sequence["ChunkReads"]) -> "ChunkReads":
         """Return all reads as one, so that threads need not wait for each other in between."""
+        if not parts:
+            return ChunkReads.none()
         chunks, first_array, first_segment = list[NDArray[np.int64]](), 0, 0
         for part in parts:
             table = part.chunks[:-1].copy()
@@ -84,18 +104,28 @@ class ChunkReads:
             chunks=np.concatenate([*chunks, end]),
             segments=np.concatenate([part.segments for part in parts]),
             joins=np.concatenate([part.joins for part in parts]),
-            join_itemsize=max(part.join_itemsize for part in parts if len(part.joins))
-            if any(len(part.joins) for part in parts)
-            else 0,
+            join_itemsize=max((part.join_itemsize for part in parts if len(part.joins)), default=0),
             chunk_numbers=np.concatenate([part.chunk_numbers for part in parts]),
             origins=tuple(origin for part in parts for origin in part.origins),
+            kept=tuple(thing for part in parts for thing in part.kept),
         )
 
-    def run(self, threads: Executor | None = None, n_threads: int = 1) -> Done:
+    def announce(self) -> None:
+        """Tell the system what will be read, so that it fetches many pieces side by side."""
+        kernels.advise(self.chunks, function_addresses())
+
+    def run(
+        self,
+        bases: NDArray[np.int64],
+        threads: Executor | None = None,
+        n_threads: int = 1,
+    ) -> Done:
         """Read, decode and place everything.
 
         Parameters
         ----------
+        bases
+            Addresses that places are counted from; see `cellfeed._places`.
         threads, n_threads
             Who does it, and how many of them; the calling thread if None.
 
@@ -105,6 +135,8 @@ class ChunkReads:
             A chunk is damaged or missing; names file, element and bytes.
         """
         functions = function_addresses()
+        segments, joins = self.segments.copy(), bind(self.joins, bases)
+        segments[:, kernels.TO] = bind(segments[:, kernels.TO], bases)
         report = np.zeros(kernels.N_REPORTS, np.int64)
         report[kernels.ASCENDING] = 1
         raw = max(int(self.chunks[:, kernels.SIZE].max(initial=0)), kernels.LARGEST_READ)
@@ -112,20 +144,25 @@ class ChunkReads:
 
         def work() -> int:
             rooms = (np.empty(n, np.uint8) for n in (raw, decoded, decoded))
-            tables = (self.arrays, self.chunks, self.segments)
+            tables = (self.arrays, self.chunks, segments)
             return int(kernels.decode(*tables, functions, report, *rooms))
 
         if threads is None:
             n_bytes = work()
         else:
-            threads.submit(kernels.advise, self.chunks, functions)
             jobs = [threads.submit(work) for _ in range(n_threads)]
-            n_bytes = sum(job.result() for job in jobs)
+            try:
+                n_bytes = sum(job.result() for job in jobs)
+            except BaseException:
+                # The other threads write into memory that the caller is about to let go.
+                report[kernels.FAILURE] = kernels.STOPPED
+                wait(jobs)
+                raise
         if report[kernels.FAILURE]:
             raise self._damage(int(report[kernels.FAILURE]), int(report[kernels.FAILED_CHUNK]))
         ascending = bool(report[kernels.ASCENDING])
-        if ascending and len(self.joins):
-            ascending = bool(kernels.joins_ascend(self.joins, self.join_itemsize))
+        if ascending and len(joins):
+            ascending = bool(kernels.joins_ascend(joins, self.join_itemsize))
         return Done(n_bytes, len(self.chunks) - 1, ascending)
 
     def _damage(self, failure: int, chunk: int) -> FormatError:
@@ -142,4 +179,5 @@ _FAILURES = {
     "the file is damaged, copy or download it again",
     kernels.BAD_INDEX: "hold a column index outside of the matrix; "
     "the file is damaged, copy or download it again",
+    kernels.MISSING: "the file is missing; copy or download it again",
 }

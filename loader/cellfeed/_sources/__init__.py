@@ -1,6 +1,7 @@
 """Where rows come from: one protocol, one file per storage."""
 
 from cellfeed._sources._base import Layout, Source
-from cellfeed._sources._h5ad import open_h5ad
+from cellfeed._sources._open import open_sources
+from cellfeed._sources._zarr_groups import is_zarr
 
-__all__ = ["Layout", "Source", "open_h5ad"]
+__all__ = ["Layout", "Source", "is_zarr", "open_sources"]

@@ -84,7 +84,7 @@ class Source(Protocol):
         Parameters
         ----------
         runs, target
-            As of `read_into`.
+            As of `read_into`, but the target's places may not be bound to memory yet.
 
         Returns
         -------

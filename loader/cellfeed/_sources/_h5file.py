@@ -2,11 +2,18 @@
 
 import errno
 import os
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anndata as ad
 import h5py
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
+from cellfeed._chunks import ChunkedArray, hdf5_array
 from cellfeed._errors import FormatError, PathError
 
 __all__ = ["H5File"]
@@ -48,13 +55,40 @@ class H5File:
             self.check_unchanged()
         return self._file
 
-    def descriptors(self) -> list[int]:
-        """Return the file descriptor, for `os.pread`; it is HDF5's own, and stays open."""
-        return [int(self().id.get_vfd_handle())]
+    def array(self, name: str) -> Any:
+        """Return an array, for reading slices of it."""
+        return self()[name]
 
-    def paths(self) -> list[Path]:
+    def n_lost_files(self, name: str) -> int:  # noqa: ARG002 - no chunk has a file
+        """Return 0: all chunks are in the one file."""
+        return 0
+
+    def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:  # noqa: ARG002 - no chunk has a file
+        """Return an array as chunks, None if only HDF5 itself can read it."""
+        return hdf5_array(self()[name], name, self)
+
+    def read_old_frame(self, name: str) -> pd.DataFrame:
+        """Read ``obs``, ``var`` or ``raw/var`` in a form that anndata no longer writes."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the file is old is no news to its reader
+            adata = ad.read_h5ad(self._absolute, backed="r")
+        try:
+            table: pd.DataFrame = adata.raw.var if name.startswith("raw") else getattr(adata, name)
+            return table
+        finally:
+            adata.file.close()
+
+    def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
+        """Return the file descriptor, which is HDF5's own; see `ChunkFiles`."""
+        file = self()
+        return np.full(len(files), file.id.get_vfd_handle(), np.int64), file
+
+    def path_of(self, file: int) -> Path:  # noqa: ARG002 - there is one
         """Return the path."""
-        return [self.path]
+        return self.path
+
+    def watch(self, names: Sequence[str]) -> None:
+        """Do nothing: all arrays are in the one file, which is watched."""
 
     def check_unchanged(self) -> None:
         """Check that the path still holds the file that was opened first, in any process.

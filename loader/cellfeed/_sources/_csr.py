@@ -1,32 +1,39 @@
-"""CSR matrices in h5ad files: from chunks where possible, else through h5py, run by run."""
+"""CSR matrices: from chunks where possible, else through the format's library, run by run."""
 
 from typing import Any
 
-import h5py
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._chunks import ChunkedArray, ChunkReads, can_cast
+from cellfeed._errors import FormatError
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._base import Layout
-from cellfeed._sources._h5ad_common import H5adSource, native
-from cellfeed._sources._h5file import H5File
+from cellfeed._sources._file import AnnDataFile
+from cellfeed._sources._matrix import MatrixSource, native
 from cellfeed._targets import CsrTarget, RowTarget
 
-__all__ = ["H5adCsr"]
+__all__ = ["CsrSource"]
 
 
-class H5adCsr(H5adSource):
-    """A CSR matrix of an h5ad file.
+class CsrSource(MatrixSource):
+    """A CSR matrix of an AnnData file.
 
     The row pointer is kept in memory once it is needed: 8 bytes per cell and process.
+
+    Parameters
+    ----------
+    file, element, var
+        See `MatrixSource`.
     """
 
     layout: Layout = "csr"
+    # Values that are stored are not zero: a chunk that has no file is one that was lost.
+    _lost_is_zero = False
 
-    def __init__(self, file: H5File, element: str) -> None:
-        super().__init__(file, element)
+    def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
+        super().__init__(file, element, var)
         with self._damage_named(element):
             group = self._stored
             data, indices, indptr = (group[name] for name in ("data", "indices", "indptr"))
@@ -49,6 +56,7 @@ class H5adCsr(H5adSource):
                     f"and {indices.size} indices"
                 )
             self.rows_per_chunk = _rows_per_chunk(self.shape[0], data.size, data.chunks)
+            file.watch([f"{element}/{name}" for name in ("data", "indices", "indptr")])
         self._row_pointer: NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -61,7 +69,7 @@ class H5adCsr(H5adSource):
         return pointer[rows + 1] - pointer[rows]
 
     def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
-        """Return what to read, None if the file is stored in a way that only HDF5 knows."""
+        """Return what to read, None if only the format's own library can read it."""
         indices, data = self._chunked("indices"), self._chunked("data")
         if indices is None or data is None or not isinstance(target, CsrTarget):
             return None
@@ -83,7 +91,7 @@ class H5adCsr(H5adSource):
         )
 
     def read_into(self, runs: Runs, target: RowTarget) -> None:
-        """Place the rows of ``runs`` where ``target`` says, through h5py."""
+        """Place the rows of ``runs`` where ``target`` says, through the format's library."""
         self._file.check_unchanged()
         pointer = self._pointer()
         n_elements = int((pointer[runs[:, 1]] - pointer[runs[:, 0]]).sum())
@@ -91,6 +99,7 @@ class H5adCsr(H5adSource):
         data = self._read_elements("data", runs, n_elements)
         if indices.size and not 0 <= indices.min() <= indices.max() < self.shape[1]:
             raise self._inconsistent(f"a column index is outside [0, {self.shape[1]})")
+        self._check_none_is_lost(indices, len(target))
         if isinstance(target, CsrTarget):
             target.put(indices, data)
             return
@@ -101,17 +110,28 @@ class H5adCsr(H5adSource):
         target.put(sp.csr_array((values, indices, starts), shape=shape).toarray())
 
     def _read_elements(self, name: str, runs: Runs, n_elements: int) -> NDArray[Any]:
-        stored = self._stored[name]
-        elements = np.empty(n_elements, native(stored.dtype))
-        filled = 0
-        for start, stop in self._pointer()[runs].tolist():
-            if stop == start:
-                continue
-            place = np.s_[filled : filled + stop - start]
-            with self._damage_named(f"{self._element}/{name}", runs):
-                stored.read_direct(elements, np.s_[start:stop], place)
-            filled += stop - start
+        element = f"{self._element}/{name}"
+        with self._damage_named(element, runs):
+            stored = self._file.array(element)
+            elements = np.empty(n_elements, native(stored.dtype))
+            filled = 0
+            for start, stop in self._pointer()[runs].tolist():
+                elements[filled : filled + stop - start] = stored[start:stop]
+                filled += stop - start
         return elements
+
+    def _check_none_is_lost(self, indices: NDArray[Any], n_rows: int) -> None:
+        """Check that no chunk was lost, which would read as zeros; chunks are checked elsewhere."""
+        n_lost = self._file.n_lost_files(f"{self._element}/data")
+        # Indices may be zero, but only once in a row.
+        if not n_lost and np.count_nonzero(indices == 0) > n_rows:
+            n_lost = self._file.n_lost_files(f"{self._element}/indices")
+        if n_lost:
+            msg = (
+                f"{self.path}: `{self._element}`: {n_lost} files of its chunks are missing; "
+                "copy or download it again"
+            )
+            raise FormatError(msg)
 
     def _chunked(self, name: str) -> ChunkedArray | None:
         return self._chunked_array(f"{self._element}/{name}")
@@ -119,14 +139,14 @@ class H5adCsr(H5adSource):
     def _pointer(self) -> NDArray[np.int64]:
         if self._row_pointer is None:
             with self._damage_named(f"{self._element}/indptr"):
-                pointer = self._stored["indptr"][:].astype(np.int64)
+                pointer = np.asarray(self._stored["indptr"][:]).astype(np.int64)
             if pointer[0] != 0 or np.any(pointer[1:] < pointer[:-1]):
                 raise self._inconsistent("the row pointers do not ascend from 0")
             self._row_pointer = pointer
         return self._row_pointer
 
 
-def _shape(group: h5py.Group) -> tuple[int, int]:
+def _shape(group: Any) -> tuple[int, int]:
     n_rows, n_vars = group.attrs["shape" if "shape" in group.attrs else "h5sparse_shape"]
     return int(n_rows), int(n_vars)
 

@@ -1,4 +1,4 @@
-"""Dense matrices in h5ad files: from chunks where possible, else through h5py, run by run."""
+"""Dense matrices: from chunks where possible, else through the format's library, run by run."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,20 +6,26 @@ from numpy.typing import NDArray
 from cellfeed._chunks import ChunkReads, can_cast
 from cellfeed._runs import Runs, count_rows, expand
 from cellfeed._sources._base import Layout
-from cellfeed._sources._h5ad_common import H5adSource, native
-from cellfeed._sources._h5file import H5File
+from cellfeed._sources._file import AnnDataFile
+from cellfeed._sources._matrix import MatrixSource, native
 from cellfeed._targets import DenseTarget, RowTarget
 
-__all__ = ["H5adDense"]
+__all__ = ["DenseSource"]
 
 
-class H5adDense(H5adSource):
-    """A dense matrix of an h5ad file."""
+class DenseSource(MatrixSource):
+    """A dense matrix of an AnnData file.
+
+    Parameters
+    ----------
+    file, element, var
+        See `MatrixSource`.
+    """
 
     layout: Layout = "dense"
 
-    def __init__(self, file: H5File, element: str) -> None:
-        super().__init__(file, element)
+    def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
+        super().__init__(file, element, var)
         stored = self._stored
         if stored.ndim != 2 or stored.dtype.kind not in "biuf":  # noqa: PLR2004 - cells x genes
             raise self._inconsistent(
@@ -29,13 +35,14 @@ class H5adDense(H5adSource):
         self.shape = (int(stored.shape[0]), int(stored.shape[1]))
         self.dtype = native(stored.dtype)
         self.rows_per_chunk = float(stored.chunks[0]) if stored.chunks else 1.0
+        file.watch([element])
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return the number of genes for each row."""
         return np.full(count_rows(runs), self.shape[1], dtype=np.int64)
 
     def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
-        """Return what to read, None if the file is stored in a way that only HDF5 knows."""
+        """Return what to read, None if only the format's own library can read it."""
         stored = self._chunked_array(self._element)
         if stored is None or not isinstance(target, DenseTarget):
             return None
@@ -50,17 +57,16 @@ class H5adDense(H5adSource):
         return stored.reads_of_ranges(rows * n_vars, counts, target.places, target.dtype)
 
     def read_into(self, runs: Runs, target: RowTarget) -> None:
-        """Place the rows of ``runs`` where ``target`` says, through h5py."""
+        """Place the rows of ``runs`` where ``target`` says, through the format's library."""
         if not isinstance(target, DenseTarget):
             msg = "a dense source fills a DenseTarget only"
             raise TypeError(msg)
         self._file.check_unchanged()
-        stored = self._stored
         rows = np.empty((len(target), self.shape[1]), self.dtype)
-        filled = 0
-        for start, stop in runs.tolist():
-            place = np.s_[filled : filled + stop - start]
-            with self._damage_named(self._element, runs):
-                stored.read_direct(rows, np.s_[start:stop], place)
-            filled += stop - start
+        with self._damage_named(self._element, runs):
+            stored = self._file.array(self._element)
+            filled = 0
+            for start, stop in runs.tolist():
+                rows[filled : filled + stop - start] = stored[start:stop]
+                filled += stop - start
         target.put(rows)

@@ -1,30 +1,43 @@
-"""What CSR and dense h5ad sources share: annotations, and words for damage."""
+"""What CSR and dense sources share: annotations, chunked arrays, and words for damage."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._chunks import ChunkedArray, hdf5_array
-from cellfeed._errors import CellfeedError, FormatError
+from cellfeed._chunks import ChunkedArray
+from cellfeed._errors import FormatError
 from cellfeed._runs import Runs
-from cellfeed._sources import _h5ad_annotations as annotations
-from cellfeed._sources._h5file import H5File
+from cellfeed._sources import _annotations as annotations
+from cellfeed._sources._damage import damage_named
+from cellfeed._sources._file import AnnDataFile
 
-__all__ = ["H5adSource", "damage_named", "native"]
+__all__ = ["MatrixSource", "native"]
 
 
-class H5adSource:
-    """Base of the h5ad sources: one matrix element of one file, and its annotations."""
+class MatrixSource:
+    """Base of the sources: one matrix element of one AnnData file, and its annotations.
 
-    def __init__(self, file: H5File, element: str) -> None:
+    Parameters
+    ----------
+    file
+        Where it is stored.
+    element
+        The matrix: ``X``, a layer, or that of ``raw``.
+    var
+        The table of its genes.
+    """
+
+    _lost_is_zero = True
+
+    def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
         self._file = file
         self._element = element
+        self._var = var
         self._chunked_arrays: dict[str, ChunkedArray | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -36,30 +49,30 @@ class H5adSource:
         return self._file.path
 
     @property
-    def _stored(self) -> h5py.Group | h5py.Dataset:
+    def _stored(self) -> Any:
         return self._file()[self._element]
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the gene names, str, shape (n_vars,)."""
-        with self._damage_named("var"):
-            return annotations.read_var_names(self._file())
+        with self._damage_named(self._var):
+            return annotations.read_var_names(self._file, self._var)
 
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""
         with self._damage_named("obs"):
-            return annotations.obs_names(self._file())
+            return annotations.obs_names(self._file)
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read some obs columns, and nothing else."""
         with self._damage_named("obs"):
-            return annotations.read_obs(self._file(), columns)
+            return annotations.read_obs(self._file, columns)
 
     def _chunked_array(self, name: str) -> ChunkedArray | None:
-        """Return an array of the file as chunks; the chunk table is read once."""
+        """Return an array as chunks; where they lie is read once."""
         if name not in self._chunked_arrays:
             with self._damage_named(name):
-                self._chunked_arrays[name] = hdf5_array(
-                    self._file()[name], name, self._file.descriptors, self._file.paths
+                self._chunked_arrays[name] = self._file.chunked_array(
+                    name, lost_is_zero=self._lost_is_zero
                 )
         return self._chunked_arrays[name]
 
@@ -71,22 +84,6 @@ class H5adSource:
     def _inconsistent(self, what: str) -> FormatError:
         msg = f"{self.path}: `{self._element}` is inconsistent: {what}; write the file anew"
         return FormatError(msg)
-
-
-@contextmanager
-def damage_named(path: Path, element: str, runs: Runs | None = None) -> Iterator[None]:
-    """Turn what h5py and anndata raise on damaged bytes into one line that says where they are."""
-    try:
-        yield
-    except (CellfeedError, MemoryError):
-        raise
-    except Exception as error:  # they have no common base, nor a list of what they raise
-        rows = "" if runs is None or not len(runs) else f", rows {runs[0, 0]} to {runs[-1, 1]}"
-        msg = (
-            f"{path}: `{element}`{rows} cannot be read ({error}); "
-            "the file is damaged, copy or download it again"
-        )
-        raise FormatError(msg) from error
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -1,0 +1,165 @@
+"""Arrays of zarr stores as chunks."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._array import ChunkedArray, ChunkPlaces, Located
+from cellfeed._chunks._zarr_files import ZarrFiles
+from cellfeed._chunks._zarr_layout import ZarrLayout
+from cellfeed._errors import FormatError
+
+__all__ = ["zarr_array"]
+
+_ABSENT = np.iinfo(np.uint64).max
+_CHECKSUM_BYTES = 4
+_ENTRY_BYTES = 16
+_READERS = 8  # of indexes, which are small and far from each other
+
+
+def zarr_array(
+    layout: ZarrLayout, files: ZarrFiles, name: str, *, lost_is_zero: bool
+) -> ChunkedArray:
+    """Return an array as chunks; the indexes of all its shards are read.
+
+    Parameters
+    ----------
+    layout, files
+        Of the array.
+    name
+        What messages call it.
+    lost_is_zero
+        See `ChunkedArray`.
+
+    Raises
+    ------
+    FormatError
+        The index of a shard is damaged.
+    """
+    places: ChunkPlaces = _Files(layout)
+    if layout.sharded:
+        places = _shards(layout, files, name)
+    return ChunkedArray(
+        name=name,
+        shape=layout.shape,
+        dtype=layout.dtype,
+        chunk_shape=layout.chunk_shape,
+        codec=layout.codec,
+        shuffled=False,
+        places=places,
+        files=files,
+        lost_is_zero=lost_is_zero,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Places of chunks that have a file each."""
+
+    layout: ZarrLayout
+
+    def locate(self, chunks: NDArray[np.int64]) -> Located:
+        decoded = self.layout.decoded_bytes
+        is_stored = self.layout.codec == kernels.STORED
+        # What cannot be compressed grows by less than this with every codec.
+        size = decoded if is_stored else decoded + decoded // 64 + 1024
+        return Located(
+            files=chunks,
+            offsets=np.zeros(len(chunks), np.int64),
+            sizes=np.full(len(chunks), size, np.int64),
+            skipped=np.full(len(chunks), 0 if is_stored else kernels.WHOLE_FILE, np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shards:
+    """Places of chunks in shards; 16 bytes a chunk.
+
+    Parameters
+    ----------
+    layout
+        Of the array.
+    offsets, sizes
+        Of each chunk, int64; -1 and 0 where there is none.
+    is_lost
+        Whether there is no file, for each shard.
+    """
+
+    layout: ZarrLayout
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    is_lost: NDArray[np.bool_]
+
+    def locate(self, chunks: NDArray[np.int64]) -> Located:
+        files = self.layout.files_of(chunks)
+        offsets = self.offsets[chunks]
+        absent = np.where(self.is_lost[files], kernels.LOST, kernels.ABSENT)
+        return Located(
+            files=files,
+            offsets=offsets,
+            sizes=self.sizes[chunks],
+            skipped=np.where(offsets < 0, absent, 0),
+        )
+
+
+def _shards(layout: ZarrLayout, files: ZarrFiles, name: str) -> _Shards:
+    inner = layout.chunks_of_a_file
+    # One axis for the place of the file, and one for the place in it, for each dimension.
+    table = np.full(
+        [n for pair in zip(layout.file_grid, inner, strict=True) for n in pair] + [2], -1, np.int64
+    )
+    by_file = table if len(inner) == 1 else table.swapaxes(1, 2)
+    present = np.flatnonzero(files.sizes >= 0)
+    files.check_unchanged(present)
+
+    def read(file: int) -> None:
+        entries = _read_index(layout, files, file, name).reshape(*inner, 2)
+        by_file[np.unravel_index(file, layout.file_grid)] = entries
+
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="cellfeed-index") as threads:
+        list(threads.map(read, present.tolist()))
+    padded = [n * k for n, k in zip(layout.file_grid, inner, strict=True)]
+    within = tuple(slice(n) for n in layout.chunk_grid)
+    table = table.reshape(*padded, 2)[within].reshape(-1, 2)
+    offsets = np.ascontiguousarray(table[:, 0])
+    sizes = np.where(offsets < 0, 0, table[:, 1])
+    return _Shards(layout, offsets, sizes, files.sizes < 0)
+
+
+def _read_index(layout: ZarrLayout, files: ZarrFiles, file: int, name: str) -> NDArray[np.int64]:
+    """Return offset and size of each chunk of a shard; -1 where there is none."""
+    n_bytes = int(np.prod(layout.chunks_of_a_file)) * _ENTRY_BYTES
+    n_stored = n_bytes + _CHECKSUM_BYTES * layout.index_has_checksum
+    file_bytes = int(files.sizes[file])
+    first = file_bytes - n_stored if layout.index_at_end else 0
+    path = files.path_of(file)
+    where = f"{path}: `{name}`, index of the shard (bytes {first} to {first + n_stored})"
+    if file_bytes < n_stored:
+        msg = f"{path}: `{name}`, the shard is truncated; copy or download it again"
+        raise FormatError(msg)
+    stored = files.read(file, first, n_stored)
+    index = stored[:n_bytes]
+    if layout.index_has_checksum:
+        checksum = int.from_bytes(stored[n_bytes:], "little")
+        if google_crc32c.value(index) != checksum:
+            msg = f"{where}: does not have its checksum; {_REMEDY}"
+            raise FormatError(msg)
+    entries = np.frombuffer(index, "<u8").reshape(-1, 2)
+    is_absent = (entries == _ABSENT).all(axis=1)
+    limit = np.uint64(file_bytes)
+    # Compared without a sum, which could overflow.
+    is_inside = (entries[:, 0] <= limit) & (
+        entries[:, 1] <= limit - np.minimum(entries[:, 0], limit)
+    )
+    is_right = entries[:, 1] == layout.decoded_bytes if layout.codec == kernels.STORED else True
+    if not (is_absent | is_inside & is_right).all():
+        msg = f"{where}: has chunks that are not within the file; {_REMEDY}"
+        raise FormatError(msg)
+    return np.where(is_absent[:, None], -1, entries.astype(np.int64))
+
+
+_REMEDY = "the file is damaged or truncated, copy or download it again"

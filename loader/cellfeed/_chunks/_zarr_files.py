@@ -1,0 +1,179 @@
+"""The files of a zarr array: shards, which stay open, and chunks in a file each, which do not."""
+
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks._zarr_layout import ZarrLayout
+from cellfeed._errors import FormatError, PathError
+
+__all__ = ["ZarrFiles"]
+
+_SHARE_OF_OPEN_FILES = 4  # of what the process may open; others belong to the user's program
+_LOOK_AGAIN_AFTER = 1.0  # seconds
+
+_Identity = tuple[int, int]  # bytes, and time of the last change in ns; -1 if there is no file
+
+
+class ZarrFiles:
+    """The files of one array; descriptors stay in the process that opened them.
+
+    A shard is read often, so its file stays open as long as there are not too many of them.
+    Other files are opened for each read, by path.
+
+    Parameters
+    ----------
+    folder
+        The array's folder, as the user gave it.
+    layout
+        What is in it.
+    """
+
+    def __init__(self, folder: Path, layout: ZarrLayout) -> None:
+        self._folder = folder
+        self._absolute = folder.absolute()  # it stays the same where the working folder changes
+        self._layout = layout
+        n_files = int(np.prod(layout.file_grid)) if layout.sharded else 0
+        found = self._found(np.arange(n_files, dtype=np.int64))
+        self._identities = np.array(found, np.int64).reshape(n_files, 2)
+        self._process = -1
+
+    def _enter_process(self) -> None:
+        """Leave descriptors to the process that opened them."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._looked_at = np.full(len(self._identities), -np.inf)
+            self._descriptors = np.full(len(self._identities), -1, np.int64)
+            self._open: list[_OpenFile] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = self.__dict__ | {"_process": -1}
+        for name in ("_looked_at", "_descriptors", "_open"):
+            kept.pop(name, None)
+        return kept
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each shard, -1 if it has no file, int64, shape (n_files,)."""
+        return self._identities[:, 0]
+
+    def path_of(self, file: int) -> Path:
+        """Return the path of a file, for messages."""
+        return self._folder / self._name(file)
+
+    def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
+        """Return descriptors or addresses of paths; see `ChunkFiles`."""
+        if not self._layout.sharded:
+            return self._addresses(files)
+        self.check_unchanged(files)
+        self._open_those(np.unique(files))
+        handles = self._descriptors[files]
+        is_closed = (handles < 0) & (self.sizes[files] >= 0)
+        # One address for each file, so that chunks beside each other are read together.
+        distinct, numbers = np.unique(files[is_closed], return_inverse=True)
+        addresses, paths = self._addresses(distinct)
+        handles[is_closed] = addresses[numbers]
+        return handles, (paths, self._open)
+
+    def check_unchanged(self, files: NDArray[np.int64]) -> None:
+        """Check that shards are those that were there at first; each once in a second at most.
+
+        Raises
+        ------
+        FormatError
+            One was replaced or written to.
+        PathError
+            One was removed.
+        """
+        self._enter_process()
+        now = time.monotonic()
+        distinct = np.unique(files)
+        due = distinct[now - self._looked_at[distinct] > _LOOK_AGAIN_AFTER]
+        for file, found in zip(due.tolist(), self._found(due), strict=True):
+            self._compare(file, found)
+        self._looked_at[due] = now
+
+    def read(self, file: int, first: int, n_bytes: int) -> bytes:
+        """Return bytes of a file."""
+        with self._path(file).open("rb") as opened:
+            opened.seek(first)
+            return opened.read(n_bytes)
+
+    def _found(self, files: NDArray[np.int64]) -> list[_Identity]:
+        """Return what is there now."""
+        folder = os.fsencode(self._absolute)
+        names = self._layout.file_names(files).tolist()
+        return [_identity_of(folder + b"/" + name) for name in names]
+
+    def _compare(self, file: int, found: _Identity) -> None:
+        if found == tuple(self._identities[file].tolist()):
+            return
+        if found[0] < 0:
+            msg = f"{self.path_of(file)}: was removed since it was opened; put it back"
+            raise PathError(msg)
+        msg = f"{self.path_of(file)}: was replaced or written to since it was opened; open it again"
+        raise FormatError(msg)
+
+    def _open_those(self, files: NDArray[np.int64]) -> None:
+        most = _most_open()
+        is_closed = (self._descriptors[files] < 0) & (self.sizes[files] >= 0)
+        for file in files[is_closed].tolist():
+            if _OpenFile.count >= most:
+                break
+            opened = _OpenFile(self._path(file))
+            self._compare(file, _identity(os.fstat(opened.descriptor)))
+            self._open.append(opened)
+            self._descriptors[file] = opened.descriptor
+
+    def _addresses(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
+        """Return minus the address of each path, and the paths."""
+        folder = os.fsencode(self._absolute) + b"/"
+        paths = np.char.add(np.char.add(folder, self._layout.file_names(files)), b"\0")
+        width = paths.dtype.itemsize + 1  # NumPy leaves out a zero that is at the end
+        paths = paths.astype(f"S{width}")
+        return -(paths.ctypes.data + np.arange(len(files), dtype=np.int64) * width), paths
+
+    def _name(self, file: int) -> str:
+        return os.fsdecode(self._layout.file_names(np.array([file], np.int64))[0])
+
+    def _path(self, file: int) -> Path:
+        return self._absolute / self._name(file)
+
+
+class _OpenFile:
+    """A file that is open for reading as long as this object lives."""
+
+    count = 0  # in this process
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        _OpenFile.count += 1
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            _OpenFile.count -= 1
+
+
+def _identity_of(path: bytes) -> _Identity:
+    try:
+        return _identity(os.stat(path))  # noqa: PTH116 - Path.stat takes twice as long
+    except FileNotFoundError:
+        return -1, -1
+
+
+def _identity(found: os.stat_result) -> _Identity:
+    return found.st_size, found.st_mtime_ns
+
+
+def _most_open() -> int:
+    """Return how many shards of all collections may stay open in this process."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // _SHARE_OF_OPEN_FILES

@@ -1,0 +1,222 @@
+"""How a zarr array lies in its files, as its metadata says; formats v2 and v3."""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._codecs import can_decode
+
+__all__ = ["ZarrLayout", "zarr_layout"]
+
+# By the name in v3 and the id in v2, which are the same where both have a codec.
+_CODECS = {
+    "blosc": kernels.BLOSC,
+    "gzip": kernels.GZIP,
+    "lz4": kernels.LZ4,
+    "zlib": kernels.ZLIB,
+    "zstd": kernels.ZSTD,
+}
+_MOST_DIMENSIONS = 2
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZarrLayout:
+    """Where the chunks of a zarr array are, and how they are encoded.
+
+    Parameters
+    ----------
+    shape, dtype
+        Of the array.
+    file_shape
+        Elements of one file: of a chunk, or of a shard.
+    chunk_shape
+        Elements of what is encoded by itself: of a chunk, or of a chunk within a shard.
+    codec
+        How it is compressed: one of the kernels' codecs.
+    prefix, separator
+        What the name of a file, within the array's folder, begins with, and what stands between
+        the numbers of its place in the grid.
+    sharded
+        Whether a file holds many chunks, and an index of them.
+    index_at_end
+        Where in the shard the index is.
+    index_has_checksum
+        Whether a CRC32C of the index follows it.
+    """
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    file_shape: Shape
+    chunk_shape: Shape
+    codec: int
+    prefix: str
+    separator: str
+    sharded: bool = False
+    index_at_end: bool = True
+    index_has_checksum: bool = False
+
+    @property
+    def file_grid(self) -> Shape:
+        """Files along each dimension."""
+        return _grid(self.shape, self.file_shape)
+
+    @property
+    def chunk_grid(self) -> Shape:
+        """Chunks along each dimension, without those of a shard that are outside the array."""
+        return _grid(self.shape, self.chunk_shape)
+
+    @property
+    def chunks_of_a_file(self) -> Shape:
+        """Chunks of one file along each dimension."""
+        return _grid(self.file_shape, self.chunk_shape)
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of a chunk that is not compressed."""
+        return math.prod(self.chunk_shape) * self.dtype.itemsize
+
+    def files_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of the file, in C order of the grid, that each chunk is in."""
+        places = np.unravel_index(chunks, self.chunk_grid)
+        files = [place // n for place, n in zip(places, self.chunks_of_a_file, strict=True)]
+        return np.ravel_multi_index(files, self.file_grid).astype(np.int64)
+
+    def file_names(self, files: NDArray[np.int64]) -> NDArray[np.bytes_]:
+        """Return the names of files within the array's folder."""
+        names: Any = np.bytes_(self.prefix.encode())
+        for k, place in enumerate(np.unravel_index(files, self.file_grid)):
+            if k:
+                names = np.char.add(names, self.separator.encode())
+            names = np.char.add(names, place.astype("S20"))
+        return np.asarray(names)
+
+
+def zarr_layout(metadata: Mapping[str, Any]) -> ZarrLayout | None:
+    """Return the layout of an array, None if it is stored in a way that only zarr itself knows.
+
+    Parameters
+    ----------
+    metadata
+        The array's, as JSON has it.
+    """
+    shape = tuple(int(n) for n in metadata["shape"])
+    if not 1 <= len(shape) <= _MOST_DIMENSIONS or 0 in shape:
+        return None
+    return _v2(metadata, shape) if metadata["zarr_format"] == 2 else _v3(metadata, shape)  # noqa: PLR2004 - of the format
+
+
+def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | None:
+    if metadata["filters"] or not _is_zero(metadata["fill_value"]):
+        return None
+    if len(shape) > 1 and metadata["order"] != "C":
+        return None
+    dtype = _dtype(metadata["dtype"])
+    compressor = metadata["compressor"]
+    codec = kernels.STORED if compressor is None else _CODECS.get(compressor["id"])
+    if dtype is None or codec is None or not can_decode(codec):
+        return None
+    chunks = _shape(metadata["chunks"])
+    return ZarrLayout(
+        shape=shape,
+        dtype=dtype,
+        file_shape=chunks,
+        chunk_shape=chunks,
+        codec=codec,
+        prefix="",
+        separator=metadata.get("dimension_separator", "."),
+    )
+
+
+def _v3(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | None:
+    grid, key = metadata["chunk_grid"], metadata["chunk_key_encoding"]
+    dtype = _dtype(metadata["data_type"])
+    known = grid["name"] == "regular" and key["name"] in {"default", "v2"}
+    if not known or dtype is None or not _is_zero(metadata["fill_value"]):
+        return None
+    if metadata.get("storage_transformers"):
+        return None
+    is_default = key["name"] == "default"
+    separator = _options(key).get("separator", "/" if is_default else ".")
+    file_shape = chunk_shape = _shape(grid["configuration"]["chunk_shape"])
+    codecs = metadata["codecs"]
+    index: dict[str, bool] | None = {}
+    if codecs[0]["name"] == "sharding_indexed":
+        if len(codecs) > 1:
+            return None
+        options = _options(codecs[0])
+        chunk_shape, codecs = _shape(options["chunk_shape"]), options["codecs"]
+        index = _index(options)
+    codec = _codec(codecs, dtype)
+    if codec is None or index is None or not can_decode(codec):
+        return None
+    return ZarrLayout(
+        shape=shape,
+        dtype=dtype,
+        file_shape=file_shape,
+        chunk_shape=chunk_shape,
+        codec=codec,
+        prefix=f"c{separator}" if is_default else "",
+        separator=separator,
+        **index,
+    )
+
+
+def _index(options: Mapping[str, Any]) -> dict[str, bool] | None:
+    """Return what `ZarrLayout` wants to know of the index of a shard."""
+    first, *others = options["index_codecs"]
+    if not _is_plain(first) or [codec["name"] for codec in others] not in ([], ["crc32c"]):
+        return None
+    return {
+        "sharded": True,
+        "index_at_end": options.get("index_location", "end") == "end",
+        "index_has_checksum": bool(others),
+    }
+
+
+def _codec(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> int | None:
+    first, *others = codecs
+    if not _is_plain(first, dtype.itemsize):
+        return None
+    if not others:
+        return kernels.STORED
+    name = others[0]["name"].removeprefix("numcodecs.")
+    return None if len(others) > 1 else _CODECS.get(name)
+
+
+def _is_plain(codec: Mapping[str, Any], itemsize: int = 8) -> bool:
+    """Return whether a codec stores elements as they are in memory."""
+    endian = _options(codec).get("endian")
+    return codec["name"] == "bytes" and (itemsize == 1 or endian == sys.byteorder)
+
+
+def _options(named: Mapping[str, Any]) -> Mapping[str, Any]:
+    return named.get("configuration") or {}
+
+
+def _dtype(name: Any) -> np.dtype[Any] | None:
+    """Return the dtype if it is a number in the machine's byte order."""
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        return None
+    return dtype if dtype.kind in "biuf" and dtype.isnative else None
+
+
+def _is_zero(fill_value: Any) -> bool:
+    return fill_value is None or (isinstance(fill_value, int | float) and fill_value == 0)
+
+
+def _shape(values: Sequence[int]) -> Shape:
+    return tuple(int(n) for n in values)
+
+
+def _grid(shape: Shape, chunk_shape: Shape) -> Shape:
+    return tuple(-(-n // c) for n, c in zip(shape, chunk_shape, strict=True))

@@ -1,0 +1,26 @@
+"""Words for damage."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cellfeed._errors import CellfeedError, FormatError
+from cellfeed._runs import Runs
+
+__all__ = ["damage_named"]
+
+
+@contextmanager
+def damage_named(path: Path, element: str, runs: Runs | None = None) -> Iterator[None]:
+    """Turn what h5py, zarr and anndata raise on damaged bytes into one line that says where."""
+    try:
+        yield
+    except (CellfeedError, MemoryError):
+        raise
+    except Exception as error:  # they have no common base, nor a list of what they raise
+        rows = "" if runs is None or not len(runs) else f", rows {runs[0, 0]} to {runs[-1, 1]}"
+        msg = (
+            f"{path}: `{element}`{rows} cannot be read ({error}); "
+            "the file is damaged, copy or download it again"
+        )
+        raise FormatError(msg) from error

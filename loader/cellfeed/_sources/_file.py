@@ -1,0 +1,70 @@
+"""What the matrix sources ask of a file format: h5ad and zarr differ in this, and in no more."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pandas as pd
+
+from cellfeed._chunks import ChunkedArray
+
+__all__ = ["AnnDataFile"]
+
+
+class AnnDataFile(Protocol):
+    """One AnnData object in storage, opened lazily in each process, and never for writing.
+
+    h5py and zarr give groups and arrays of the same form, so what is found in them is not
+    wrapped.
+    """
+
+    @property
+    def path(self) -> Path:
+        """The file or folder, for messages."""
+        ...
+
+    def __call__(self) -> Any:
+        """Return the group that holds ``X``, ``obs`` and ``var``."""
+        ...
+
+    def watch(self, names: Sequence[str]) -> None:
+        """Remember where these arrays are stored, so that a change is noticed."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Check that storage is still what was opened first, in any process.
+
+        Raises
+        ------
+        FormatError
+            It was replaced or written to.
+        """
+        ...
+
+    def array(self, name: str) -> Any:
+        """Return an array, for reading slices of it."""
+        ...
+
+    def n_lost_files(self, name: str) -> int:
+        """Return how many files of chunks of an array are not there.
+
+        Libraries take their elements to be zero, which they may be: a chunk of nothing but
+        zeros need not be written.
+        """
+        ...
+
+    def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
+        """Return an array as chunks, None if only the format's own library can read it.
+
+        Parameters
+        ----------
+        name
+            Path of the array in the group.
+        lost_is_zero
+            See `ChunkedArray`.
+        """
+        ...
+
+    def read_old_frame(self, name: str) -> pd.DataFrame:
+        """Read ``obs``, ``var`` or ``raw/var`` in a form that anndata no longer writes."""
+        ...
