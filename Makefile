@@ -43,10 +43,11 @@ bench: $(STAMP)
 		< /dev/null | tee .asv/quick.txt
 	@! grep -E 'n/a|failed|skipped' .asv/quick.txt
 
-# The same work done by other loaders, each in an environment of its own; takes about an hour.
+# The same work done by other loaders, each in an environment of its own; takes hours.
 peers: $(STAMP)
 	$(BIN)/cellfeed synthesize demo/peers/plates --cells $(PEERS_CELLS)
-	$(BIN)/python bench/peers/compare.py --collection demo/peers/plates --output demo/peers
+	$(BIN)/python bench/peers/compare.py --collection demo/peers/plates --output demo/peers \
+		$(PEERS_OPTIONS)
 
 figure4: $(STAMP)
 	$(BIN)/python notebooks/execute.py notebooks/figure4_entropy.ipynb

@@ -1,0 +1,258 @@
+"""Compare cellfeed with other loaders on the same cells.
+
+``python bench/peers/compare.py --collection FOLDER --output FOLDER`` makes an environment for
+each peer and the stores that some of them need, checks what each loader delivers, times all of
+them in turns, and writes tables and a picture.
+"""
+
+import datetime as dt
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+import picture
+import psutil
+import table
+from collection import Collection, CollectionError, open_collection
+from conversions import CONVERSIONS, Stores
+from entries import Entry, all_entries
+from interpreters import DEFAULT_FOLDER, Interpreters
+from rounds import Result, Runner
+from targets import verdicts
+
+CONVERSION_SECONDS = 7200
+
+
+class OneLineError(click.ClickException):
+    """A mistake of the user: one line, and exit code 2."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for.
+
+    Attributes
+    ----------
+    output
+        Folder for everything that is written.
+    n_rounds, seconds, n_conversions, timeout, seed
+        As on the command line.
+    """
+
+    output: Path
+    n_rounds: int
+    seconds: float
+    n_conversions: int
+    timeout: float
+    seed: int
+
+
+@click.command()
+@click.option(
+    "--collection",
+    "folder",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder of gzip .h5ad plates.",
+)
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder for tables, picture, logs and stores.",
+)
+@click.option("--rounds", "n_rounds", default=5, show_default=True, help="Timed rounds.")
+@click.option("--seconds", default=10.0, show_default=True, help="How long an epoch is followed.")
+@click.option("--peers", default=None, metavar="A,B", help="Only these peers; default: all.")
+@click.option(
+    "--label", default="plate", show_default=True, help="Column of obs that loaders deliver too."
+)
+@click.option(
+    "--only", default="", metavar="REGEX", help="Only rows whose names match this somewhere."
+)
+@click.option(
+    "--conversions",
+    "n_conversions",
+    default=1,
+    show_default=True,
+    help="How often each conversion is measured; stores are kept and their times too.",
+)
+@click.option("--timeout", default=300.0, show_default=True, help="Seconds until a job is ended.")
+@click.option("--seed", default=0, show_default=True, help="Order of entries, seeds of loaders.")
+@click.option(
+    "--environments",
+    default=DEFAULT_FOLDER,
+    type=click.Path(path_type=Path),
+    help="Folder of the peers' virtual environments; default: .peers in the repository.",
+)
+@click.option(
+    "--python312",
+    default=None,
+    type=click.Path(path_type=Path),
+    help="A Python 3.12, where neither PATH nor pyenv has one.",
+)
+def main(
+    *,
+    folder: Path,
+    output: Path,
+    n_rounds: int,
+    seconds: float,
+    peers: str | None,
+    only: str,
+    label: str,
+    n_conversions: int,
+    timeout: float,
+    seed: int,
+    environments: Path,
+    python312: Path | None,
+) -> None:
+    """Compare cellfeed with other loaders on the same cells."""
+    entries = choose(peers, only)
+    for name, value in (("rounds", n_rounds), ("seconds", seconds), ("timeout", timeout)):
+        if value <= 0:
+            raise OneLineError(f"`--{name} > 0` must hold, but got {value}")
+    say("Looking at the collection ...")
+    try:
+        collection = open_collection(folder, label)
+        output.mkdir(parents=True, exist_ok=True)
+    except (CollectionError, OSError) as error:
+        raise OneLineError(str(error)) from error
+    plan = Plan(output.resolve(), n_rounds, seconds, n_conversions, timeout, seed)
+    interpreters = Interpreters(environments, {"3.12": python312} if python312 else {}, say)
+    stores = convert(plan, collection, entries, interpreters)
+    click.echo(compare(plan, collection, entries, interpreters, stores))
+
+
+def choose(peers: str | None, only: str) -> list[Entry]:
+    """Return the entries of some peers, separated by commas, whose names match a pattern."""
+    entries = all_entries()
+    known = sorted({entry.peer for entry in entries})
+    wanted = set(known if peers is None else peers.split(","))
+    if unknown := sorted(wanted - set(known)):
+        raise OneLineError(f"peers are {', '.join(known)}, but got {', '.join(unknown)}")
+    try:
+        pattern = re.compile(only)
+    except re.error as error:
+        raise OneLineError(f"`--only` must be a regular expression, but {error}") from error
+    chosen = [entry for entry in entries if entry.peer in wanted and pattern.search(entry.name)]
+    if not chosen:
+        raise OneLineError(f"`--only` must choose rows, but no name matches `{only}`")
+    return chosen
+
+
+def convert(
+    plan: Plan, collection: Collection, entries: list[Entry], interpreters: Interpreters
+) -> Stores:
+    """Make the stores that entries read, taking turns, until each was measured often enough."""
+    needed = {entry.storage for entry in entries if not entry.is_limit}
+    stores = Stores(
+        plan.output / "stores", collection, [each for each in CONVERSIONS if each.storage in needed]
+    )
+    (plan.output / "stores").mkdir(exist_ok=True)
+    for number in range(max(1, plan.n_conversions)):
+        order = np.random.default_rng([plan.seed, number]).permutation(len(stores.all))
+        for store in (list(stores.all.values())[i] for i in order):
+            if len(store.runs) <= number and store.error is None:
+                stores.make(
+                    store,
+                    interpreters,
+                    timeout=CONVERSION_SECONDS,
+                    logs=plan.output / "logs",
+                    say=say,
+                )
+    return stores
+
+
+def compare(
+    plan: Plan,
+    collection: Collection,
+    entries: list[Entry],
+    interpreters: Interpreters,
+    stores: Stores,
+) -> str:
+    """Check and time every entry, and return the tables; what is known is written each round."""
+    readable = [entry for entry in entries if entry.storage in {*stores.all, "h5ad", None}]
+    results = {entry.name: Result(entry) for entry in readable}
+    runner = Runner(
+        collection=collection,
+        stores=stores,
+        interpreters=interpreters,
+        seconds=plan.seconds,
+        timeout=plan.timeout,
+        seed=plan.seed,
+        output=plan.output,
+        say=say,
+    )
+    runner.check(list(results.values()))
+    text = ""
+    for number in range(1, plan.n_rounds + 1):
+        runner.time(list(results.values()), number)
+        run = describe_run(plan, collection, runner, number)
+        text = write(plan.output, run, results, stores)
+    return text
+
+
+def describe_run(plan: Plan, collection: Collection, runner: Runner, n_rounds: int) -> dict:
+    """Return what the tables say about how they came to be."""
+    return {
+        "collection": collection.describe(),
+        "label": collection.label,
+        "machine": describe_machine(),
+        "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
+        "rounds": n_rounds,
+        "seconds": plan.seconds,
+        "seed": plan.seed,
+        "cache": runner.cache,
+    }
+
+
+def describe_machine() -> str:
+    """Say what this process may use."""
+    return (
+        f"{len(os.sched_getaffinity(0))} cores of {processor()}, "
+        f"{psutil.virtual_memory().total / 1e9:.0f} GB of memory, "
+        f"{platform.system()} {platform.release()}"
+    )
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def write(output: Path, run: dict, results: dict[str, Result], stores: Stores) -> str:
+    """Write tables and picture, and return the tables for people."""
+    rows = table.rows_of(results)
+    held = verdicts(results, stores.all)
+    text = table.markdown(run=run, rows=rows, stores=stores.all, verdicts=held)
+    (output / "peers.md").write_text(text)
+    table.write_csv(output / "peers.csv", rows)
+    table.write_json(
+        output / "peers.json",
+        run=run,
+        rows=rows,
+        results=results,
+        stores=stores.all,
+        verdicts=held,
+    )
+    picture.draw(output / "peers.png", rows, run)
+    return text
+
+
+def say(message: str) -> None:
+    """Say on stderr what goes on."""
+    click.echo(message, err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Make the stores that some loaders need, and measure what that costs."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import page_cache
+import processes
+from collection import Collection
+from failures import FailedError
+from interpreters import Interpreters
+
+JOBS = Path(__file__).parent / "jobs"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A way to make a store.
+
+    Attributes
+    ----------
+    storage
+        What entries read it as.
+    title
+        Name in the table.
+    environment
+        Whose interpreter makes it, None for the project's own.
+    suffix
+        Of the store's folder.
+    """
+
+    storage: str
+    title: str
+    environment: str | None
+    suffix: str = ""
+
+    def command(self, interpreter: Path, collection: Collection, target: Path) -> list:
+        """Return what makes the store."""
+        if self.environment is None:
+            return [
+                Path(sys.executable).parent / "cellfeed",
+                "preshuffle",
+                collection.folder,
+                target,
+            ]
+        script = JOBS / f"convert_{self.environment}.py"
+        return [interpreter, script, target, *collection.plates]
+
+
+CONVERSIONS = (
+    Conversion("annbatch", "annbatch, DatasetCollection.add_adatas", "annbatch", ".zarr"),
+    Conversion("cellfeed", "cellfeed preshuffle", None, ".zarr"),
+    Conversion("tiledbsoma", "TileDB-SOMA, register_h5ads and from_h5ad", "tiledbsoma"),
+)
+
+
+@dataclass
+class Store:
+    """A store and what it cost each time that it was made.
+
+    Attributes
+    ----------
+    conversion
+        How it is made.
+    path
+        Its folder.
+    runs
+        Seconds, peak of memory and bytes on disk of each run.
+    error
+        Why it cannot be made, None if it can.
+    """
+
+    conversion: Conversion
+    path: Path
+    runs: list[dict]
+    error: str | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be read."""
+        return self.path.exists() and bool(self.runs)
+
+
+class Stores:
+    """The stores of a collection, kept between runs of the comparison.
+
+    Parameters
+    ----------
+    folder
+        Where they are kept, each with a record beside it.
+    collection
+        What they are made of.
+    conversions
+        Which of them are wanted.
+    """
+
+    def __init__(self, folder: Path, collection: Collection, conversions: list[Conversion]):
+        self._folder, self._collection = folder, collection
+        self.all = {each.storage: self._open(each) for each in conversions}
+
+    def path(self, storage: str | None) -> Path:
+        """Return where cells are read from in some form."""
+        in_store = storage in self.all
+        return self.all[storage].path if in_store else self._collection.folder
+
+    def why_not(self, storage: str | None) -> str | None:
+        """Say why cells cannot be read in some form, None if they can."""
+        store = self.all.get(storage)
+        if store is None or store.is_there:
+            return None
+        return f"the store could not be made: {store.error}"
+
+    def make(
+        self,
+        store: Store,
+        interpreters: Interpreters,
+        *,
+        timeout: float,
+        logs: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        """Make a store once more, and measure that."""
+        try:
+            interpreter = interpreters.of(store.conversion.environment)
+        except FailedError as error:
+            store.error = str(error)
+            return
+        new = store.path.with_name(f"new-{store.path.name}")
+        shutil.rmtree(new, ignore_errors=True)
+        page_cache.drop([self._collection.folder])
+        say(f"Converting: {store.conversion.title} ...")
+        outcome = processes.run(
+            store.conversion.command(interpreter, self._collection, new),
+            timeout=timeout,
+            log=logs / f"convert-{store.conversion.storage}-{len(store.runs) + 1}.err",
+            watch_memory=True,
+        )
+        flush_start = time.perf_counter()
+        os.sync()  # a store is made when it is on disk
+        if outcome.error is not None:
+            store.error = outcome.error
+            shutil.rmtree(new, ignore_errors=True)
+            return
+        store.runs.append(
+            {
+                "seconds": outcome.seconds + time.perf_counter() - flush_start,
+                "peak_bytes": outcome.peak_bytes,
+                "disk_bytes": size_of(new),
+            }
+        )
+        shutil.rmtree(store.path, ignore_errors=True)
+        new.rename(store.path)
+        record = {"collection": self._collection.identity, "runs": store.runs}
+        _record_of(store.path).write_text(json.dumps(record))
+
+    def _open(self, conversion: Conversion) -> Store:
+        path = self._folder / f"{conversion.storage}{conversion.suffix}"
+        record = _record_of(path)
+        runs = []
+        if path.exists() and record.exists():
+            known = json.loads(record.read_text())
+            if known["collection"] == self._collection.identity:
+                runs = known["runs"]
+        return Store(conversion, path, runs)
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _record_of(store: Path) -> Path:
+    return store.with_name(f"{store.name}.json")

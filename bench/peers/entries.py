@@ -1,0 +1,331 @@
+"""What is compared: loaders with their settings, floors, and the limits of the machine."""
+
+from dataclasses import dataclass, field
+
+BATCH_SIZE = 64
+LIMITS = "machine"
+BLOCKS_OF_16 = "CSR, blocks of 16"
+LARGE_BLOCKS = "CSR, larger blocks"
+SINGLE_CELLS = "CSR, single cells"
+DENSE = "dense"
+MACHINE = "the machine's limits"
+SECTIONS = (BLOCKS_OF_16, LARGE_BLOCKS, SINGLE_CELLS, DENSE, MACHINE)
+STORAGE_NAMES = {
+    "h5ad": ".h5ad plates",
+    "annbatch": "annbatch's store",
+    "cellfeed": "cellfeed's preshuffled store",
+    "tiledbsoma": "TileDB-SOMA experiment",
+    None: "memory",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row of the comparison.
+
+    Attributes
+    ----------
+    name
+        Unique.
+    peer
+        What ``--peers`` selects by.
+    section
+        Rows of a section do comparable work.
+    job
+        Script in ``jobs/``.
+    environment
+        Virtual environment whose interpreter runs it; None is the project's own.
+    storage
+        What it reads: the plates, the store of a conversion, or nothing.
+    settings
+        By the loader's own names.
+    batch_size
+        Cells of a minibatch.
+    limits
+        Names of the entries that bound it from above.
+    versus
+        Name of the entry of cellfeed that does the same work.
+    """
+
+    name: str
+    peer: str
+    section: str
+    job: str
+    environment: str | None = None
+    storage: str | None = "h5ad"
+    settings: dict = field(default_factory=dict)
+    batch_size: int = BATCH_SIZE
+    limits: tuple[str, ...] = ()
+    versus: str | None = None
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether this is what the machine can do rather than a loader."""
+        return self.section == MACHINE
+
+    @property
+    def output(self) -> str:
+        """Kind of minibatches."""
+        return "dense" if self.settings.get("dense") else "CSR"
+
+
+def decompression(storage: str, block_size: int | None = None, fetch_factor: int = 256) -> str:
+    """Return the name of a limit of decompression."""
+    what = "gzip of the plates" if storage == "h5ad" else f"blosc of {STORAGE_NAMES[storage]}"
+    if block_size is None:
+        return f"decompress {what}, each chunk once"
+    return f"decompress {what}, block {block_size}, fetch {fetch_factor}"
+
+
+def disk(storage: str) -> str:
+    """Return the name of a limit of reading."""
+    return f"read {STORAGE_NAMES[storage]} from end to end"
+
+
+FILL = "write dense minibatches"
+COPY = "copy dense minibatches"
+
+
+def cellfeed_name(storage: str, block_size: int, fetch_factor: int, output: str) -> str:
+    """Return the name of an entry of cellfeed."""
+    return (
+        f"cellfeed on {STORAGE_NAMES[storage]}, block {block_size}, fetch {fetch_factor}, {output}"
+    )
+
+
+def all_entries() -> list[Entry]:
+    """Return every entry, in the order of the table."""
+    return [
+        *_cellfeed_on_plates(),
+        *_cellfeed_on_stores(),
+        *_scdataset(),
+        *_annloader(),
+        *_annbatch(),
+        *_tiledbsoma(),
+        *_floors(),
+        *_limits(),
+    ]
+
+
+def _limits_of(storage: str, block_size: int, fetch_factor: int, output: str) -> tuple[str, ...]:
+    limits = (decompression(storage, block_size, fetch_factor), disk(storage))
+    return (*limits, FILL) if output == "dense" else limits
+
+
+def _section(block_size: int, output: str) -> str:
+    if output == "dense":
+        return DENSE
+    return {1: SINGLE_CELLS, 16: BLOCKS_OF_16}.get(block_size, LARGE_BLOCKS)
+
+
+def _cellfeed(storage: str, block_size: int, fetch_factor: int, output: str = "CSR") -> Entry:
+    return Entry(
+        name=cellfeed_name(storage, block_size, fetch_factor, output),
+        peer="cellfeed",
+        section=_section(block_size, output),
+        job="load_cellfeed.py",
+        storage=storage,
+        settings={
+            "block_size": block_size,
+            "fetch_factor": fetch_factor,
+            "dense": output == "dense",
+        },
+        limits=_limits_of(storage, block_size, fetch_factor, output),
+    )
+
+
+def _cellfeed_on_plates() -> list[Entry]:
+    return [
+        _cellfeed("h5ad", 16, 256),
+        _cellfeed("h5ad", 256, 256),
+        _cellfeed("h5ad", 1024, 64),
+        _cellfeed("h5ad", 1, 256),
+        _cellfeed("h5ad", 16, 256, "dense"),
+    ]
+
+
+def _cellfeed_on_stores() -> list[Entry]:
+    return [
+        _cellfeed("annbatch", 16, 256),
+        _cellfeed("annbatch", 256, 256),
+        _cellfeed("annbatch", 512, 256),
+        _cellfeed("annbatch", 512, 256, "dense"),
+        _cellfeed("cellfeed", 512, 256),
+    ]
+
+
+def _scdataset() -> list[Entry]:
+    sparse = [(block_size, "CSR", None) for block_size in (16, 256)]
+    dense = [(16, "dense", "minibatch"), (16, "dense", "fetch")]
+    return [
+        Entry(
+            name=f"scDataset, block {block_size}, fetch 256, {output}"
+            + (f" made of each {densify}" if densify else "")
+            + f", {n_workers} workers",
+            peer="scdataset",
+            section=_section(block_size, output),
+            job="load_scdataset.py",
+            environment="scdataset",
+            settings={
+                "block_size": block_size,
+                "fetch_factor": 256,
+                "num_workers": n_workers,
+                "dense": output == "dense",
+                "densify": densify,
+            },
+            limits=_limits_of("h5ad", block_size, 256, output),
+            versus=cellfeed_name("h5ad", block_size, 256, output),
+        )
+        for block_size, output, densify in [*sparse, *dense]
+        for n_workers in (0, 2)
+    ]
+
+
+def _annloader() -> list[Entry]:
+    return [
+        Entry(
+            name=f"AnnLoader, {output}",
+            peer="annloader",
+            section=_section(1, output),
+            job="load_annloader.py",
+            environment="scdataset",
+            settings={"dense": output == "dense"},
+            limits=_limits_of("h5ad", 1, 1, output),
+            versus=cellfeed_name("h5ad", 1, 256, "CSR") if output == "CSR" else None,
+        )
+        for output in ("CSR", "dense")
+    ]
+
+
+def _annbatch() -> list[Entry]:
+    # 512 and 32 are its defaults, and make a buffer of 256 minibatches of 64 cells. Of its other
+    # default, minibatches of one cell, its documentation makes no use either.
+    settings = [
+        (512, 32, BATCH_SIZE, "CSR", "defaults but for minibatches of 64"),
+        (512, 32, 1, "CSR", "all defaults, minibatches of 1"),
+        (256, 64, BATCH_SIZE, "CSR", ""),
+        (16, 1024, BATCH_SIZE, "CSR", ""),
+        (512, 32, BATCH_SIZE, "dense", ""),
+    ]
+    entries = [
+        Entry(
+            name=f"annbatch, chunk {chunk_size}, preload {preload}, {output}"
+            + (f" ({remark})" if remark else ""),
+            peer="annbatch",
+            section=_section(chunk_size, output),
+            job="load_annbatch.py",
+            environment="annbatch",
+            storage="annbatch",
+            settings={
+                "chunk_size": chunk_size,
+                "preload_nchunks": preload,
+                "dense": output == "dense",
+            },
+            batch_size=batch_size,
+            limits=_limits_of("annbatch", chunk_size, 256, output),
+            versus=cellfeed_name("annbatch", chunk_size, 256, output) if batch_size > 1 else None,
+        )
+        for chunk_size, preload, batch_size, output, remark in settings
+    ]
+    on_ours = Entry(
+        name="annbatch on cellfeed's preshuffled store, chunk 512, preload 32, CSR",
+        peer="annbatch",
+        section=LARGE_BLOCKS,
+        job="load_annbatch.py",
+        environment="annbatch",
+        storage="cellfeed",
+        settings={"chunk_size": 512, "preload_nchunks": 32},
+        limits=(disk("cellfeed"),),
+        versus=cellfeed_name("cellfeed", 512, 256, "CSR"),
+    )
+    return [*entries, on_ours]
+
+
+def _tiledbsoma() -> list[Entry]:
+    # 64 and 65536 are its defaults.
+    settings = [
+        (64, 65_536, "CSR"),
+        (64, 16_384, "CSR"),
+        (16, 16_384, "CSR"),
+        (16, 16_384, "dense"),
+    ]
+    return [
+        Entry(
+            name=f"TileDB-SOMA-ML, shuffle chunk {chunk}, I/O batch {io_batch}, {output}"
+            + (" (defaults)" if io_batch == 65_536 else ""),
+            peer="tiledbsoma",
+            section=_section(chunk, output),
+            job="load_tiledbsoma.py",
+            environment="tiledbsoma",
+            storage="tiledbsoma",
+            settings={
+                "shuffle_chunk_size": chunk,
+                "io_batch_size": io_batch,
+                "dense": output == "dense",
+            },
+            versus=cellfeed_name("h5ad", 16, 256, output) if chunk == 16 else None,
+        )
+        for chunk, io_batch, output in settings
+    ]
+
+
+def _floors() -> list[Entry]:
+    return [
+        Entry(
+            name=f"slices by {library} of {STORAGE_NAMES[storage]}, block {block_size}, fetch 256",
+            peer=library,
+            section=_section(block_size, "CSR"),
+            job=f"slice_{library}.py",
+            environment=environment,
+            storage=storage,
+            settings={"block_size": block_size, "fetch_factor": 256},
+            limits=_limits_of(storage, block_size, 256, "CSR"),
+            versus=cellfeed_name(storage, block_size, 256, "CSR"),
+        )
+        for library, storage, environment in (
+            ("h5py", "h5ad", None),
+            ("zarr", "annbatch", "annbatch"),
+        )
+        for block_size in (16, 256)
+    ]
+
+
+def _limits() -> list[Entry]:
+    decompressions = [
+        ("h5ad", None, 256),
+        ("h5ad", 1024, 64),
+        ("h5ad", 256, 256),
+        ("h5ad", 16, 256),
+        ("h5ad", 1, 256),
+        ("h5ad", 1, 1),
+        ("annbatch", None, 256),
+        ("annbatch", 512, 256),
+        ("annbatch", 256, 256),
+        ("annbatch", 16, 256),
+        ("cellfeed", 512, 256),
+    ]
+    return [
+        *(_decompression(*each) for each in decompressions),
+        *(
+            Entry(name=disk(storage), peer=LIMITS, section=MACHINE, job="limit_disk.py",
+                  storage=storage, settings={"storage": storage})
+            for storage in ("h5ad", "annbatch", "cellfeed")
+        ),
+        *(
+            Entry(name=name, peer=LIMITS, section=MACHINE, job="limit_memory.py", storage="h5ad",
+                  settings={"copy": name == COPY, "dense": True})
+            for name in (FILL, COPY)
+        ),
+    ]  # fmt: skip
+
+
+def _decompression(storage: str, block_size: int | None, fetch_factor: int) -> Entry:
+    settings = {"storage": storage, "fetch_factor": fetch_factor}
+    return Entry(
+        name=decompression(storage, block_size, fetch_factor),
+        peer=LIMITS,
+        section=MACHINE,
+        job="limit_decompression.py",
+        storage=storage,
+        settings=settings if block_size is None else settings | {"block_size": block_size},
+    )

@@ -1,0 +1,170 @@
+"""What cellfeed sets out to reach, and whether it did."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from conversions import Store
+from entries import Entry, cellfeed_name, decompression
+from figures import Results, fastest, ratio
+from intervals import Estimate, median_with_interval
+
+
+@dataclass(frozen=True)
+class SpeedTarget:
+    """A ratio of speeds that is to be reached.
+
+    Attributes
+    ----------
+    text
+        What is to be reached.
+    ours
+        Name of the entry of cellfeed.
+    theirs
+        Chooses the entries whose fastest it is held against.
+    least
+        The ratio.
+    """
+
+    text: str
+    ours: str
+    theirs: Callable[[Entry], bool]
+    least: float
+
+
+@dataclass(frozen=True)
+class ConversionTarget:
+    """A ratio of what conversions cost that is not to be exceeded.
+
+    Attributes
+    ----------
+    text
+        What is to be reached.
+    figure
+        "seconds" or "peak_bytes".
+    most
+        The ratio.
+    """
+
+    text: str
+    figure: str
+    most: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a target was reached.
+
+    Attributes
+    ----------
+    text
+        What was to be reached.
+    against
+        What it was held against.
+    ratio
+        What was measured; None if it was not.
+    verdict
+        In words.
+    """
+
+    text: str
+    against: str
+    ratio: Estimate | None
+    verdict: str
+
+
+def _scdataset(block_size: int, output: str) -> Callable[[Entry], bool]:
+    return lambda entry: (
+        entry.peer == "scdataset"
+        and entry.settings["block_size"] == block_size
+        and entry.output == output
+    )
+
+
+def _annbatch_defaults(entry: Entry) -> bool:
+    settings = entry.settings
+    return (
+        entry.peer == "annbatch"
+        and entry.storage == "annbatch"
+        and entry.batch_size > 1
+        and (settings["chunk_size"], entry.output) == (512, "CSR")
+    )
+
+
+def _named(name: str) -> Callable[[Entry], bool]:
+    return lambda entry: entry.name == name
+
+
+SPEED_TARGETS = (
+    SpeedTarget(
+        "on plates, blocks of 16, CSR: at least 10 x scDataset",
+        cellfeed_name("h5ad", 16, 256, "CSR"), _scdataset(16, "CSR"), 10,
+    ),
+    SpeedTarget(
+        "on plates, blocks of 16, dense: at least 10 x scDataset",
+        cellfeed_name("h5ad", 16, 256, "dense"), _scdataset(16, "dense"), 10,
+    ),
+    SpeedTarget(
+        "on plates, blocks of 256: at least 1.2 x annbatch on its own store with its defaults",
+        cellfeed_name("h5ad", 256, 256, "CSR"), _annbatch_defaults, 1.2,
+    ),
+    SpeedTarget(
+        "on annbatch's store, with its defaults: at least 1.5 x annbatch",
+        cellfeed_name("annbatch", 512, 256, "CSR"), _annbatch_defaults, 1.5,
+    ),
+    SpeedTarget(
+        "on plates, blocks of 256: at least 0.8 of what decompression allows",
+        cellfeed_name("h5ad", 256, 256, "CSR"), _named(decompression("h5ad", 256)), 0.8,
+    ),
+    SpeedTarget(
+        "on plates, single cells: at least 10 x AnnLoader",
+        cellfeed_name("h5ad", 1, 256, "CSR"), _named("AnnLoader, CSR"), 10,
+    ),
+)  # fmt: skip
+CONVERSION_TARGETS = (
+    ConversionTarget("preshuffle: at most half the time of annbatch", "seconds", 0.5),
+    ConversionTarget("preshuffle: no more memory than annbatch", "peak_bytes", 1.0),
+)
+
+
+def verdicts(results: Results, stores: dict[str, Store]) -> list[Verdict]:
+    """Hold every target against what was measured."""
+    return [
+        *(_of_speed(target, results) for target in SPEED_TARGETS),
+        *(_of_conversion(target, stores) for target in CONVERSION_TARGETS),
+    ]
+
+
+def _of_speed(target: SpeedTarget, results: Results) -> Verdict:
+    rivals = [name for name, result in results.items() if target.theirs(result.entry)]
+    ours, theirs = fastest([target.ours], results), fastest(rivals, results)
+    measured = None if ours is None or theirs is None else ratio(ours, theirs)
+    if measured is None:
+        return Verdict(target.text, "", None, "not measured")
+    verdict = _verdict(
+        measured,
+        reached=measured.value >= target.least,
+        is_sure=measured.low >= target.least or measured.high < target.least,
+    )
+    return Verdict(target.text, theirs.entry.name, measured, verdict)
+
+
+def _of_conversion(target: ConversionTarget, stores: dict[str, Store]) -> Verdict:
+    ours, theirs = stores.get("cellfeed"), stores.get("annbatch")
+    pairs = [] if ours is None or theirs is None else zip(ours.runs, theirs.runs, strict=False)
+    measured = median_with_interval(
+        [our[target.figure] / their[target.figure] for our, their in pairs]
+    )
+    if measured is None:
+        return Verdict(target.text, "", None, "not measured")
+    verdict = _verdict(
+        measured,
+        reached=measured.value <= target.most,
+        is_sure=measured.high <= target.most or measured.low > target.most,
+    )
+    return Verdict(target.text, theirs.conversion.title, measured, verdict)
+
+
+def _verdict(measured: Estimate, *, reached: bool, is_sure: bool) -> str:
+    words = "reached" if reached else "not reached"
+    is_open = measured.n_samples > 1 and not is_sure
+    return f"{words}, but within the interval" if is_open else words

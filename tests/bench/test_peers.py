@@ -1,0 +1,113 @@
+"""The comparison with other loaders: rows for all that was asked for, and reasons for failures."""
+
+import csv
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cellfeed.synthetic import write_tahoe_like
+
+COMPARE = Path(__file__).parents[2] / "bench" / "peers" / "compare.py"
+N_CELLS = 700
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plates")
+    write_tahoe_like(folder, n_cells=N_CELLS, n_genes=300, n_plates=2, n_drugs=8, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def output(collection, tmp_path_factory):
+    """One short round of what needs nothing but this environment, and of what cannot be had."""
+    folder = tmp_path_factory.mktemp("output")
+    command = [
+        sys.executable, COMPARE, "--collection", collection, "--output", folder,
+        "--rounds", "1", "--seconds", "0.1",
+        "--peers", "cellfeed,h5py,machine", "--only", r"block 16, fetch 256(, CSR)?$",
+        "--environments", folder / "environments", "--python312", folder / "no-python",
+    ]  # fmt: skip
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert (folder / "peers.md").read_text().strip() == ended.stdout.strip()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(output):
+    with (output / "peers.csv").open(newline="") as file:
+        return {row["name"]: row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cellfeed on .h5ad plates, block 16, fetch 256, CSR",
+        "slices by h5py of .h5ad plates, block 16, fetch 256",
+        "decompress gzip of the plates, block 16, fetch 256",
+    ],
+)
+def test_what_runs_has_figures(rows, name):
+    row = rows[name]
+    assert row["failed"] == ""
+    assert float(row["cells_per_s_low"]) <= float(row["cells_per_s"])
+    assert row["peer"] == "machine" or int(row["peak_bytes"]) > 0
+
+
+def test_what_cannot_be_had_is_a_row_with_the_reason(rows):
+    failed = rows["cellfeed on annbatch's store, block 16, fetch 256, CSR"]
+    assert failed["cells_per_s"] == ""
+    assert "no-python" in failed["failed"]
+    assert "3.12" in failed["failed"]
+
+
+def test_an_epoch_is_counted_to_its_last_cell(output):
+    results = json.loads((output / "peers.json").read_text())["results"]
+    loaders = [each for each in results if each["rounds"] and each["entry"]["peer"] != "machine"]
+    assert loaders
+    assert {each["rounds"]["1"]["cells"] for each in loaders} == {N_CELLS}
+
+
+def test_shares_and_ratios_are_of_the_same_work(rows):
+    slices = rows["slices by h5py of .h5ad plates, block 16, fetch 256"]
+    ours = rows["cellfeed on .h5ad plates, block 16, fetch 256, CSR"]
+    speeds = float(ours["cells_per_s"]) / float(slices["cells_per_s"])
+    assert float(slices["cellfeed_is_times_as_fast"]) == pytest.approx(speeds)
+    assert ours["limit"] == "decompress gzip of the plates, block 16, fetch 256"
+
+
+def test_every_target_is_told(output):
+    targets = json.loads((output / "peers.json").read_text())["targets"]
+    assert {each["verdict"] for each in targets} == {"not measured"}
+    table = (output / "peers.md").read_text()
+    assert all(each["text"] in table for each in targets)
+
+
+def test_picture_is_there(output):
+    assert (output / "peers.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--collection", "nowhere", "--output", "out"], "there is none in `nowhere`"),
+        (["--collection", "x", "--output", "out", "--peers", "nobody"], "but got nobody"),
+        (
+            ["--collection", "x", "--output", "out", "--only", "nothing"],
+            "no name matches `nothing`",
+        ),
+        (["--collection", "x", "--output", "out", "--rounds", "0"], "`--rounds > 0` must hold"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(monkeypatch, arguments, message):
+    monkeypatch.syspath_prepend(COMPARE.parent)
+    main = importlib.import_module("compare").main
+    ended = CliRunner().invoke(main, arguments)
+    assert ended.exit_code == 2
+    assert message in ended.stderr.splitlines()[-1]
