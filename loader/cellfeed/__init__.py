@@ -17,6 +17,7 @@ from cellfeed._minibatch import Cells, Minibatch
 from cellfeed._multi_indexable import MultiIndexable
 from cellfeed._obs import CategoricalColumn, NumericColumn
 from cellfeed._plan import EpochPlan, Fetch
+from cellfeed._preshuffle import Preshuffled, preshuffle
 from cellfeed._strategies import BlockShuffling, SamplingStrategy, Streaming
 from cellfeed._version import __version__
 
@@ -37,8 +38,10 @@ __all__ = [
     "NumericColumn",
     "ParameterError",
     "PathError",
+    "Preshuffled",
     "SamplingStrategy",
     "Streaming",
     "__version__",
     "open_collection",
+    "preshuffle",
 ]

@@ -1,17 +1,26 @@
 """The ``cellfeed`` command. Results go to stdout, progress and errors to stderr."""
 
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import Progress
 
+from cellfeed._preshuffle import preshuffle as write_preshuffled
+from cellfeed._preshuffle._byte_size import ByteSize
 from cellfeed._version import __version__
 from cellfeed.console import OneLineErrorGroup, format_bytes
 from cellfeed.synthetic import write_tahoe_like
 
 __all__ = ["main"]
+
+_STAGES = {"write": "Writing cells", "check": "Checking parts"}
+_INTERRUPTED = 130  # as shells say it
 
 
 @click.group(cls=OneLineErrorGroup)
@@ -47,3 +56,44 @@ def synthesize(
     size = format_bytes(sum(path.stat().st_size for path in paths))
     seconds = time.perf_counter() - start
     click.echo(f"{folder}: {len(paths)} files, {cells:,} cells, {size}, {seconds:.1f} s")
+
+
+@main.command()
+@click.argument("paths", nargs=-1, required=True, metavar="IN...")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--layer", help="Layer to write in place of X.")
+@click.option("--seed", default=0, show_default=True, help="The order follows from it.")
+@click.option("--block-size", type=click.IntRange(min=1), show_default="from the files' chunks",
+              help="Cells read together; smaller mixes better, larger is faster.")  # fmt: skip
+@click.option("--memory", type=ByteSize(), default=4_000_000_000, show_default="4GB",
+              help="Buffers of one process; more makes fewer parts.")  # fmt: skip
+@click.option("--scheduler", metavar="ADDRESS",
+              help="Dask scheduler whose workers do the writing.")  # fmt: skip
+def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **options: Any) -> None:
+    """Write the cells of IN... to OUT, shuffled: a zarr store that annbatch reads too.
+
+    OUT is by custom named .zarr. What was interrupted is taken up by the same command.
+    """
+    try:
+        with _progress_on_stderr() as tell:
+            done = write_preshuffled(paths, out, scheduler=scheduler, on_progress=tell, **options)
+    except KeyboardInterrupt:
+        click.echo("\nStopped; the same command goes on from the last complete part.", err=True)
+        sys.exit(_INTERRUPTED)
+    click.echo(
+        f"{out}: {done.n_cells:,} cells in {done.n_parts} parts ({done.n_parts_written} written), "
+        f"{format_bytes(done.n_bytes)}, {done.seconds:.1f} s, "
+        f"peak memory {format_bytes(done.peak_memory_bytes)}"
+    )
+
+
+@contextmanager
+def _progress_on_stderr() -> Iterator[Callable[[str, float, float], None]]:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("Opening files", total=None)
+
+        def tell(stage: str, done: float, total: float) -> None:
+            progress.update(task, description=_STAGES[stage], completed=done, total=total)
+
+        yield tell

@@ -169,7 +169,7 @@ class Collection:
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """All files that hold the collection: the paths, or what lies in them if they are stores."""
+        """All files that hold the collection: the paths, or what lies in those that are stores."""
         return tuple(
             file
             for path in self.paths

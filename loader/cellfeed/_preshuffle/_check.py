@@ -1,0 +1,148 @@
+"""Reading the result: every cell once, as many elements as there were, and a sample by value."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import zarr
+from anndata.io import read_elem, sparse_dataset
+from numpy.typing import NDArray
+
+from cellfeed._errors import FormatError
+from cellfeed._preshuffle._dataset import threaded_codecs
+from cellfeed._preshuffle._folder import OutputFolder
+from cellfeed._preshuffle._inputs import stored_row_lengths
+from cellfeed._preshuffle._job import Job
+from cellfeed._preshuffle._part import Inputs
+from cellfeed._runs import expand, merge_consecutive, split_at
+
+__all__ = ["check_store"]
+
+_SAMPLED_CELLS = 128
+
+
+def check_store(
+    folder: OutputFolder, job: Job, inputs: Inputs, on_part: Callable[[int], object]
+) -> None:
+    """Check what was written against the inputs, and read little.
+
+    Of every part, the provenance of each cell and the row pointer; of a sample of cells, all.
+
+    Parameters
+    ----------
+    folder, job, inputs
+        What to check, and against what.
+    on_part
+        Told how many parts have been checked.
+
+    Raises
+    ------
+    FormatError
+        A part is damaged; names it, and the remedy.
+    """
+    seen = np.zeros(job.n_cells, dtype=bool)
+    sampled = -(-_SAMPLED_CELLS // job.n_parts)
+    rng = np.random.default_rng(0)
+    for number in range(job.n_parts):
+        path = folder.part(number)
+        try:
+            with threaded_codecs():
+                group = zarr.open_group(path, mode="r")
+                rows = _rows(group, inputs)
+                expected = job.part(number)
+                _require(path, np.array_equal(rows, expected.rows[expected.order]), "other cells")
+                seen[rows] = True
+                merged = _check_matrix(path, group, job, rows, inputs)
+                chosen = rng.choice(rows.size, min(sampled, rows.size), replace=False)
+                chosen = np.union1d(chosen, merged[:_SAMPLED_CELLS])
+                _check_cells(path, group, inputs, rows, chosen)
+        except FormatError:
+            raise
+        except Exception as error:  # zarr and its codecs have no common base of what they raise
+            raise _damaged(path, f"it cannot be read ({error})") from error
+        on_part(number + 1)
+    if not seen.all():  # parts do not overlap, nor leave out any: a mistake in the plan
+        msg = (
+            f"{folder.path}: {job.n_cells - int(seen.sum())} cells are missing; "
+            "remove it, and report this to cellfeed"
+        )
+        raise FormatError(msg)
+
+
+def _rows(group: Any, inputs: Inputs) -> NDArray[np.int64]:
+    """Return where each cell of a part is from, by its provenance."""
+    source_file, source_row = inputs.obs.provenance
+    codes = group["obs"][source_file]["codes"][:].astype(np.int64)
+    rows: NDArray[np.int64] = inputs.obs.starts[codes] + group["obs"][source_row][:]
+    return rows
+
+
+def _check_matrix(
+    path: Path, group: Any, job: Job, rows: NDArray[np.int64], inputs: Inputs
+) -> NDArray[np.intp]:
+    """Check shape, and how many elements each cell has.
+
+    Returns
+    -------
+    Cells of the part that have fewer than the file, which is right only where the file stores a
+    gene of a cell several times: reading adds those up.
+    """
+    X = group["X"]
+    if job.n_elements is None:
+        _require(path, X.shape == (rows.size, job.n_vars), f"the shape {X.shape}")
+        return np.empty(0, dtype=np.intp)
+    lengths = np.diff(X["indptr"][:].astype(np.int64))
+    _require(path, lengths.size == rows.size, f"{lengths.size} rows in place of {rows.size}")
+    complete = X["data"].shape == X["indices"].shape == (lengths.sum(),)
+    _require(path, complete, "other numbers of elements than its row pointers say")
+    stored = _stored_lengths(rows, job, inputs)
+    _require(path, bool(np.all(lengths <= stored)), "more elements than the input")
+    return np.flatnonzero(lengths < stored)
+
+
+def _stored_lengths(rows: NDArray[np.int64], job: Job, inputs: Inputs) -> NDArray[np.int64]:
+    order = np.argsort(rows)
+    lengths = np.empty(rows.size, dtype=np.int64)
+    lengths[order] = np.concatenate(
+        [
+            stored_row_lengths(job.paths[k], job.element, expand(runs))
+            for k, runs in split_at(merge_consecutive(rows[order]), inputs.obs.starts)
+        ]
+    )
+    return lengths
+
+
+def _check_cells(
+    path: Path,
+    group: Any,
+    inputs: Inputs,
+    rows: NDArray[np.int64],
+    chosen: NDArray[np.intp],
+) -> None:
+    """Compare some cells with the input, value by value."""
+    order = np.argsort(rows[chosen])
+    wanted, places = rows[chosen][order], chosen[order]
+    written = group["X"] if hasattr(group["X"], "dtype") else sparse_dataset(group["X"])
+    found = _dense(written[chosen])[order]
+    _require(path, np.array_equal(found, _dense(inputs.collection[wanted].X), equal_nan=True),
+             "other values than the input")  # fmt: skip
+    obs: pd.DataFrame = read_elem(group["obs"])
+    same = obs.iloc[places].astype(object).equals(inputs.obs.read(wanted).astype(object))
+    _require(path, same, "another obs than the input")
+
+
+def _dense(matrix: Any) -> NDArray[Any]:
+    dense: NDArray[Any] = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+    return dense
+
+
+def _require(path: Path, holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as "require"
+    if not holds:
+        raise _damaged(path, f"it has {otherwise}")
+
+
+def _damaged(path: Path, what: str) -> FormatError:
+    msg = f"{path}: {what}; remove this folder and run the same command again"
+    return FormatError(msg)

@@ -1,0 +1,97 @@
+"""The same parts, written by the workers of a Dask cluster."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from cellfeed._errors import ParameterError
+from cellfeed._preshuffle._part import write_part_of
+from cellfeed.console import format_bytes
+
+__all__ = ["write_parts_on_dask"]
+
+# A worker that dies, or a file system that falters, costs a part that is begun again.
+_RETRIES = 3
+_SECONDS_TO_CONNECT = 20
+
+
+def write_parts_on_dask(
+    address: str,
+    *,
+    path: str,
+    token: str,
+    memory: int,
+    numbers: Sequence[int],
+    on_part: Callable[[int, int], object],
+) -> None:
+    """Write parts on the workers of a cluster, one at a time on each.
+
+    Parameters
+    ----------
+    address
+        Of the scheduler.
+    path, token
+        The output, as every worker sees it, and what tells that it is the same.
+    memory
+        Bytes of the buffers that each worker needs.
+    numbers
+        The parts.
+    on_part
+        Told the number of each part that is complete, and the worker's peak memory.
+
+    Raises
+    ------
+    ParameterError
+        Dask is not installed, there is no scheduler, or a worker may not use enough memory.
+    PathError
+        A worker does not see the files.
+    """
+    distributed = _import_distributed()
+    with _client(distributed, address) as client:
+        _check_workers(client, memory)
+        futures = client.map(
+            write_part_of, [path] * len(numbers), [token] * len(numbers), numbers,
+            pure=False, retries=_RETRIES,
+        )  # fmt: skip
+        number_of = {future.key: number for future, number in zip(futures, numbers, strict=True)}
+        for future, peak in distributed.as_completed(futures, with_results=True, loop=client.loop):
+            on_part(number_of[future.key], peak)
+
+
+@contextmanager
+def _client(distributed: Any, address: str) -> Iterator[Any]:
+    try:
+        client = distributed.Client(address, timeout=_SECONDS_TO_CONNECT, set_as_default=False)
+    except (OSError, ValueError) as error:
+        msg = f"no Dask scheduler answers at {address}; start one with `dask scheduler`"
+        raise ParameterError(msg) from error
+    with client:
+        try:
+            yield client
+        except distributed.KilledWorker as error:
+            msg = "several Dask workers died of the same part; give less `memory`, or them more"
+            raise ParameterError(msg) from error
+
+
+def _import_distributed() -> Any:
+    try:
+        return import_module("distributed")
+    except ImportError as error:
+        msg = "`scheduler` needs Dask; install it with `pip install 'cellfeed[dask]'`"
+        raise ParameterError(msg) from error
+
+
+def _check_workers(client: Any, memory: int) -> None:
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    if not workers:
+        msg = "the Dask scheduler has no workers; start some with `dask worker ADDRESS`"
+        raise ParameterError(msg)
+    for address, worker in workers.items():
+        limit = worker["memory_limit"]
+        if limit and limit < memory:
+            msg = (
+                f"the Dask worker {address} may use {format_bytes(limit)}, less than the "
+                f"{format_bytes(memory)} of `memory`; give less, or the workers more"
+            )
+            raise ParameterError(msg)

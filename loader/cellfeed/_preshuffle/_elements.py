@@ -1,0 +1,153 @@
+"""The matrix of one part in memory: filled in storage order, taken out in shuffled order."""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numba import njit
+from numpy.typing import NDArray
+
+__all__ = ["CsrPart", "DensePart", "Matrix"]
+
+_COPY = [
+    f"void({word}[::1], int64[::1], int64[::1], int64, {word}[::1])"
+    for word in ("uint8", "uint16", "uint32", "uint64")
+]
+
+
+@njit(_COPY, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _copy(source: Any, firsts: Any, pointer: Any, start: Any, out: Any) -> None:
+    """Copy elements ``start`` and following of rows that are taken in another order.
+
+    Row k begins at ``firsts[k]`` in ``source``, and at ``pointer[k]`` in the new order.
+    """
+    row = np.searchsorted(pointer, start, side="right") - 1
+    filled = 0
+    while filled < out.size:
+        skipped = start + filled - pointer[row]
+        n = min(pointer[row + 1] - pointer[row] - skipped, out.size - filled)
+        first = firsts[row] + skipped
+        for k in range(n):
+            out[filled + k] = source[first + k]
+        filled += n
+        row += 1
+
+
+class CsrPart:
+    """Sparse rows: few bytes per element, and no second copy.
+
+    Parameters
+    ----------
+    n_rows
+        Rows of the part.
+    n_elements
+        Elements that it is likely to have. More fit, at the price of a copy.
+    dtype, index_dtype
+        Of values and of column numbers.
+    """
+
+    def __init__(
+        self,
+        n_rows: int,
+        n_elements: int,
+        dtype: "np.dtype[Any]",
+        index_dtype: "np.dtype[np.unsignedinteger]",
+    ) -> None:
+        self._lengths = np.empty(n_rows, dtype=np.int64)
+        # Memory that is not written to is not taken, so there is room to spare.
+        room = n_elements + n_elements // 4 + 1
+        self._arrays: dict[str, NDArray[Any]] = {
+            "data": np.empty(room, dtype=dtype),
+            "indices": np.empty(room, dtype=index_dtype),
+        }
+        self._n_rows = 0
+        self._n_elements = 0
+
+    def append(self, rows: sp.csr_array) -> None:
+        """Add the next rows in storage order."""
+        n_rows, n_elements = self._n_rows + rows.shape[0], self._n_elements + rows.indices.size
+        self._lengths[self._n_rows : n_rows] = np.diff(rows.indptr)
+        for name, array in self._arrays.items():
+            if array.size < n_elements:
+                self._arrays[name] = np.empty(n_elements + n_elements // 4, dtype=array.dtype)
+                self._arrays[name][: self._n_elements] = array[: self._n_elements]
+            self._arrays[name][self._n_elements : n_elements] = getattr(rows, name)
+        self._n_rows, self._n_elements = n_rows, n_elements
+
+    def shuffled(self, order: NDArray[np.intp]) -> "ShuffledCsr":
+        """Return the rows in another order, without a copy of them."""
+        return ShuffledCsr(self._arrays, self._lengths, order)
+
+
+class ShuffledCsr:
+    """Sparse rows in another order than they lie in memory."""
+
+    def __init__(
+        self, arrays: dict[str, NDArray[Any]], lengths: NDArray[np.int64], order: NDArray[np.intp]
+    ) -> None:
+        self._arrays = arrays
+        self._room: NDArray[Any] = np.empty(0)
+        self._firsts = (np.cumsum(lengths) - lengths)[order]
+        self.pointer = np.zeros(order.size + 1, dtype=np.int64)
+        np.cumsum(lengths[order], out=self.pointer[1:])
+
+    @property
+    def n_elements(self) -> int:
+        """Number of elements."""
+        return int(self.pointer[-1])
+
+    def dtype(self, name: str) -> "np.dtype[Any]":
+        """Return the dtype of ``data`` or ``indices``."""
+        return self._arrays[name].dtype
+
+    def elements(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Return elements ``[start, stop)`` of ``data`` or ``indices`` in the new order.
+
+        They are valid until the next call, which reuses the memory.
+        """
+        array = self._arrays[name]
+        if self._room.dtype != array.dtype or self._room.size < stop - start:
+            self._room = np.empty(stop - start, dtype=array.dtype)
+        out = self._room[: stop - start]
+        word = f"u{array.dtype.itemsize}"
+        _copy(array.view(word), self._firsts, self.pointer, start, out.view(word))
+        return out
+
+
+class DensePart:
+    """Dense rows.
+
+    Parameters
+    ----------
+    shape, dtype
+        Of the part.
+    """
+
+    def __init__(self, shape: tuple[int, int], dtype: "np.dtype[Any]") -> None:
+        self._rows = np.empty(shape, dtype=dtype)
+        self._n_rows = 0
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Add the next rows in storage order."""
+        self._rows[self._n_rows : self._n_rows + len(rows)] = rows
+        self._n_rows += len(rows)
+
+    def shuffled(self, order: NDArray[np.intp]) -> "ShuffledDense":
+        """Return the rows in another order, without a copy of them."""
+        return ShuffledDense(self._rows, order)
+
+
+class ShuffledDense:
+    """Dense rows in another order than they lie in memory."""
+
+    def __init__(self, rows: NDArray[Any], order: NDArray[np.intp]) -> None:
+        self._rows, self._order = rows, order
+        self.shape, self.dtype = rows.shape, rows.dtype
+
+    def rows(self, start: int, stop: int) -> NDArray[Any]:
+        """Return rows ``[start, stop)`` in the new order."""
+        chosen: NDArray[Any] = self._rows[self._order[start:stop]]
+        return chosen
+
+
+Matrix = ShuffledCsr | ShuffledDense

@@ -1,0 +1,257 @@
+"""What is to be done, as a value: from it follows every byte of the output."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from cellfeed._collection import Collection
+from cellfeed._errors import FormatError, ParameterError, require_integer, require_positive
+from cellfeed._plan import EpochPlan, Fetch
+from cellfeed._preshuffle._inputs import InputFile, stored_elements
+from cellfeed._strategies import BlockShuffling
+from cellfeed.console import format_bytes
+
+__all__ = ["CELLS_PER_CHUNK", "Job", "describe_job"]
+
+# To be raised whenever the same job gives other content.
+FORMAT = "cellfeed preshuffle 1"
+
+# annbatch's: what its loader reads at least is a chunk.
+CELLS_PER_CHUNK = 64
+
+# Of the memory, three quarters hold a part. The rest is for a piece that is being read, of which
+# there may be three copies, or for a shard that is being encoded, of which there may be as many.
+_SHARE_OF_PART = 3 / 4
+_SHARE_OF_PIECE = 1 / 16
+# Larger ones are no faster: memory that the system hands out anew costs more than it saves.
+_LARGEST_PIECE = 32 * 2**20
+# A larger one takes more memory and is no faster; a billion cells are some 100,000 files.
+_LARGEST_SHARD = 128 * 2**20
+# obs: a barcode or another text takes about as much as a Python string, a code or number less.
+_OBS_BYTES_PER_CELL = 400
+# A block is so much longer than a chunk of the files that reading parts of chunks costs an
+# eighth more at most, and so much shorter than a part that each part holds many of them.
+_CHUNKS_PER_BLOCK = 8
+_LEAST_BLOCK = 64
+_LEAST_BLOCKS_PER_PART = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A shuffled copy of a collection, divided into parts that can be written independently.
+
+    Parameters
+    ----------
+    inputs
+        The files, in the order of their cells.
+    layer
+        The layer in place of ``X``.
+    seed, block_size
+        Of the plan.
+    memory
+        Bytes of the buffers of one process; the size of parts and shards follows.
+    n_cells, n_vars
+        Shape of the collection.
+    n_elements
+        Stored elements of the collection, None if it is dense.
+    dtype
+        Of the values.
+    """
+
+    inputs: tuple[InputFile, ...]
+    layer: str | None
+    seed: int
+    block_size: int
+    memory: int
+    n_cells: int
+    n_vars: int
+    n_elements: int | None
+    dtype: str
+
+    @property
+    def element(self) -> str:
+        """Name of the matrix in the files."""
+        return "X" if self.layer is None else f"layers/{self.layer}"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files."""
+        return tuple(file.path for file in self.inputs)
+
+    @property
+    def index_dtype(self) -> np.dtype[np.unsignedinteger]:
+        """The smallest dtype that holds column numbers, as annbatch writes them."""
+        return np.dtype(np.min_scalar_type(max(self.n_vars - 1, 0)))
+
+    @property
+    def elements_per_cell(self) -> float:
+        """Mean number of elements of a cell in a buffer."""
+        return self.n_vars if self.n_elements is None else self.n_elements / self.n_cells
+
+    @property
+    def elements_per_chunk(self) -> int:
+        """Elements of 64 cells on average."""
+        return max(1, round(CELLS_PER_CHUNK * self.elements_per_cell))
+
+    @property
+    def cells_per_part(self) -> int:
+        """Cells of every part but the last, which may have fewer."""
+        most = _cells_per_part(self)
+        return -(-self.n_cells // -(-self.n_cells // most))
+
+    @property
+    def cells_per_piece(self) -> int:
+        """Cells that are read at once."""
+        itemsize = np.dtype(self.dtype).itemsize
+        if self.n_elements is not None:
+            itemsize += np.dtype(np.int32).itemsize  # as they are read
+        bytes_per_cell = max(1.0, self.elements_per_cell * itemsize)
+        return max(1, int(min(self.memory * _SHARE_OF_PIECE, _LARGEST_PIECE) / bytes_per_cell))
+
+    def chunks_per_shard(self, dtype: "np.dtype[Any]") -> int:
+        """Return how many chunks of an array make a shard."""
+        shard = min(self.memory * _SHARE_OF_PIECE, _LARGEST_SHARD)
+        return max(1, int(shard // (self.elements_per_chunk * dtype.itemsize)))
+
+    @property
+    def plan(self) -> EpochPlan:
+        """Which cells are in which part, and in which order."""
+        return EpochPlan(
+            strategy=BlockShuffling(block_size=self.block_size),
+            n_rows=self.n_cells,
+            batch_size=self.cells_per_part,
+            fetch_factor=1,
+            seed=self.seed,
+        )
+
+    @property
+    def n_parts(self) -> int:
+        """Number of parts."""
+        return self.plan.n_fetches
+
+    def part(self, number: int) -> Fetch:
+        """Return the cells of a part, and their order."""
+        return self.plan.fetch(number)
+
+    def part_size(self, number: int) -> int:
+        """Return the number of cells of a part."""
+        return min(self.cells_per_part, self.n_cells - number * self.cells_per_part)
+
+    def to_json(self) -> str:
+        """Return the job as text."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the job that a text describes.
+
+        Raises
+        ------
+        FormatError
+            It describes none, or one of another version of cellfeed.
+        """
+        try:
+            values = json.loads(text)
+            found = values.pop("format")
+            if found == FORMAT:
+                files = tuple(InputFile(**file) for file in values.pop("inputs"))
+                return cls(inputs=files, **values)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            msg = (
+                "the record of what is to be shuffled is damaged; remove the output and begin anew"
+            )
+            raise FormatError(msg) from error
+        msg = (
+            f"it was begun by another version of cellfeed ({found}, here {FORMAT}); "
+            "remove it and begin anew, or use that version"
+        )
+        raise FormatError(msg)
+
+    def difference(self, begun: "Job") -> str | None:
+        """Return in words where this job differs from one that was begun, None if nowhere."""
+        if self.paths != begun.paths:
+            return f"of other files: {_first_unlike(self.paths, begun.paths)}"
+        for file, then in zip(self.inputs, begun.inputs, strict=True):
+            if file != then:
+                return f"before `{file.path}` was changed"
+        for name, show in _SHOWN.items():
+            then, now = getattr(begun, name), getattr(self, name)
+            if then != now:
+                return f"with {show(then)}, not with {show(now)}"
+        if self == begun:
+            return None
+        unlike = [
+            each.name
+            for each in fields(self)
+            if getattr(self, each.name) != getattr(begun, each.name)
+        ]
+        return f"with another {unlike[0]}"
+
+
+_SHOWN: dict[str, Callable[[Any], str]] = {
+    "seed": lambda seed: f"seed {seed}",
+    "layer": lambda layer: "X" if layer is None else f"layer {layer}",
+    "memory": lambda memory: f"a memory of {format_bytes(memory)} ({memory} bytes)",
+    "block_size": lambda block_size: f"a block size of {block_size}",
+}
+
+
+def describe_job(
+    collection: Collection,
+    *,
+    layer: str | None,
+    seed: int,
+    block_size: int | None,
+    memory: int,
+) -> Job:
+    """Return what is to be done with a collection.
+
+    Raises
+    ------
+    ParameterError
+        ``memory`` or ``block_size`` is below 1, or ``seed`` is not an integer.
+    """
+    job = Job(
+        inputs=tuple(InputFile.of(Path(path)) for path in collection.paths),
+        layer=layer,
+        seed=require_integer("seed", seed),
+        block_size=1,
+        memory=require_positive("memory", memory),
+        n_cells=len(collection),
+        n_vars=collection.n_vars,
+        n_elements=None,
+        dtype=collection.dtype.name,
+    )
+    if job.n_vars == 0:
+        msg = f"{collection.paths[0]}: there are no genes in it; give files that have some"
+        raise ParameterError(msg)
+    if collection.layout == "csr":
+        n_elements = sum(stored_elements(path, job.element) for path in job.paths)
+        job = replace(job, n_elements=n_elements)
+    if block_size is None:
+        return replace(job, block_size=_default_block_size(job, collection.rows_per_chunk))
+    return replace(job, block_size=require_positive("block_size", block_size))
+
+
+def _cells_per_part(job: Job) -> int:
+    itemsize = np.dtype(job.dtype).itemsize
+    if job.n_elements is not None:
+        itemsize += job.index_dtype.itemsize
+    bytes_per_cell = job.elements_per_cell * itemsize + _OBS_BYTES_PER_CELL
+    return max(1, int(job.memory * _SHARE_OF_PART / bytes_per_cell))
+
+
+def _default_block_size(job: Job, rows_per_chunk: float) -> int:
+    reads_well = 1 << max(0, int(np.ceil(np.log2(_CHUNKS_PER_BLOCK * rows_per_chunk))))
+    mixes_well = max(1, job.cells_per_part // _LEAST_BLOCKS_PER_PART)
+    return min(max(reads_well, _LEAST_BLOCK), mixes_well)
+
+
+def _first_unlike(now: tuple[str, ...], then: tuple[str, ...]) -> str:
+    if len(now) != len(then):
+        return f"{len(then)} then, {len(now)} now"
+    return next(f"`{b}`, not `{a}`" for a, b in zip(now, then, strict=True) if a != b)

@@ -1,0 +1,136 @@
+"""Writing one part, in this process or on a Dask worker: read, shuffle, write, rename."""
+
+import hashlib
+import resource
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from cellfeed._collection import Collection, open_collection
+from cellfeed._errors import PathError
+from cellfeed._preshuffle._dataset import write_dataset
+from cellfeed._preshuffle._elements import CsrPart, DensePart, Matrix
+from cellfeed._preshuffle._folder import OutputFolder
+from cellfeed._preshuffle._inputs import opened
+from cellfeed._preshuffle._job import Job
+from cellfeed._preshuffle._obs_file import read_var
+from cellfeed._preshuffle._obs_table import ObsTable
+
+__all__ = ["Inputs", "peak_memory", "token_of", "write_part", "write_part_of"]
+
+# A process holds the buffers of one part; the threads of a Dask worker take turns.
+_ONE_AT_A_TIME = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """The opened inputs of a job."""
+
+    collection: Collection
+    obs: ObsTable
+    var: pd.DataFrame
+
+    @classmethod
+    def open(cls, job: Job, collection: Collection | None = None) -> "Inputs":
+        """Open the files of a job, which must be what they were when it began."""
+        for file in job.inputs:
+            file.check()
+        if collection is None:
+            collection = open_collection(job.paths, layer=job.layer)
+        starts = np.cumsum([0, *(_n_cells(path, job.element) for path in job.paths)])
+        return cls(collection, ObsTable(job.paths, starts), read_var(job.paths[0]))
+
+
+def write_part(
+    folder: OutputFolder,
+    job: Job,
+    inputs: Inputs,
+    number: int,
+    on_share: Callable[[float], object],
+) -> None:
+    """Write a part, unless it is there.
+
+    Parameters
+    ----------
+    folder, job, inputs
+        Where to, what, and from where.
+    number
+        Of the part.
+    on_share
+        Told now and then which share of the work is done.
+    """
+    if folder.part(number).exists():
+        return
+    part = job.part(number)
+    obs = inputs.obs.read(part.rows).iloc[part.order]
+    matrix = _read(job, inputs.collection, number, lambda share: on_share(share / 2))
+    with folder.new_part(number) as place:
+        write_dataset(
+            place,
+            job,
+            matrix=matrix,
+            obs=obs,
+            var=inputs.var,
+            on_share=lambda share: on_share((1 + share) / 2),
+        )
+
+
+def write_part_of(path: str, token: str, number: int) -> int:
+    """Write a part of the job that is recorded in an output folder; return `peak_memory`.
+
+    What a Dask worker is told is small, and it finds out that it does not see the same files.
+    """
+    with _ONE_AT_A_TIME:
+        folder, job, inputs = _opened(path, token)
+        write_part(folder, job, inputs, number, lambda share: None)  # noqa: ARG005
+    return peak_memory()
+
+
+def token_of(job: Job) -> str:
+    """Return a short text that tells jobs apart."""
+    return hashlib.sha256(job.to_json().encode()).hexdigest()
+
+
+def peak_memory() -> int:
+    """Return the most memory that this process has held so far, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+@lru_cache(maxsize=1)
+def _opened(path: str, token: str) -> tuple[OutputFolder, Job, Inputs]:
+    folder = OutputFolder(Path(path))
+    job = folder.begun()
+    if job is None or token_of(job) != token:
+        msg = f"{path}: a Dask worker does not see it; give an output that all machines share"
+        raise PathError(msg)
+    return folder, job, Inputs.open(job)
+
+
+def _read(
+    job: Job, collection: Collection, number: int, on_share: Callable[[float], object]
+) -> Matrix:
+    part = job.part(number)
+    n_rows, dtype = part.rows.size, np.dtype(job.dtype)
+    held: CsrPart | DensePart
+    if job.n_elements is None:
+        held = DensePart((n_rows, job.n_vars), dtype)
+    else:
+        held = CsrPart(n_rows, round(n_rows * job.elements_per_cell), dtype, job.index_dtype)
+    for start in range(0, n_rows, job.cells_per_piece):
+        piece = part.rows[start : start + job.cells_per_piece]
+        held.append(collection[piece].X)
+        on_share((start + piece.size) / n_rows)
+    return held.shuffled(part.order)
+
+
+def _n_cells(path: str, element: str) -> int:
+    with opened(path) as file:
+        matrix = file[element]
+        return int(matrix.shape[0] if hasattr(matrix, "dtype") else matrix["indptr"].shape[0] - 1)
