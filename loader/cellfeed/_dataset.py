@@ -145,6 +145,8 @@ class CellDataset(IterableDataset[Any]):
                 "fill a minibatch or a block; use smaller sizes, or keep what is left over"
             )
             raise ParameterError(msg)
+        if isinstance(collection, Collection) and fetch_callback is None:
+            collection.load_tables()  # once, for all worker processes that are forked
 
     @classmethod
     def from_autotune(
@@ -246,8 +248,6 @@ class CellDataset(IterableDataset[Any]):
         if workers:
             ahead = min(self.fetch_factor + 1, max(2, _MOST_MINIBATCHES_AHEAD // workers))
             options.setdefault("prefetch_factor", ahead)
-            if isinstance(self.collection, Collection):
-                self.collection.load_tables()  # once, for all workers
         return DataLoader(self, batch_size=None, num_workers=workers, **options)
 
     def _minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:

@@ -5,7 +5,10 @@ from types import ModuleType
 
 import pytest
 
-PUBLIC_MODULES = {"cellfeed": {"console", "machine", "synthetic"}, "cellfeed_tuner": {"plots", "theory"}}
+PUBLIC_MODULES = {
+    "cellfeed": {"console", "machine", "synthetic", "testing"},
+    "cellfeed_tuner": {"plots", "theory"},
+}
 MODULES = [
     *PUBLIC_MODULES,
     *(f"{package}.{name}" for package, names in PUBLIC_MODULES.items() for name in sorted(names)),

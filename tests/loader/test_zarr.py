@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anndata as ad
-import numcodecs  # type: ignore[import-untyped]
+import numcodecs
 import numpy as np
 import pandas as pd
 import pytest

@@ -80,6 +80,8 @@ def hdf5_array(
 
 def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
     """Return whether bytes need no conversion: also bfloat16 reads as float32, for example."""
+    if not dataset.dtype.isnative:
+        return False
     types = [dataset.id.get_type(), h5t.py_create(dataset.dtype)]
     stored, in_memory = (
         each.get_super() if each.get_class() == h5t.ENUM else each for each in types
@@ -123,6 +125,8 @@ def _contiguous(dataset: h5py.Dataset) -> ContiguousChunks | None:
 def _table(
     dataset: h5py.Dataset, compression: int | None, shuffle: int | None
 ) -> ChunkTable | None:
+    if dataset.maxshape[0] is not None and None in dataset.maxshape[1:]:
+        return None  # HDF5 gives wrong places of chunks if only a dimension after the first grows
     chunk_shape = dataset.chunks
     grid = [-(-n // c) for n, c in zip(dataset.shape, chunk_shape, strict=True)]
     n_chunks = math.prod(grid)

@@ -1,0 +1,19 @@
+"""Conformance suites: tests that an extension of cellfeed inherits by supplying one fixture.
+
+`SourceConformance` holds any storage against NumPy in memory.
+"""
+
+try:
+    import hypothesis  # noqa: F401 - whether it is there
+    import pytest
+except ImportError as error:
+    msg = "cellfeed.testing needs two more packages: pip install pytest hypothesis"
+    raise ImportError(msg) from error
+
+pytest.register_assert_rewrite("cellfeed.testing._oracle", "cellfeed.testing._source")
+
+from cellfeed.testing._cases import StoredCase  # noqa: E402 - after its asserts are registered
+from cellfeed.testing._memory import GuardedPool  # noqa: E402
+from cellfeed.testing._source import SourceConformance  # noqa: E402
+
+__all__ = ["GuardedPool", "SourceConformance", "StoredCase"]

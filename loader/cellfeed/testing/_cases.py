@@ -1,0 +1,222 @@
+"""Matrices that a suite has stored, and what is to come out: made from a few numbers and a seed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from cellfeed._sources import Layout
+
+__all__ = ["PLATES", "StoredCase", "stored_cases"]
+
+PLATES = ("plate 1", "plate 2", "plate 3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredCase:
+    """One matrix with its annotations, to be written to the storage that is tested.
+
+    Parameters
+    ----------
+    layout
+        Whether it is stored as CSR or dense.
+    n_rows, n_vars
+        Number of cells and of genes.
+    dtype
+        Dtype that values are stored in, as NumPy names it, such as ``">f4"``.
+    index_dtype, pointer_dtype
+        Dtypes that ``indices`` and ``indptr`` are stored in.
+    density
+        Share of elements that are stored.
+    columns
+        Whether the columns of a row ascend, lie in any order, or some of them are there twice.
+    values
+        Small counts, or also the largest, smallest and oddest values of the dtype.
+    element
+        Which matrix: ``"X"``, ``"layers/counts"`` or ``"raw/X"``.
+    storage
+        How it is stored, as the suite's ``storages`` draws it.
+    seed
+        Of all that is random.
+
+    Examples
+    --------
+    >>> case = StoredCase(n_rows=2, n_vars=3, density=1.0)
+    >>> case.indptr
+    array([0, 3, 6], dtype=int32)
+    >>> case.in_memory().shape
+    (2, 3)
+    """
+
+    layout: Layout = "csr"
+    n_rows: int
+    n_vars: int
+    dtype: str = "<f4"
+    index_dtype: str = "<i4"
+    pointer_dtype: str = "<i4"
+    density: float = 0.5
+    columns: Literal["ascending", "in any order", "some twice"] = "ascending"
+    values: Literal["counts", "any"] = "counts"
+    element: str = "X"
+    storage: Any = None
+    seed: int = 0
+
+    @property
+    def indptr(self) -> NDArray[Any]:
+        """Row pointer of CSR, as it is to be stored, shape (n_rows + 1,)."""
+        return np.cumsum([0, *map(len, self._columns)]).astype(self.pointer_dtype)
+
+    @property
+    def indices(self) -> NDArray[Any]:
+        """Column of each element of CSR, as it is to be stored."""
+        return np.concatenate([np.empty(0, np.int64), *self._columns]).astype(self.index_dtype)
+
+    @property
+    def data(self) -> NDArray[Any]:
+        """Value of each element of CSR, as it is to be stored."""
+        return self._values(sum(map(len, self._columns)))
+
+    @property
+    def dense(self) -> NDArray[Any]:
+        """The dense matrix, as it is to be stored, shape (n_rows, n_vars)."""
+        values = self._values(self.n_rows * self.n_vars).reshape(self.n_rows, self.n_vars)
+        is_stored = self._random(1).random(values.shape) < self.density
+        return np.where(is_stored, values, np.zeros((), values.dtype)).astype(self.dtype)
+
+    @cached_property
+    def obs(self) -> pd.DataFrame:
+        """The obs table: ``plate``, categorical, and ``number``; values are missing in both."""
+        random = self._random(2)
+        plates = random.integers(-1, len(PLATES), size=self.n_rows)
+        numbers = np.where(random.random(self.n_rows) < 0.2, np.nan, np.arange(self.n_rows))  # noqa: PLR2004 - some
+        return pd.DataFrame(
+            {
+                "plate": pd.Categorical.from_codes(plates, categories=pd.Index(PLATES)),
+                "number": numbers,
+            },
+            index=pd.Index([f"cell{k}" for k in range(self.n_rows)], dtype=object),
+        )
+
+    @property
+    def var(self) -> pd.DataFrame:
+        """The table of genes, which has names only."""
+        return pd.DataFrame(index=pd.Index([f"gene{k}" for k in range(self.n_vars)], dtype=object))
+
+    @property
+    def dtype_in_memory(self) -> np.dtype[Any]:
+        """Dtype that values are to have when they come out, unless another is asked for."""
+        native = np.dtype(self.dtype).newbyteorder("=")
+        widened = self.layout == "csr" and native == np.float16  # SciPy has none of these
+        return np.dtype(np.float32) if widened else native
+
+    @property
+    def row_lengths(self) -> NDArray[np.int64]:
+        """Number of elements that each row stores."""
+        if self.layout == "dense":
+            return np.full(self.n_rows, self.n_vars, np.int64)
+        return np.array([len(columns) for columns in self._columns], np.int64)
+
+    def in_memory(self, dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
+        """Return the oracle: the dense matrix, shape (n_rows, n_vars).
+
+        Values are cast as `numpy.ndarray.astype` does, and those of one column are added up.
+        """
+        dtype = self.dtype_in_memory if dtype is None else dtype
+        with np.errstate(over="ignore"):
+            if self.layout == "dense":
+                return self.dense.astype(dtype)
+            matrix = np.zeros((self.n_rows, self.n_vars), dtype)
+            rows = np.repeat(np.arange(self.n_rows), self.row_lengths)
+            np.add.at(matrix, (rows, self.indices.astype(np.int64)), self.data.astype(dtype))
+            return matrix
+
+    @cached_property
+    def _columns(self) -> list[NDArray[np.int64]]:
+        random = self._random(3)
+        rows = list[NDArray[np.int64]]()
+        for _ in range(self.n_rows):
+            columns = np.flatnonzero(random.random(self.n_vars) < self.density)
+            if random.random() < 0.2:  # noqa: PLR2004 - some cells have nothing
+                columns = columns[:0]
+            if self.columns == "some twice" and columns.size:
+                columns = np.append(columns, random.choice(columns))
+            rows.append(columns if self.columns == "ascending" else random.permutation(columns))
+        return rows
+
+    def _values(self, n: int) -> NDArray[Any]:
+        dtype, random = np.dtype(self.dtype), self._random(4)
+        counts = random.integers(0, 8, n)
+        if self.values == "counts":
+            return counts.astype(dtype)
+        odd = _odd_values(dtype.newbyteorder("="))
+        is_odd = random.random(n) < 0.3  # noqa: PLR2004 - some
+        odd_values = odd[random.integers(len(odd), size=n)]
+        return np.where(is_odd, odd_values, counts.astype(odd.dtype)).astype(dtype)
+
+    def _random(self, purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, purpose])
+
+
+_VALUES: st.SearchStrategy[Literal["counts", "any"]] = st.sampled_from(["counts", "any"])
+
+
+def stored_cases(
+    *,
+    layouts: Sequence[Layout],
+    dtypes: Sequence[str],
+    index_dtypes: Sequence[str],
+    elements: Sequence[str],
+    storages: Callable[[Layout, np.dtype[Any]], st.SearchStrategy[Any]],
+    min_rows: int = 1,
+    n_vars: int | None = None,
+) -> st.SearchStrategy[StoredCase]:
+    """Return a strategy of cases; simple ones come first.
+
+    Parameters
+    ----------
+    layouts, dtypes, index_dtypes, elements, storages
+        What there is to draw from; see `SourceConformance`.
+    min_rows
+        Lowest number of rows.
+    n_vars
+        Number of genes, drawn if None.
+    """
+
+    @st.composite
+    def cases(draw: st.DrawFn) -> StoredCase:
+        layout, dtype = draw(st.sampled_from(layouts)), draw(st.sampled_from(dtypes))
+        genes = draw(st.integers(0, 12)) if n_vars is None else n_vars
+        columns = draw(st.sampled_from(["ascending", "ascending", "in any order", "some twice"]))
+        return StoredCase(
+            layout=layout,
+            n_rows=draw(st.integers(min_rows, 40)),
+            n_vars=genes,
+            dtype=dtype,
+            index_dtype=draw(st.sampled_from(index_dtypes)),
+            pointer_dtype=draw(st.sampled_from(["<i4", "<i8", "<u4", "<u8", ">i8"])),
+            density=draw(st.sampled_from([0.5, 1.0, 0.1, 0.0])),
+            columns=columns,  # type: ignore[arg-type]
+            # Sums of odd values would depend on their order.
+            values="counts" if columns == "some twice" else draw(_VALUES),
+            element=draw(st.sampled_from(elements)),
+            storage=draw(storages(layout, np.dtype(dtype))),
+            seed=draw(st.integers(0, 999)),
+        )
+
+    return cases()
+
+
+def _odd_values(dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype.kind == "b":
+        return np.array([False, True])
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return np.array([limits.min, limits.max, limits.max // 2 + 1, limits.max // 3], dtype)
+    numbers = np.finfo(dtype)
+    odd = [numbers.min, numbers.max, numbers.tiny, -0.0, 0.1, np.inf, -np.inf, np.nan]
+    return np.array(odd, dtype)

@@ -1,0 +1,52 @@
+"""Memory that tells who wrote beside it."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._memory import Loan, MemoryPool
+
+__all__ = ["GuardedPool"]
+
+_GUARD_BYTES = 256
+_MARK = 0xA5
+
+
+class GuardedPool(MemoryPool):
+    """A pool that lends no byte more than it was asked for, with marked bytes on both sides.
+
+    What it lends is marked as well, so that a byte that nobody wrote shows. Nothing is lent
+    twice.
+
+    Examples
+    --------
+    >>> pool = GuardedPool()
+    >>> pool.take(3).array(np.dtype("uint8"), 4)[:] = 1
+    >>> pool.check()
+    Traceback (most recent call last):
+    AssertionError: bytes were written outside of 3 bytes of memory
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[NDArray[np.uint8]] = []
+
+    def take(self, n_bytes: int) -> Loan:
+        """Return memory of exactly ``n_bytes``."""
+        piece = np.full(n_bytes + 2 * _GUARD_BYTES, _MARK, np.uint8)
+        self._pieces.append(piece)
+        return Loan(piece[_GUARD_BYTES : _GUARD_BYTES + n_bytes], self._returned)
+
+    def check(self) -> None:
+        """Check that nothing was written beside what was lent.
+
+        Raises
+        ------
+        AssertionError
+            Something was.
+        """
+        for piece in self._pieces:
+            sides = piece[:_GUARD_BYTES], piece[piece.size - _GUARD_BYTES :]
+            if any((side != _MARK).any() for side in sides):
+                n_bytes = piece.size - 2 * _GUARD_BYTES
+                msg = f"bytes were written outside of {n_bytes} bytes of memory"
+                raise AssertionError(msg)

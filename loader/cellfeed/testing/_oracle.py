@@ -1,0 +1,89 @@
+# ruff: noqa: S101 - a suite asserts
+"""What stored cases hold, in memory, and whether what was read is that."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from cellfeed._minibatch import Cells, CsrRows, Minibatch
+from cellfeed._obs import CategoricalColumn
+from cellfeed.testing._cases import PLATES, StoredCase
+
+__all__ = ["Oracle"]
+
+
+class Oracle:
+    """Cases one after the other, as a collection of them is.
+
+    Parameters
+    ----------
+    cases
+        What was stored.
+    dtype
+        Dtype that it is read as; one that holds all if None.
+    """
+
+    def __init__(self, cases: Sequence[StoredCase], dtype: np.dtype[Any] | None = None) -> None:
+        self._dtype = dtype or np.result_type(*(case.dtype_in_memory for case in cases))
+        self._is_sparse = all(case.layout == "csr" for case in cases)
+        self._matrix = np.vstack([case.in_memory(self._dtype) for case in cases])
+        obs = pd.concat([case.obs for case in cases])
+        self._plates = np.array([None if pd.isna(plate) else plate for plate in obs["plate"]])
+        self._numbers = obs["number"].to_numpy()
+
+    def check(self, cells: Cells, rows: NDArray[np.int64]) -> None:
+        """Check that these are the cells of ``rows``."""
+        assert cells.rows.tolist() == rows.tolist()
+        X = cells.X.to_scipy() if isinstance(cells.X, CsrRows) else cells.X
+        assert self._is_sparse != isinstance(X, np.ndarray)
+        self.check_matrix(X, rows)
+        self._check_obs(cells.obs, rows)
+
+    def check_minibatch(self, minibatch: Minibatch, *, dense: bool) -> None:
+        """Check that a minibatch holds the cells that it says."""
+        rows, X = minibatch.rows.numpy(), minibatch.X
+        assert (X.layout == torch.sparse_csr) == (self._is_sparse and not dense)
+        if X.layout == torch.sparse_csr:
+            parts = (X.crow_indices(), X.col_indices(), X.values())
+            indptr, indices, data = (part.numpy() for part in parts)
+            self.check_matrix(CsrRows(indptr, indices, data, X.shape[1]).to_scipy(), rows)
+        else:
+            self.check_matrix(X.numpy(), rows)
+        self._check_obs({name: part.numpy() for name, part in minibatch.obs.items()}, rows)
+
+    def check_matrix(self, X: Any, rows: NDArray[np.int64]) -> None:
+        """Check values, dtype and, of a sparse matrix, its parts."""
+        expected = self._matrix[rows]
+        assert X.dtype == self._dtype
+        if not isinstance(X, np.ndarray):
+            _check_csr(X.indptr, X.indices, X.data, expected.shape)
+            matrix = np.zeros(expected.shape, X.dtype)
+            matrix[np.repeat(np.arange(len(rows)), np.diff(X.indptr)), X.indices] = X.data
+            X = matrix
+        np.testing.assert_array_equal(X, expected)
+
+    def _check_obs(self, obs: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> None:
+        codes = obs["plate"]
+        decoded = CategoricalColumn(codes, np.array(PLATES)).decode(codes)
+        assert decoded.tolist() == self._plates[rows].tolist()
+        np.testing.assert_array_equal(obs["number"], self._numbers[rows])
+
+
+def _check_csr(
+    indptr: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], shape: tuple[int, ...]
+) -> None:
+    """Check that columns of each row ascend strictly and are within the matrix."""
+    assert indptr.dtype == indices.dtype
+    assert indptr[0] == 0
+    assert indptr[-1] == len(indices) == len(data)
+    assert len(indptr) == shape[0] + 1
+    assert (np.diff(indptr) >= 0).all()
+    for start, stop in itertools.pairwise(indptr):
+        columns = indices[start:stop]
+        assert (np.diff(columns.astype(np.int64)) > 0).all()
+        assert ((columns >= 0) & (columns < shape[1])).all()

@@ -1,0 +1,93 @@
+"""Rows of a source, read in one way or another into memory that is guarded."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks import ChunkReads
+from cellfeed._chunks._reads import Done
+from cellfeed._groups import CsrGroup, DenseGroup, csr_groups, dense_groups
+from cellfeed._memory import Loan
+from cellfeed._runs import merge_consecutive
+from cellfeed._sources import Layout, Source
+from cellfeed._targets import CsrTarget, RowTarget
+from cellfeed.testing._memory import GuardedPool
+
+__all__ = ["GuardedRead"]
+
+
+class GuardedRead:
+    """Memory for some rows of a source, in two groups.
+
+    Parameters
+    ----------
+    source, rows
+        Distinct rows, ascending, of a source.
+    order
+        ``rows[order]`` is how they are delivered.
+    dtype
+        Dtype of the values.
+    layout
+        Whether they are read as CSR or dense.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        rows: NDArray[np.int64],
+        order: NDArray[np.intp],
+        *,
+        dtype: np.dtype[Any],
+        layout: Layout,
+    ) -> None:
+        self._source, self._runs = source, merge_consecutive(rows)
+        bounds = np.array([0, len(order) // 2, len(order)], np.int64)
+        self._delivered = np.split(rows[order], bounds[1:-1])
+        n_vars = source.shape[1]
+        self._groups: Sequence[CsrGroup | DenseGroup]
+        self._target: RowTarget
+        if layout == "csr":
+            lengths = source.row_lengths(self._runs)
+            self._groups, self._target, _ = csr_groups(
+                lengths, order, bounds, n_vars=n_vars, dtype=dtype
+            )
+        else:
+            self._groups, self._target, _ = dense_groups(
+                len(order), order, bounds, n_vars=n_vars, dtype=dtype
+            )
+        self._pool = GuardedPool()
+        self._loans: list[Loan] = [self._pool.take(group.n_bytes) for group in self._groups]
+        self._bases = np.array([loan.address for loan in self._loans], np.int64)
+        self._ordered = True
+
+    def chunk_reads(self) -> ChunkReads | None:
+        """Return what to read by chunks, if the source is made of chunks that are known."""
+        return self._source.chunk_reads(self._runs, self._target)
+
+    def by_chunks(self, reads: ChunkReads, n_threads: int) -> Done:
+        """Read by chunks."""
+        reads.announce()
+        with ThreadPoolExecutor(n_threads) as threads:
+            done = reads.run(self._bases, threads if n_threads > 1 else None, n_threads)
+        self._ordered = done.ascending
+        return done
+
+    def by_library(self) -> None:
+        """Read through the format's own library."""
+        target = self._target.bound(self._bases)
+        self._source.read_into(self._runs, target)
+        self._ordered = not isinstance(target, CsrTarget) or bool(target.ordered[0])
+
+    def groups(self) -> list[tuple[Any, NDArray[np.int64]]]:
+        """Return the matrix of each group, and its rows; check that none wrote beside memory."""
+        self._pool.check()
+        matrices = list[Any]()
+        for group, loan in zip(self._groups, self._loans, strict=True):
+            if isinstance(group, CsrGroup):
+                matrices.append(group.over(loan, ordered=self._ordered).to_scipy())
+            else:
+                matrices.append(group.over(loan))
+        return list(zip(matrices, self._delivered, strict=True))

@@ -1,0 +1,324 @@
+# ruff: noqa: S101 - a suite asserts
+"""What holds for every source, whatever the storage."""
+
+import math
+import multiprocessing
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from cellfeed._chunks._reads import Done
+from cellfeed._collection import Collection
+from cellfeed._dataset import CellDataset
+from cellfeed._errors import ColumnError
+from cellfeed._minibatch import Minibatch
+from cellfeed._reader import Reader
+from cellfeed._runs import merge_consecutive
+from cellfeed._sources import Layout, Source, open_sources
+from cellfeed._strategies import BlockShuffling
+from cellfeed.testing._cases import StoredCase, stored_cases
+from cellfeed.testing._memory import GuardedPool
+from cellfeed.testing._oracle import Oracle
+from cellfeed.testing._reading import GuardedRead
+
+__all__ = ["SourceConformance"]
+
+_OBS = ("plate", "number")
+_CAST_TO = ("float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool")
+
+Write = Callable[[StoredCase], Path | Source]
+
+
+class SourceConformance:
+    """Tests that every source passes; inherit them, and say how a case is stored.
+
+    A subclass supplies the fixture ``write``, which returns a function that stores a
+    `StoredCase` and returns either a path that `open_collection` takes, or an opened source.
+    Cases are drawn by hypothesis, the same ones each time. The other attributes and methods
+    may be replaced.
+
+    Attributes
+    ----------
+    layouts
+        Layouts that the storage has.
+    dtypes, index_dtypes
+        Dtypes of values and of column indices that it can hold, as NumPy names them.
+    elements
+        Matrices that it can hold.
+    max_examples
+        Cases that each test tries.
+
+    Examples
+    --------
+    >>> import itertools
+    >>> import anndata as ad
+    >>> import scipy.sparse as sp
+    >>> class TestMyStorage(SourceConformance):
+    ...     layouts = ("csr",)
+    ...
+    ...     @pytest.fixture
+    ...     def write(self, tmp_path):
+    ...         numbers = itertools.count()
+    ...
+    ...         def write(case):
+    ...             shape = (case.n_rows, case.n_vars)
+    ...             X = sp.csr_matrix((case.data, case.indices, case.indptr), shape=shape)
+    ...             path = tmp_path / f"{next(numbers)}.h5ad"
+    ...             ad.AnnData(X, obs=case.obs, var=case.var).write_h5ad(path)
+    ...             return path
+    ...
+    ...         return write
+    """
+
+    layouts: Sequence[Layout] = ("csr", "dense")
+    dtypes: Sequence[str] = ("<f4", "<f8", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8")
+    index_dtypes: Sequence[str] = ("<i4", "<i8")
+    elements: Sequence[str] = ("X",)
+    max_examples: int = 50
+
+    @pytest.fixture
+    def write(self) -> Write:
+        """Return a function that stores a case."""
+        msg = f"{type(self).__name__} has to have a fixture `write`, which stores a case"
+        raise NotImplementedError(msg)
+
+    def storages(self, layout: Layout, dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:  # noqa: ARG002 - for subclasses
+        """Return a strategy for `StoredCase.storage`: compression, chunks, whatever there is."""
+        return st.none()
+
+    def is_decoded_here(self, case: StoredCase) -> bool | None:  # noqa: ARG002 - for subclasses
+        """Return whether a case is to be read by chunks; None if either will do."""
+        return None
+
+    def cases(
+        self, *, min_rows: int = 1, n_vars: int | None = None
+    ) -> st.SearchStrategy[StoredCase]:
+        """Return a strategy of what may be stored."""
+        return stored_cases(
+            layouts=self.layouts,
+            dtypes=self.dtypes,
+            index_dtypes=self.index_dtypes,
+            elements=self.elements,
+            storages=self.storages,
+            min_rows=min_rows,
+            n_vars=n_vars,
+        )
+
+    def test_what_it_says_of_itself(self, write: Write) -> None:
+        """Shape, dtype, layout, names and lengths of rows."""
+
+        def check(case: StoredCase, data: st.DataObject) -> None:
+            source = _source(write(case), case)
+            assert source.shape == (case.n_rows, case.n_vars)
+            assert source.dtype == case.dtype_in_memory
+            assert source.dtype.isnative
+            assert source.layout == case.layout
+            assert source.rows_per_chunk > 0
+            assert source.var_names().tolist() == case.var.index.tolist()
+            assert set(source.obs_names()) == set(_OBS)
+            rows = data.draw(_distinct_rows(case.n_rows))
+            lengths = source.row_lengths(merge_consecutive(rows))
+            assert lengths.dtype == np.int64
+            assert lengths.tolist() == case.row_lengths[rows].tolist()
+            columns = data.draw(st.lists(st.sampled_from(_OBS), min_size=1, unique=True))
+            table = source.read_obs(columns)
+            expected = case.obs[columns].reset_index(drop=True)
+            pd.testing.assert_frame_equal(table.reset_index(drop=True), expected)
+            with pytest.raises(ColumnError, match=f"{source.path}"):
+                source.read_obs(["no such column"])
+
+        self._try(check, case=self.cases(), data=st.data())
+
+    def test_any_rows_in_any_order(self, write: Write) -> None:
+        """Groups of rows of many sources, some delivered twice, in any dtype, by any threads."""
+
+        def check(data: st.DataObject) -> None:
+            cases = self._some_cases(data)
+            collection = _collection(write, cases)
+            rows = np.array(data.draw(st.lists(st.integers(0, len(collection) - 1))), np.int64)
+            dtype = _drawn_dtype(data, cases)
+            size, n_threads = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
+            distinct, order = np.unique(rows, return_inverse=True)
+            pool = GuardedPool()
+            with Reader(collection, dtype=dtype, num_threads=n_threads, pool=pool) as reader:
+                groups = list(reader.read_groups(distinct, order, size))
+            pool.check()
+            assert [len(group) for group in groups] == _sizes(len(rows), size)
+            oracle = Oracle(cases, dtype)
+            for k, group in enumerate(groups):
+                oracle.check(group, rows[k * size : (k + 1) * size])
+
+        self._try(check, data=st.data())
+
+    def test_epochs(self, write: Write) -> None:
+        """Every row once in an epoch; minibatches that are kept stay as they are."""
+
+        def check(data: st.DataObject) -> None:
+            cases = self._some_cases(data)
+            dense, drop_last = data.draw(st.booleans()), data.draw(st.booleans())
+            dtype = _drawn_dtype(data, cases)
+            dataset = CellDataset(
+                _collection(write, cases),
+                BlockShuffling(block_size=data.draw(st.integers(1, 9))),
+                batch_size=data.draw(st.integers(1, 7)),
+                fetch_factor=data.draw(st.integers(1, 4)),
+                seed=data.draw(st.integers(0, 99)),
+                drop_last=False,
+                dense=dense,
+                dtype=dtype,
+                num_threads=data.draw(st.integers(1, 4)),
+            )
+            dataset.drop_last = drop_last and len(dataset) > 1
+            is_kept = np.array(data.draw(st.lists(st.booleans(), min_size=1)))
+            oracle = Oracle(cases, dtype)
+            kept = list[Minibatch]()
+            for _ in range(2):
+                seen, k = list[NDArray[np.int64]](), 0
+                for k, minibatch in enumerate(dataset):
+                    oracle.check_minibatch(minibatch, dense=dense)
+                    seen.append(minibatch.rows.numpy().copy())
+                    if is_kept[k % len(is_kept)]:
+                        kept.append(minibatch)
+                assert k + 1 == len(dataset)
+                delivered = np.sort(np.concatenate(seen))
+                if dataset.drop_last:
+                    assert len(np.unique(delivered)) == len(delivered)
+                else:
+                    assert delivered.tolist() == list(range(len(dataset.collection)))
+            for minibatch in kept:
+                oracle.check_minibatch(minibatch, dense=dense)
+
+        self._try(check, data=st.data())
+
+    def test_chunks_and_the_library_give_the_same(self, write: Write) -> None:
+        """Both ways to read fill the same bytes and no other, by however many threads."""
+
+        def check(case: StoredCase, data: st.DataObject) -> None:
+            source = _source(write(case), case)
+            rows = data.draw(_distinct_rows(case.n_rows))
+            order = np.array(data.draw(st.permutations(range(len(rows)))), np.intp)
+            dtype = _drawn_dtype(data, [case]) or source.dtype
+            oracle = Oracle([case], dtype)
+            for layout in sorted({case.layout, "dense"}):
+                into = GuardedRead(source, rows, order, dtype=dtype, layout=layout)
+                into.by_library()
+                for matrix, delivered in into.groups():
+                    oracle.check_matrix(matrix, delivered)
+            done = set[Done]()
+            for n_threads in (1, data.draw(st.integers(2, 4))):
+                into = GuardedRead(source, rows, order, dtype=dtype, layout=case.layout)
+                reads = into.chunk_reads()
+                if dtype == source.dtype:
+                    assert self.is_decoded_here(case) in (None, reads is not None)
+                if reads is not None:
+                    done.add(into.by_chunks(reads, n_threads))
+                    for matrix, delivered in into.groups():
+                        oracle.check_matrix(matrix, delivered)
+            assert len(done) <= 1  # bytes and chunks do not depend on threads
+
+        self._try(check, case=self.cases(), data=st.data())
+
+    def test_pickled(self, write: Write) -> None:
+        """Copies read the same, whether it was read from before or not."""
+
+        def check(case: StoredCase) -> None:
+            collection = _collection(write, [case])
+            oracle, rows = Oracle([case], None), np.arange(case.n_rows)[::-1]
+            for _ in range(2):
+                copy = pickle.loads(pickle.dumps(collection))  # noqa: S301 - our own
+                oracle.check(copy[rows], rows)
+                oracle.check(collection[rows], rows)
+
+        self._try(check, case=self.cases(), max_examples=max(1, self.max_examples // 5))
+
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    def test_in_worker_processes(self, write: Write, method: Literal["fork", "spawn"]) -> None:
+        """Workers read the same, after the parent has read and while it does."""
+
+        def check(case: StoredCase) -> None:
+            collection, oracle = _collection(write, [case]), Oracle([case], None)
+            rows = np.arange(case.n_rows)
+            oracle.check(collection[rows], rows)
+            strategy = BlockShuffling(block_size=3)
+            dataset = CellDataset(collection, strategy, batch_size=4, fetch_factor=2, seed=0)
+            context = multiprocessing.get_context(method)
+            workers = iter(dataset.loader(num_workers=2, multiprocessing_context=context))
+            seen = list[int]()
+            for minibatch, own in zip(workers, dataset, strict=True):
+                oracle.check_minibatch(minibatch, dense=False)
+                oracle.check_minibatch(own, dense=False)
+                seen += minibatch.rows.tolist()
+            assert sorted(seen) == rows.tolist()
+            oracle.check(collection[rows], rows)
+
+        # Each starts two processes, which import torch where they are spawned.
+        self._try(check, case=self.cases(min_rows=24), max_examples=4 if method == "fork" else 1)
+
+    def _some_cases(self, data: st.DataObject) -> list[StoredCase]:
+        """Draw one to three cases of the same genes, which make a collection."""
+        n_vars = data.draw(st.integers(0, 12))
+        cases = data.draw(st.lists(self.cases(n_vars=n_vars), min_size=1, max_size=3))
+        is_half = np.result_type(*(case.dtype_in_memory for case in cases)) == np.float16
+        # SciPy makes no sparse rows dense in half precision.
+        assume(not (is_half and any(case.layout == "csr" for case in cases)))
+        return cases
+
+    def _try(
+        self,
+        check: Callable[..., None],
+        *,
+        max_examples: int | None = None,
+        **strategies: st.SearchStrategy[Any],
+    ) -> None:
+        # Not a decorator of the tests, which do not know the subclass and what it draws from.
+        configured = settings(
+            max_examples=self.max_examples if max_examples is None else max_examples,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        )
+        configured(given(**strategies)(check))()
+
+
+def _source(written: Path | Source, case: StoredCase) -> Source:
+    if not isinstance(written, Path):
+        return written
+    folder, _, name = case.element.partition("/")
+    layer = name if folder == "layers" else None
+    (source,) = open_sources(written, layer=layer, raw=folder == "raw")
+    return source
+
+
+def _collection(write: Write, cases: Sequence[StoredCase]) -> Collection:
+    return Collection([_source(write(case), case) for case in cases], obs=_OBS)
+
+
+def _distinct_rows(n_rows: int) -> st.SearchStrategy[NDArray[np.int64]]:
+    return st.sets(st.integers(0, n_rows - 1)).map(lambda rows: np.array(sorted(rows), np.int64))
+
+
+def _drawn_dtype(data: st.DataObject, cases: Sequence[StoredCase]) -> np.dtype[Any] | None:
+    """Draw a dtype to read as; None stands for the stored one."""
+    name = data.draw(st.none() | st.sampled_from(_CAST_TO))
+    if name is None:
+        return None
+    dtype = np.dtype(name)
+    is_odd = any(each.values == "any" and each.dtype_in_memory.kind == "f" for each in cases)  # noqa: PD011 - no pandas
+    # What becomes of fractions that an integer cannot hold is undefined.
+    return None if is_odd and dtype.kind in "iu" else dtype
+
+
+def _sizes(n: int, size: int) -> list[int]:
+    n_groups = max(1, math.ceil(n / size))
+    return [min(size, n - k * size) for k in range(n_groups)]

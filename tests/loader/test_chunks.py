@@ -1,0 +1,466 @@
+"""Plans, reads and kernels of chunks, each against NumPy or the library that it stands in for."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from cellfeed import FormatError
+from cellfeed._chunks import ChunkedArray, ChunkReads, ChunkTable, ContiguousChunks, can_cast
+from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._casts import cast_address
+from cellfeed._places import place
+from cellfeed.testing import GuardedPool
+
+NUMBERS = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
+
+# Starts and counts of ranges that ascend, some of them empty, some next to each other.
+ascending_ranges = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=20).map(
+    lambda pairs: (
+        np.cumsum([0, *(gap + n for gap, n in pairs)])[:-1] + [gap for gap, _ in pairs],
+        np.array([n for _, n in pairs], np.int64),
+    )
+)
+
+
+def fuzz(path: Path, *arguments: object) -> str:
+    """Run the fuzzer in a process of its own, so that a crash of it is told."""
+    fuzzer = Path(__file__).with_name("fuzzing.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", fuzzer, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=path,
+        check=False,
+    )
+    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
+    return done.stdout
+
+
+class FileOf:
+    """A file with some content, as an array's files."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        self._path = path
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self):
+        os.close(self.descriptor)
+
+    def handles(self, files):
+        return np.full(len(files), self.descriptor, np.int64), self
+
+    def path_of(self, file):
+        return self._path
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Return a function that makes an array of chunks in a file, which are stored as they are."""
+
+    def make(values, chunk, offsets, *, name="x"):
+        n_chunks = -(-len(values) // chunk)
+        content = bytearray(max(offsets) + chunk * values.itemsize)
+        for k, offset in enumerate(offsets):
+            if offset >= 0:
+                part = values[k * chunk : (k + 1) * chunk].tobytes()
+                content[offset : offset + len(part)] = part
+        sizes = np.full(n_chunks, chunk * values.itemsize, np.int64)
+        return ChunkedArray(
+            name=name,
+            shape=values.shape,
+            dtype=values.dtype,
+            chunk_shape=(chunk,),
+            codec=kernels.STORED,
+            shuffled=False,
+            places=ChunkTable(np.array(offsets, np.int64), sizes, np.zeros(n_chunks, np.uint8)),
+            files=FileOf(tmp_path / f"{name}.bin", bytes(content)),
+        )
+
+    return make
+
+
+def read(array, ranges, dtype=None, n_threads=1, index_limit=-1):
+    """Read ranges ``[start, stop)`` into guarded memory; return the elements and what was done."""
+    dtype = np.dtype(dtype or array.dtype)
+    starts = np.array([start for start, _ in ranges], np.int64)
+    counts = np.array([stop - start for start, stop in ranges], np.int64)
+    places = (np.cumsum(counts) - counts) * dtype.itemsize
+    pool = GuardedPool()
+    loan = pool.take(int(counts.sum()) * dtype.itemsize)
+    reads = array.reads_of_ranges(starts, counts, places, dtype, index_limit=index_limit)
+    done = run(reads, [loan], n_threads)
+    pool.check()
+    return loan.array(dtype, int(counts.sum())).copy(), done
+
+
+def run(reads, loans, n_threads=1):
+    bases = np.array([loan.address for loan in loans], np.int64)
+    with ThreadPoolExecutor(n_threads) as threads:
+        return reads.run(bases, threads if n_threads > 1 else None, n_threads)
+
+
+class TestPlanOfRanges:
+    @settings(max_examples=60)
+    @given(
+        ascending_ranges,
+        st.integers(1, 12),
+        st.sampled_from([0, 2**31 - 3, 2**33 + 5, 2**52]),
+    )
+    def test_covers_every_element_once(self, ranges, chunk, first):
+        starts, counts = first + ranges[0].astype(np.int64), ranges[1]
+        places = 1000 + np.arange(len(counts)) * 10_000
+        chunks, firsts, segments, joins = kernels.plan_flat(starts, counts, places, chunk, 4)
+        assert (np.diff(chunks) > 0).all()
+        found: dict[Any, Any] = {}
+        for k, number in enumerate(chunks.tolist()):
+            stop = firsts[k + 1] if k + 1 < len(chunks) else len(segments)
+            assert firsts[k] < stop
+            for begin, n, address in segments[firsts[k] : stop].tolist():
+                assert 0 <= begin < begin + n <= chunk
+                found |= {address + 4 * i: number * chunk + begin + i for i in range(n)}
+        expected = {
+            place + 4 * i: start + i
+            for start, n, place in zip(
+                starts.tolist(), counts.tolist(), places.tolist(), strict=True
+            )
+            for i in range(n)
+        }
+        assert found == expected
+        assert joins.tolist() == [
+            address
+            for address, element in expected.items()
+            if element % chunk == 0 and address not in set(places.tolist())
+        ]
+
+    def test_of_nothing(self):
+        nothing = np.empty(0, np.int64)
+        chunks, firsts, segments, joins = kernels.plan_flat(nothing, nothing, nothing, 5, 4)
+        assert [len(part) for part in (chunks, firsts, segments, joins)] == [0, 0, 0, 0]
+
+
+class TestPlanOfRows:
+    @settings(max_examples=60)
+    @given(
+        st.sets(st.integers(0, 30)),
+        st.integers(0, 9),
+        st.integers(1, 12),
+        st.integers(1, 12),
+        st.sampled_from([0, 2**40]),
+    )
+    def test_covers_every_element_once(self, rows, n_columns, down, across, first):
+        numbers = np.array(sorted(rows), np.int64) + first
+        places = 1000 + np.arange(len(rows)) * 10_000
+        chunks, firsts, segments = kernels.plan_grid(numbers, places, n_columns, down, across, 8)
+        grid = max(1, -(-n_columns // across))
+        assert (np.diff(chunks) > 0).all()
+        found: dict[Any, Any] = {}
+        for k, number in enumerate(chunks.tolist()):
+            stop = firsts[k + 1] if k + 1 < len(chunks) else len(segments)
+            corner = number // grid * down, number % grid * across
+            for begin, n, address in segments[firsts[k] : stop].tolist():
+                row, column = corner[0] + begin // across, corner[1] + begin % across
+                assert column + n <= n_columns
+                found |= {address + 8 * i: (row, column + i) for i in range(n)}
+        expected = {
+            place + 8 * column: (row, column)
+            for row, place in zip(numbers.tolist(), places.tolist(), strict=True)
+            for column in range(n_columns)
+        }
+        assert found == expected
+
+
+class TestReads:
+    def test_take_neighbours_at_once(self, stored):
+        values = np.arange(40, dtype=np.int64)
+        array = stored(values, 10, [0, 80, 160, 240])
+        elements, done = read(array, [(0, 40)])
+        assert np.array_equal(elements, values)
+        assert (done.n_bytes, done.n_chunks) == (320, 4)
+
+    @pytest.mark.parametrize(("gap", "in_vain"), [(1 << 14, 1 << 14), ((1 << 14) + 1, 0)])
+    def test_span_small_gaps(self, stored, gap, in_vain):
+        values = np.arange(20, dtype=np.int64)
+        elements, done = read(stored(values, 10, [0, 80 + gap]), [(0, 20)])
+        assert np.array_equal(elements, values)
+        assert done.n_bytes == 160 + in_vain
+
+    def test_cut_what_is_stored_as_it_is(self, stored):
+        values = np.arange(40, dtype=np.int64)
+        array = stored(values, 10, [400, 0, 200, 100])
+        elements, done = read(array, [(3, 5), (8, 9), (25, 31)])
+        assert elements.tolist() == [3, 4, 8, 25, 26, 27, 28, 29, 30]
+        assert done.n_bytes == (9 - 3 + 5 + 1) * 8
+
+    def test_go_back_and_forth_in_the_file(self, stored):
+        values = np.arange(1000, dtype=np.int32)
+        offsets = np.random.default_rng(0).permutation(200) * 20
+        elements, done = read(stored(values, 5, offsets.tolist()), [(1, 999)], n_threads=3)
+        assert np.array_equal(elements, values[1:999])
+        assert done.n_chunks == 200
+
+    def test_of_more_than_one_read_holds(self, stored):
+        values = np.arange(900_000, dtype=np.float64)
+        offsets = [k * 800_000 for k in range(9)]
+        elements, done = read(stored(values, 100_000, offsets), [(5, 850_000)], n_threads=2)
+        assert np.array_equal(elements, values[5:850_000])
+        assert done.n_bytes == (850_000 - 5) * 8
+
+    def test_of_chunks_that_are_larger_than_a_read(self, stored):
+        values = np.random.default_rng(0).random(400_000)
+        elements, _ = read(stored(values, 200_000, [64, 1_600_064]), [(0, 400_000)], "f4")
+        assert np.array_equal(elements, values.astype("f4"))
+
+    def test_give_zeros_where_there_is_no_chunk(self, stored):
+        values = np.arange(1, 31, dtype=np.int16)
+        elements, done = read(stored(values, 10, [0, -1, 20]), [(5, 25)], "f8")
+        assert elements.tolist() == [*range(6, 11), *[0] * 10, *range(21, 26)]
+        assert done.n_bytes == 20
+
+    def test_of_nothing(self, stored):
+        array = stored(np.arange(5, dtype=np.int8), 5, [0])
+        assert read(array, [])[1].n_chunks == 0
+        assert read(array, [(2, 2)])[1].n_chunks == 0
+        for reads in (ChunkReads.none(), ChunkReads.concatenate([])):
+            for n_threads in (1, 3):
+                done = run(reads, [], n_threads)
+                assert (done.n_bytes, done.n_chunks, done.ascending) == (0, 0, True)
+
+    def test_of_one_piece(self, tmp_path):
+        values = np.random.default_rng(0).random(100_000)
+        array = ChunkedArray(
+            name="x",
+            shape=values.shape,
+            dtype=values.dtype,
+            chunk_shape=(1 << 14,),
+            codec=kernels.STORED,
+            shuffled=False,
+            places=ContiguousChunks(7, values.nbytes, 8 << 14),
+            files=FileOf(tmp_path / "piece", bytes(7) + values.tobytes()),
+        )
+        elements, done = read(array, [(0, 1), (99_000, 100_000)])
+        assert np.array_equal(elements, values[[0, *range(99_000, 100_000)]])
+        assert done.n_bytes == 8008
+
+    def test_of_several_arrays_together(self, stored):
+        arrays = [
+            stored(np.arange(n, dtype=dtype), 7, [k * 7 * 8 for k in range(-(-n // 7))], name=dtype)
+            for n, dtype in ((50, "i8"), (20, "f8"), (33, "u8"))
+        ]
+        pool, parts, loans = GuardedPool(), [], []
+        for k, array in enumerate(arrays):
+            n = array.shape[0]
+            loans.append(pool.take(n * 4))
+            places = place(np.array([k]), np.zeros(1, np.int64))
+            every = np.zeros(1, np.int64), np.array([n], np.int64)
+            parts.append(array.reads_of_ranges(*every, places, np.dtype(np.float32)))
+        done = run(ChunkReads.concatenate(parts), loans, n_threads=2)
+        pool.check()
+        assert done.n_chunks == 8 + 3 + 5
+        for array, loan in zip(arrays, loans, strict=True):
+            n = array.shape[0]
+            assert loan.array(np.dtype(np.float32), n).tolist() == list(range(n))
+
+    @pytest.mark.parametrize("n_threads", [1, 3])
+    def test_of_a_file_that_ends_too_early(self, stored, tmp_path, n_threads):
+        array = stored(np.arange(40, dtype=np.int64), 10, [0, 80, 160, 240], name="y")
+        with (tmp_path / "y.bin").open("r+b") as file:
+            file.truncate(300)
+        expected = r"y\.bin: `y`, elements 30 to 40 \(bytes 240 to 320\): the file ends before them"
+        with pytest.raises(FormatError, match=expected):
+            read(array, [(0, 40)], n_threads=n_threads)
+        assert read(array, [(0, 30)])[0].tolist() == list(range(30))
+
+    def test_of_a_disk_that_fails(self, stored, tmp_path):
+        array = stored(np.arange(40, dtype=np.int64), 10, [0, 80, 160, 240])
+        with (tmp_path / "other").open("wb") as unreadable:
+            # `pread` fails with EBADF, as it would with EIO.
+            os.dup2(unreadable.fileno(), array.files.descriptor)
+            with pytest.raises(FormatError, match=r"elements 0 to 10 .*: cannot be read; check th"):
+                read(array, [(0, 40)])
+
+    def test_are_over_when_an_error_comes_out(self, stored, monkeypatch):
+        """Otherwise threads would write into memory that is let go."""
+        array = stored(np.arange(40, dtype=np.int64), 10, [0, 80, 160, 240])
+        reads = array.reads_of_ranges(
+            np.zeros(1, np.int64), np.array([40], np.int64), np.zeros(1, np.int64), array.dtype
+        )
+        started, at_work = threading.Event(), threading.Event()
+
+        def decode(*_):
+            if not started.is_set():
+                started.set()
+                at_work.set()
+                time.sleep(0.2)
+                at_work.clear()
+                return 0
+            raise MemoryError
+
+        monkeypatch.setattr("cellfeed._chunks._kernels.decode", decode)
+        with ThreadPoolExecutor(2) as threads, pytest.raises(MemoryError):
+            reads.run(np.zeros(1, np.int64), threads, 2)
+        assert started.is_set()
+        assert not at_work.is_set()
+
+
+class TestIndices:
+    @pytest.mark.parametrize("out", ["i4", "i8"])
+    @pytest.mark.parametrize("dtype", ["u1", "u4", "u8", "i4", "i8"])
+    def test_outside_of_the_matrix(self, stored, dtype, out):
+        values = np.array([0, 5, 9, 2, 3, 4], dtype)
+        array = stored(values, 2, [0, 16, 32])
+        assert read(array, [(0, 6)], out, index_limit=10)[0].tolist() == values.tolist()
+        limits = np.iinfo(dtype)
+        expected = "elements 4 to 6 .*: hold a column index outside of the matrix"
+        for bad in (10, -1, 2**31 + 5, 2**32 + 5, 2**63 + 5):
+            if limits.min <= bad <= limits.max:
+                damaged = values.copy()
+                damaged[4] = bad
+                array = stored(damaged, 2, [0, 16, 32], name=f"with {bad}")
+                with pytest.raises(FormatError, match=expected):
+                    read(array, [(0, 6)], out, index_limit=10)
+
+    @settings(max_examples=60)
+    @given(
+        st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=8),
+        st.integers(1, 7),
+        st.sampled_from(["i4", "i8"]),
+    )
+    def test_that_ascend_in_every_row_or_not(self, new_folder, rows, chunk, out):
+        values = np.array([column for row in rows for column in row], np.int32)
+        bounds = np.cumsum([0, *map(len, rows)])
+        array = ChunkedArray(
+            name="indices",
+            shape=values.shape,
+            dtype=values.dtype,
+            chunk_shape=(chunk,),
+            codec=kernels.STORED,
+            shuffled=False,
+            places=ContiguousChunks(0, values.nbytes, chunk * 4),
+            files=FileOf(new_folder() / "indices", values.tobytes()),
+        )
+        ranges = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
+        elements, done = read(array, ranges, out, index_limit=6)
+        assert elements.tolist() == values.tolist()
+        assert done.ascending == all((np.diff(row) > 0).all() for row in rows)
+
+
+class TestCasts:
+    @pytest.mark.parametrize("source", NUMBERS)
+    @pytest.mark.parametrize("target", NUMBERS)
+    def test_are_those_of_numpy(self, stored, source, target):
+        values = numbers_of(np.dtype(source), np.dtype(target))
+        array = stored(values, len(values), [3])  # at no multiple of their size
+        assert can_cast(array.dtype, np.dtype(target))
+        with np.errstate(all="ignore"):
+            expected = values.astype(target)
+        np.testing.assert_array_equal(read(array, [(0, len(values))], target)[0], expected)
+
+    @pytest.mark.parametrize("dtype", ["f2", ">f4", "g", "c8", "S3"])
+    def test_that_are_left_to_numpy(self, dtype):
+        assert not can_cast(np.dtype(dtype), np.dtype("f4"))
+        assert not can_cast(np.dtype("f4"), np.dtype(dtype))
+        assert can_cast(np.dtype(dtype), np.dtype(dtype))
+        assert cast_address(np.dtype(dtype), np.dtype(dtype)) == 0
+
+
+def numbers_of(source, target):
+    """Return values of all kinds, but for those whose cast is undefined."""
+    rng = np.random.default_rng(0)
+    if source == np.bool_:
+        return np.array([False, True] * 20)
+    if source.kind in "iu":
+        limits = np.iinfo(source)
+        odd = [0, 1, limits.min, limits.max, limits.max - 1, limits.max // 2, limits.min // 2 + 1]
+        drawn = rng.integers(limits.min, limits.max, 200, source, endpoint=True)
+        return np.concatenate([np.array(odd, source), drawn])
+    whole = [0, -0.0, 1, 1.5, 127, 127.9, 32767]
+    if target.kind in "fb":
+        real = np.finfo(source)
+        whole += [-1, real.max, real.min, real.tiny, np.inf, -np.inf, np.nan, 1e-40]
+    elif target.itemsize < 8 and target != np.int32:
+        whole += [-1, -1.5, 128, 255, 256, 300, 65535, 65536, 2.0**31 - 128, -(2.0**31)]
+    return np.array(whole * 5, source)
+
+
+class TestFilters:
+    @settings(max_examples=80)
+    @given(
+        hnp.arrays(
+            np.uint8,
+            st.integers(1, 600),
+            elements=st.sampled_from([0, 1, 2, 3, 255]) | st.integers(0, 255),
+        ),
+        st.integers(1, 40),
+    )
+    def test_lzf_as_h5py_writes_it(self, part, repeats):
+        values = np.tile(part, repeats)
+        with h5py.File("lzf", "w", driver="core", backing_store=False) as file:
+            dataset = file.create_dataset("x", data=values, chunks=values.shape, compression="lzf")
+            mask, stored = dataset.id.read_direct_chunk((0,))
+        if mask:
+            return
+        source, target = np.frombuffer(stored, np.uint8), GuardedPool()
+        for room, expected in ((0, values.size), (100, values.size), (-1, -1)):
+            loan = target.take(values.size + room)
+            n = kernels._lzf(source.ctypes.data, source.size, loan.address, values.size + room)
+            assert n == expected
+            if room >= 0:
+                decoded = loan.array(np.dtype(np.uint8), values.size)
+                assert np.array_equal(decoded, values)
+        target.check()
+
+    @pytest.mark.parametrize("itemsize", [1, 2, 3, 4, 8, 16])
+    @pytest.mark.parametrize("n_bytes", [0, 5, 48, 51, 4801])
+    def test_unshuffle(self, itemsize, n_bytes):
+        values = np.random.default_rng(0).integers(0, 256, n_bytes).astype(np.uint8)
+        n = n_bytes // itemsize
+        apart = values[: n * itemsize].reshape(n, itemsize).T.reshape(-1)
+        stored = np.concatenate([apart, values[n * itemsize :]])
+        pool = GuardedPool()
+        loan = pool.take(n_bytes)
+        kernels._unshuffle(stored.ctypes.data, n_bytes, loan.address, itemsize)
+        pool.check()
+        assert np.array_equal(loan.array(np.dtype(np.uint8), n_bytes), values)
+
+    def test_damage_stays_within_memory(self, tmp_path):
+        """Each piece of memory ends where the process may not read or write."""
+        outcome = fuzz(tmp_path, "chunks", 1000)
+        for line in outcome.splitlines():
+            codec, result = line.split(": ")
+            assert "told" in result
+            if codec in ("zlib", "gzip"):  # which have checksums
+                assert "other values" not in result
+        assert len(outcome.splitlines()) == 9
+
+
+class TestDensify:
+    @pytest.mark.parametrize("index", ["i4", "i8"])
+    @pytest.mark.parametrize("value", ["u1", "u2", "u4", "u8"])
+    def test_fills_every_element(self, index, value):
+        rng = np.random.default_rng(0)
+        expected = (rng.integers(1, 200, (9, 7)) * (rng.random((9, 7)) < 0.4)).astype(value)
+        rows, columns = np.nonzero(expected)
+        pointers = np.searchsorted(rows, np.arange(10)).astype(index)
+        dense = np.full((9, 7), 255, value)
+        kernels.densify(pointers, columns.astype(index), expected[rows, columns], dense)
+        assert np.array_equal(dense, expected)
+
+    @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+    def test_of_nothing(self, shape):
+        pointers = np.zeros(shape[0] + 1, np.int32)
+        nothing = np.empty(0, np.int32), np.empty(0, np.uint32)
+        kernels.densify(pointers, *nothing, np.empty(shape, np.uint32))
