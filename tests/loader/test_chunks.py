@@ -20,6 +20,7 @@ from cellfeed import FormatError
 from cellfeed._chunks import ChunkedArray, ChunkReads, ChunkTable, ContiguousChunks, can_cast
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._casts import cast_address
+from cellfeed._groups import csr_groups
 from cellfeed._places import place
 from cellfeed.testing import GuardedPool
 
@@ -181,6 +182,23 @@ class TestPlanOfRows:
             for column in range(n_columns)
         }
         assert found == expected
+
+
+class TestGroups:
+    """No memory is taken for these."""
+
+    @pytest.mark.parametrize(("n", "dtype"), [(2**31 - 1, np.int32), (2**31, np.int64)])
+    def test_of_more_elements_than_int32_counts(self, n, dtype):
+        lengths, order = np.array([n - 5, 5], np.int64), np.array([1, 0])
+        groups, target, _ = csr_groups(
+            lengths, order, np.array([0, 2]), n_vars=10, dtype=np.dtype(np.float32)
+        )
+        assert groups[0].indptr.dtype == target.index_dtype == dtype
+        assert groups[0].indptr.tolist() == [0, 5, n]
+        itemsize = np.dtype(dtype).itemsize
+        assert target.index_places.tolist() == [5 * itemsize, 0]
+        assert groups[0].data_start >= n * itemsize
+        assert groups[0].n_bytes == groups[0].data_start + 4 * n
 
 
 class TestReads:

@@ -208,7 +208,8 @@ def rename_over(path: Path) -> None:
 
 def write_in_place(path: Path) -> None:
     content = path.read_bytes()
-    path.write_bytes(content)
+    with path.open("r+b") as file:
+        file.write(content)
 
 
 CHANGES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
@@ -277,7 +278,7 @@ class TestFilesThatChange:
         with pytest.raises(error, match=f"^{path}: "):
             copy[:]
 
-    @pytest.mark.parametrize("change", CHANGES)
+    @pytest.mark.parametrize("change", ["renamed over", "written in place", "removed"])
     def test_during_an_epoch(self, path, change):
         function, error, words = CHANGES[change]
         dataset = in_order(open_collection(path))
@@ -450,6 +451,8 @@ class TestLoops:
 _SCRIPT = """
 import itertools, os, signal, sys
 from cellfeed import BlockShuffling, CellDataset, open_collection
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts in the background ignores it
 
 def wait_for_interrupt():
     for _ in itertools.count():

@@ -60,8 +60,17 @@ def content(store: Path) -> dict[str, str]:
 
 
 def command(plates: list[Path], out: Path) -> list[str]:
-    start = [sys.executable, "-c", "from cellfeed._cli import main; main()", "preshuffle"]
+    start = [sys.executable, "-c", _START, "preshuffle"]
     return [*start, *map(str, plates), str(out), "--memory", str(MEMORY)]
+
+
+# What is started in the background ignores interrupts, and so would its children.
+_START = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from cellfeed._cli import main
+main()
+"""
 
 
 def wait_for_parts(out: Path, n: int, seconds: float = 60) -> None:
