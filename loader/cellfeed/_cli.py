@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cellfeed._preshuffle import preshuffle as write_preshuffled
-from cellfeed._preshuffle._byte_size import ByteSize
 from cellfeed._version import __version__
-from cellfeed.console import OneLineErrorGroup, format_bytes
+from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes
 from cellfeed.synthetic import write_tahoe_like
 
 __all__ = ["main"]

@@ -477,8 +477,10 @@ class TestDensify:
         kernels.densify(pointers, columns.astype(index), expected[rows, columns], dense)
         assert np.array_equal(dense, expected)
 
-    @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+    @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (5, 3)])
     def test_of_nothing(self, shape):
         pointers = np.zeros(shape[0] + 1, np.int32)
         nothing = np.empty(0, np.int32), np.empty(0, np.uint32)
-        kernels.densify(pointers, *nothing, np.empty(shape, np.uint32))
+        dense = np.full(shape, 255, np.uint32)
+        kernels.densify(pointers, *nothing, dense)
+        assert not dense.any()

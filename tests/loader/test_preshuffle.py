@@ -29,9 +29,9 @@ from cellfeed import (
     preshuffle,
 )
 from cellfeed._preshuffle import _part
-from cellfeed._preshuffle._byte_size import ByteSize
 from cellfeed._preshuffle._check import check_store
 from cellfeed._preshuffle._folder import OutputFolder
+from cellfeed.console import ByteSize
 
 FEW_CELLS = 13_000  # bytes of memory that hold a part of some 20 cells of the `plates`
 

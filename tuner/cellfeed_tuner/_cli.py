@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cellfeed import __version__, open_collection
-from cellfeed.console import OneLineErrorCommand
+from cellfeed.console import ByteSize, OneLineErrorCommand
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._page_cache import CacheState
 from cellfeed_tuner._report import print_report
@@ -19,8 +19,6 @@ from cellfeed_tuner.plots import autotune_figure
 
 __all__ = ["main"]
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _STAGES = {
     "machine": "Looking at the machine",
     "entropy": "Computing label entropy",
@@ -51,20 +49,6 @@ class _Sizes(click.ParamType[tuple[int, ...]]):
         return sizes
 
 
-class _Bytes(click.ParamType[int]):
-    """A size in memory, such as 8GB."""
-
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmgt]?i?)b?", str(value).strip().lower())
-        if match is None or match[2] not in _UNITS | _BINARY_UNITS:
-            self.fail(f"{value!r} is no size; write it as 800MB or 8GiB", param, ctx)
-        return int(float(match[1]) * (_UNITS | _BINARY_UNITS)[match[2]])
-
-
 def _listed(sizes: Sequence[int]) -> str:
     return ",".join(map(str, sizes))
 
@@ -88,7 +72,7 @@ def _listed(sizes: Sequence[int]) -> str:
               help="Time to spend on measuring.")  # fmt: skip
 @click.option("--entropy-floor", default=0.95, show_default=True, type=click.FloatRange(0, 1),
               help="Least entropy, as a share of true random sampling's.")  # fmt: skip
-@click.option("--memory", type=_Bytes(), show_default="what is available",
+@click.option("--memory", type=ByteSize(), show_default="what is available",
               help="Most memory to use, such as 8GB.")  # fmt: skip
 @click.option("--need", type=click.FloatRange(min=0, min_open=True), metavar="CELLS_PER_S",
               help="Throughput that suffices; the best mixed is then chosen.")  # fmt: skip

@@ -95,7 +95,6 @@ _LARGEST_GAP = 1 << 14  # bytes read in vain cost less than another system call
 _CHUNKS_OF_A_TASK = 8
 _MOST_TRIES = 3
 
-_int64_1d = "int64[::1]"
 _int64_2d = "int64[:,::1]"
 
 
@@ -285,7 +284,7 @@ def _read(fd: int, target: int, size: int, offset: int, functions: NDArray[np.in
         if n < 0:
             # An interrupted call looks like any other failure from here, so it is tried again.
             interrupted += 1
-            if interrupted > 3:
+            if interrupted > _MOST_TRIES:
                 return UNREADABLE, done
             continue
         done += n
@@ -380,8 +379,6 @@ def _lzf(source: int, size: int, target: int, capacity: int) -> int:
 @njit("int64(int64, int64, int64, int64, int64[::1])", nogil=True, cache=True)
 def _lz4(source: int, size: int, target: int, capacity: int, functions: NDArray[np.int64]) -> Any:
     """Decompress LZ4 as numcodecs writes it; the bytes written, below 0 if damaged."""
-    if size <= _LZ4_HEADER:
-        return -1
     if size <= _LZ4_HEADER:
         return -1
     begin, n_compressed = source + _LZ4_HEADER, size - _LZ4_HEADER

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks._zarr_layout import ZarrLayout
-from cellfeed._errors import FormatError, PathError
+from cellfeed._identity import Identity, identity, removed, replaced
 
 __all__ = ["ZarrFiles"]
 
 _SHARE_OF_OPEN_FILES = 4  # of what the process may open; others belong to the user's program
 _LOOK_AGAIN_AFTER = 1.0  # seconds
 
-_Identity = tuple[int, int]  # bytes, and time of the last change in ns; -1 if there is no file
+_ABSENT: Identity = (-1, -1)
 
 
 class ZarrFiles:
@@ -105,20 +105,17 @@ class ZarrFiles:
             opened.seek(first)
             return opened.read(n_bytes)
 
-    def _found(self, files: NDArray[np.int64]) -> list[_Identity]:
+    def _found(self, files: NDArray[np.int64]) -> list[Identity]:
         """Return what is there now."""
         folder = os.fsencode(self._absolute)
         names = self._layout.file_names(files).tolist()
         return [_identity_of(folder + b"/" + name) for name in names]
 
-    def _compare(self, file: int, found: _Identity) -> None:
+    def _compare(self, file: int, found: Identity) -> None:
         if found == tuple(self._identities[file].tolist()):
             return
-        if found[0] < 0:
-            msg = f"{self.path_of(file)}: was removed since it was opened; put it back"
-            raise PathError(msg)
-        msg = f"{self.path_of(file)}: was replaced or written to since it was opened; open it again"
-        raise FormatError(msg)
+        path = self.path_of(file)
+        raise removed(path) if found == _ABSENT else replaced(path)
 
     def _open_those(self, files: NDArray[np.int64]) -> None:
         most = _most_open()
@@ -127,7 +124,7 @@ class ZarrFiles:
             if _OpenFile.count >= most:
                 break
             opened = _OpenFile(self._path(file))
-            self._compare(file, _identity(os.fstat(opened.descriptor)))
+            self._compare(file, identity(os.fstat(opened.descriptor)))
             self._open.append(opened)
             self._descriptors[file] = opened.descriptor
 
@@ -162,15 +159,11 @@ class _OpenFile:
             _OpenFile.count -= 1
 
 
-def _identity_of(path: bytes) -> _Identity:
+def _identity_of(path: bytes) -> Identity:
     try:
-        return _identity(os.stat(path))  # noqa: PTH116 - Path.stat takes twice as long
+        return identity(os.stat(path))  # noqa: PTH116 - Path.stat takes twice as long
     except FileNotFoundError:
-        return -1, -1
-
-
-def _identity(found: os.stat_result) -> _Identity:
-    return found.st_size, found.st_mtime_ns
+        return _ABSENT
 
 
 def _most_open() -> int:

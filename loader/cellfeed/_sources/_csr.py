@@ -93,10 +93,9 @@ class CsrSource(MatrixSource):
     def read_into(self, runs: Runs, target: RowTarget) -> None:
         """Place the rows of ``runs`` where ``target`` says, through the format's library."""
         self._file.check_unchanged()
-        pointer = self._pointer()
-        n_elements = int((pointer[runs[:, 1]] - pointer[runs[:, 0]]).sum())
-        indices = self._read_elements("indices", runs, n_elements)
-        data = self._read_elements("data", runs, n_elements)
+        ranges = self._pointer()[runs]
+        indices = self._read_slices(f"{self._element}/indices", ranges, runs)
+        data = self._read_slices(f"{self._element}/data", ranges, runs)
         if indices.size and not 0 <= indices.min() <= indices.max() < self.shape[1]:
             raise self._inconsistent(f"a column index is outside [0, {self.shape[1]})")
         self._check_none_is_lost(indices, len(target))
@@ -108,17 +107,6 @@ class CsrSource(MatrixSource):
         # Adds up the elements of a column that is stored twice in a row, as SciPy and anndata do.
         values = data.astype(target.dtype, copy=False)
         target.put(sp.csr_array((values, indices, starts), shape=shape).toarray())
-
-    def _read_elements(self, name: str, runs: Runs, n_elements: int) -> NDArray[Any]:
-        element = f"{self._element}/{name}"
-        with self._damage_named(element, runs):
-            stored = self._file.array(element)
-            elements = np.empty(n_elements, native(stored.dtype))
-            filled = 0
-            for start, stop in self._pointer()[runs].tolist():
-                elements[filled : filled + stop - start] = stored[start:stop]
-                filled += stop - start
-        return elements
 
     def _check_none_is_lost(self, indices: NDArray[Any], n_rows: int) -> None:
         """Check that no chunk was lost, which would read as zeros; chunks are checked elsewhere."""

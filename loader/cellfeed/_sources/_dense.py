@@ -62,11 +62,4 @@ class DenseSource(MatrixSource):
             msg = "a dense source fills a DenseTarget only"
             raise TypeError(msg)
         self._file.check_unchanged()
-        rows = np.empty((len(target), self.shape[1]), self.dtype)
-        with self._damage_named(self._element, runs):
-            stored = self._file.array(self._element)
-            filled = 0
-            for start, stop in runs.tolist():
-                rows[filled : filled + stop - start] = stored[start:stop]
-                filled += stop - start
-        target.put(rows)
+        target.put(self._read_slices(self._element, runs, runs))

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks import ChunkedArray, hdf5_array
 from cellfeed._errors import FormatError, PathError
+from cellfeed._identity import Identity, identity, removed, replaced
 
 __all__ = ["H5File"]
-
-_Identity = tuple[int, int]  # bytes, and time of the last change in ns
 
 
 class H5File:
@@ -38,7 +37,7 @@ class H5File:
         self._absolute = path.absolute()  # it stays the same file where the folder changes
         self._file: h5py.File | None = None
         self._process = -1
-        self._identity: _Identity | None = None
+        self._identity: Identity | None = None
 
     def __call__(self) -> h5py.File:
         """Return the open file.
@@ -101,16 +100,13 @@ class H5File:
             The file was replaced or written to.
         """
         try:
-            found = self._absolute.stat()
+            found = identity(self._absolute.stat())
         except OSError as error:
-            msg = f"{self.path}: was removed since it was opened; put it back"
-            raise PathError(msg) from error
-        identity = (found.st_size, found.st_mtime_ns)
+            raise removed(self.path) from error
         if self._identity is None:
-            self._identity = identity
-        if self._identity != identity:
-            msg = f"{self.path}: was replaced or written to since it was opened; open it again"
-            raise FormatError(msg)
+            self._identity = found
+        if self._identity != found:
+            raise replaced(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_file": None, "_process": -1}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks import ChunkedArray
 from cellfeed._errors import FormatError
-from cellfeed._runs import Runs
+from cellfeed._runs import Runs, count_rows
 from cellfeed._sources import _annotations as annotations
 from cellfeed._sources._damage import damage_named
 from cellfeed._sources._file import AnnDataFile
@@ -75,6 +75,27 @@ class MatrixSource:
                     name, lost_is_zero=self._lost_is_zero
                 )
         return self._chunked_arrays[name]
+
+    def _read_slices(self, name: str, slices: Runs, runs: Runs) -> NDArray[Any]:
+        """Read slices of an array through the format's library, one after the other.
+
+        Parameters
+        ----------
+        name
+            Path of the array.
+        slices
+            Ranges along its first dimension, shape (n, 2).
+        runs
+            The rows that they belong to, for messages.
+        """
+        with self._damage_named(name, runs):
+            stored = self._file.array(name)
+            out = np.empty((count_rows(slices), *stored.shape[1:]), native(stored.dtype))
+            filled = 0
+            for start, stop in slices.tolist():
+                out[filled : filled + stop - start] = stored[start:stop]
+                filled += stop - start
+        return out
 
     @contextmanager
     def _damage_named(self, element: str, runs: Runs | None = None) -> Iterator[None]:

@@ -12,14 +12,13 @@ import zarr
 from anndata.io import read_elem
 
 from cellfeed._chunks import ChunkedArray, ZarrFiles, ZarrLayout, zarr_array, zarr_layout
-from cellfeed._errors import FormatError, PathError
+from cellfeed._identity import Identity, identity, removed, replaced
 from cellfeed._sources._zarr_groups import open_group
 
 __all__ = ["ZarrStore"]
 
 _METADATA = {2: ".zarray", 3: "zarr.json"}
 _NO_CHUNKS = {"zarr.json", ".zarray", ".zattrs"}
-_Identity = tuple[int, int]  # bytes, and time of the last change in ns
 
 
 class ZarrStore:
@@ -40,7 +39,7 @@ class ZarrStore:
         self._absolute = path.absolute()  # it stays the same where the working folder changes
         self._group: zarr.Group | None = None
         self._process = -1
-        self._identities: dict[Path, _Identity] = {}
+        self._identities: dict[Path, Identity] = {}
         self._layouts: dict[str, ZarrLayout | None] = {}
         self._files: dict[str, ZarrFiles] = {}
         self._n_lost: dict[str, int] = {}
@@ -81,13 +80,9 @@ class ZarrStore:
         PathError
             It was removed.
         """
-        for metadata, identity in self._identities.items():
-            if self._identity(metadata) != identity:
-                msg = (
-                    f"{self.path / metadata}: was replaced or written to since it was opened; "
-                    "open it again"
-                )
-                raise FormatError(msg)
+        for metadata, known in self._identities.items():
+            if self._identity(metadata) != known:
+                raise replaced(self.path / metadata)
 
     def array(self, name: str) -> Any:
         """Return an array, for reading slices of it."""
@@ -120,10 +115,8 @@ class ZarrStore:
             frame: pd.DataFrame = read_elem(self()[name])
         return frame
 
-    def _identity(self, metadata: Path) -> _Identity:
+    def _identity(self, metadata: Path) -> Identity:
         try:
-            found = (self._absolute / metadata).stat()
+            return identity((self._absolute / metadata).stat())
         except OSError as error:
-            msg = f"{self.path / metadata}: was removed since it was opened; put it back"
-            raise PathError(msg) from error
-        return found.st_size, found.st_mtime_ns
+            raise removed(self.path / metadata) from error
