@@ -363,8 +363,11 @@ def _numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:
             numpy_dtype = np.dtype(dtype)
     except TypeError:
         numpy_dtype = np.dtype(object)
-    if numpy_dtype.kind not in "biuf":
-        msg = f"`dtype` must be a numeric dtype, such as 'float32', but got {dtype!r}"
+    of_torch = numpy_dtype.isnative and numpy_dtype.itemsize <= np.dtype(np.float64).itemsize
+    if numpy_dtype.kind not in "biuf" or not of_torch:
+        msg = (
+            f"`dtype` must be a numeric dtype that torch has, such as 'float32', but got {dtype!r}"
+        )
         raise ParameterError(msg)
     return numpy_dtype
 

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._memory import Loan
-from cellfeed._minibatch import CsrRows
+from cellfeed._minibatch import CsrRows, summable
 from cellfeed._places import place
 from cellfeed._targets import CsrTarget, DenseTarget
 
@@ -68,9 +68,11 @@ class CsrGroup:
         if ordered:
             return CsrRows(self.indptr, indices, data, self.n_vars)
         shape = (len(self.indptr) - 1, self.n_vars)
-        matrix = sp.csr_array((data, indices, self.indptr), shape=shape)
+        values = data.astype(summable(self.dtype), copy=False)
+        matrix = sp.csr_array((values, indices, self.indptr), shape=shape)
         matrix.sum_duplicates()
-        return CsrRows(matrix.indptr, matrix.indices, matrix.data, self.n_vars)
+        summed = matrix.data.astype(self.dtype, copy=False)
+        return CsrRows(matrix.indptr, matrix.indices, summed, self.n_vars)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """Memory that is used again as soon as nothing refers to it any more."""
 
 import mmap
+import os
 import threading
+import weakref
 from collections import deque
 from typing import Any
 
@@ -37,6 +39,7 @@ class MemoryPool:
         self._returned = deque[Bytes]()  # appending is atomic, so that returning needs no lock
         self._free: dict[int, list[Bytes]] = {}
         self._lock = threading.Lock()
+        _POOLS.add(self)
 
     def take(self, n_bytes: int) -> "Loan":
         """Return memory of at least ``n_bytes``, not initialised."""
@@ -69,6 +72,22 @@ class MemoryPool:
 
     def __reduce__(self) -> tuple[type["MemoryPool"], tuple[()]]:
         return MemoryPool, ()  # memory does not travel
+
+    def enter_process(self) -> None:
+        """Begin anew in a forked process, where a thread that is gone may hold the lock."""
+        self._lock = threading.Lock()
+        self._free = {}
+
+
+_POOLS = weakref.WeakSet[MemoryPool]()
+
+
+def _enter_process() -> None:
+    for pool in _POOLS:
+        pool.enter_process()
+
+
+os.register_at_fork(after_in_child=_enter_process)
 
 
 class Loan:

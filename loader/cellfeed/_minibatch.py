@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks._kernels import densify
 
-__all__ = ["Cells", "CsrRows", "Minibatch"]
+__all__ = ["Cells", "CsrRows", "Minibatch", "summable"]
+
+
+def summable(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that sparse values have in SciPy, which knows no float16."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +45,9 @@ class CsrRows:
         return len(self.indptr) - 1, self.n_vars
 
     def to_scipy(self) -> sp.csr_array:
-        """Return the rows as a SciPy array over the same memory."""
-        return sp.csr_array((self.data, self.indices, self.indptr), shape=self.shape)
+        """Return the rows as a SciPy array over the same memory; float16 becomes float32."""
+        data = self.data.astype(summable(self.data.dtype), copy=False)
+        return sp.csr_array((data, self.indices, self.indptr), shape=self.shape)
 
     def densify_into(self, dense: NDArray[Any]) -> None:
         """Fill ``dense``, of this shape and dtype."""

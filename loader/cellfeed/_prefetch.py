@@ -34,14 +34,36 @@ def ahead(
     threads: ThreadPoolExecutor,
     n_ahead: int,
 ) -> Iterator[_Made]:
-    """Iterate over ``make(item)``, of which the next ``n_ahead`` are made by ``threads``."""
-    rest = iter(items)
-    pending: list[Future[_Made]] = [threads.submit(make, item) for item in islice(rest, n_ahead)]
+    """Iterate over ``make(item)``, of which the next ``n_ahead`` are made by ``threads``.
+
+    Where an item cannot be had, what was made of those before it still comes first.
+    """
+    futures = _submitted(make, items, threads)
+    pending = list(islice(futures, n_ahead))
     try:
         while pending:
             made = pending.pop(0).result()
-            pending += [threads.submit(make, item) for item in islice(rest, 1)]
+            pending += islice(futures, 1)
             yield made
+            del made
     finally:
         for future in pending:
             future.cancel()
+
+
+def _submitted(
+    make: Callable[[_Item], _Made], items: Iterable[_Item], threads: ThreadPoolExecutor
+) -> Iterator[Future[_Made]]:
+    rest = iter(items)
+    while True:
+        try:
+            item = next(rest)
+        except StopIteration:
+            return
+        except Exception as error:  # noqa: BLE001 - it is raised where the item is due
+            failed = Future[_Made]()
+            failed.set_exception(error)
+            yield failed
+            return
+        yield threads.submit(make, item)
+        del item

@@ -158,7 +158,8 @@ def _place(
         msg = f"{int(lengths.sum())} elements expected, but got shape {elements.shape}"
         raise ValueError(msg)
     if not can_cast(elements.dtype, dtype):
-        elements = elements.astype(dtype)
+        with np.errstate(over="ignore"):  # float16 holds little
+            elements = elements.astype(dtype)
     elements = np.ascontiguousarray(elements)
     segments = np.stack([starts, lengths, places], axis=1)
     array = np.zeros(kernels.N_ARRAY_COLUMNS, np.int64)

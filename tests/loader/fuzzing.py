@@ -121,6 +121,7 @@ class FencedDecoder:
                 np.zeros(1, np.int64), np.array([len(stored)], np.int64), np.zeros(1, np.uint8)
             ),
             files=self._file,
+            lost_is_zero=True,
         )
         out = self._out.view(self._dtype)
         starts, counts = np.zeros(1, np.int64), np.array([self._n], np.int64)

@@ -89,6 +89,7 @@ def stored(tmp_path):
             shuffled=False,
             places=ChunkTable(np.array(offsets, np.int64), sizes, np.zeros(n_chunks, np.uint8)),
             files=FileOf(tmp_path / f"{name}.bin", bytes(content)),
+            lost_is_zero=True,
         )
 
     return make
@@ -268,6 +269,7 @@ class TestReads:
             shuffled=False,
             places=ContiguousChunks(7, values.nbytes, 8 << 14),
             files=FileOf(tmp_path / "piece", bytes(7) + values.tobytes()),
+            lost_is_zero=True,
         )
         elements, done = read(array, [(0, 1), (99_000, 100_000)])
         assert np.array_equal(elements, values[[0, *range(99_000, 100_000)]])
@@ -369,6 +371,7 @@ class TestIndices:
             shuffled=False,
             places=ContiguousChunks(0, values.nbytes, chunk * 4),
             files=FileOf(new_folder() / "indices", values.tobytes()),
+            lost_is_zero=True,
         )
         ranges = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
         elements, done = read(array, ranges, out, index_limit=6)

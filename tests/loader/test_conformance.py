@@ -188,9 +188,11 @@ def create_chunked(file, name, values, chunks, storage):
         **options,
     )
     fill = 0 if values.dtype.kind == "b" else storage.fill
+    # What CSR stores is not zero, so that a chunk that is not there was lost.
+    may_be_left_out = storage.sparse and (values.ndim > 1 or fill)
     for k, place in enumerate(places(values.shape, chunks)):
         part = values[place]
-        if storage.sparse and np.array_equal(part, np.full_like(part, fill)):
+        if may_be_left_out and np.array_equal(part, np.full_like(part, fill)):
             continue
         if storage.left_out != "none" and storage.filter in SKIPPING and k % 2:
             whole = np.zeros(chunks, values.dtype)

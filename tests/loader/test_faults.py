@@ -21,7 +21,10 @@ import pytest
 import scipy.sparse as sp
 
 from cellfeed import CellDataset, CellfeedError, FormatError, PathError, Streaming, open_collection
+from cellfeed._sources import open_sources
+from cellfeed._sources._damage import damage_named
 from cellfeed._sources._h5file import H5File
+from cellfeed._sources._matrix import MatrixSource
 
 # 60 cells of 30 genes; 5 to 30 elements in a row, chunks of 50 elements or 7 rows.
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(60, 30)).astype(np.float32)
@@ -294,6 +297,25 @@ class TestFilesThatChange:
         assert 5 <= len(seen) <= 40  # two fetches are planned ahead
         assert cellfeed_threads() == []
 
+    @pytest.mark.parametrize("element", ["X", "X/data"])
+    @pytest.mark.parametrize("change", ["renamed over", "written in place", "removed"])
+    def test_while_the_library_reads(self, write, element, change, monkeypatch):
+        function, error, words = CHANGES[change]
+        path = write(element, filter_="fletcher32")
+        os.utime(path, ns=(0, 0))
+        collection = open_collection(path)
+        read = MatrixSource._read_slices
+
+        def change_and_read(*arguments):
+            found = read(*arguments)
+            if path.exists():
+                function(path)
+            return found
+
+        monkeypatch.setattr(MatrixSource, "_read_slices", change_and_read)
+        with pytest.raises(error, match=f"^{path}: {words}"):
+            collection[:]
+
     def test_that_may_not_be_read_any_more(self, path, monkeypatch):
         copy = pickle.dumps(open_collection(path))
 
@@ -312,7 +334,42 @@ def in_order(collection, **options) -> CellDataset:
     )
 
 
+class TestHoles:
+    """Chunks that were never written, which HDF5 takes to be zero."""
+
+    @pytest.mark.parametrize("filter_", ["none", "gzip", "fletcher32"])
+    @pytest.mark.parametrize("element", ["X/indices", "X/data"])
+    def test_in_sparse_rows_are_damage(self, write, element, filter_):
+        path = write(element, filter_=filter_, edit=lambda file: leave_out(file, element))
+        match = rf"^{path}: `X.* missing; copy or download"
+        with pytest.raises(FormatError, match=match):
+            open_collection(path)[:]
+
+    @pytest.mark.parametrize("filter_", ["none", "gzip", "fletcher32"])
+    def test_in_dense_ones_are_zero(self, write, filter_):
+        path = write("X", filter_=filter_, edit=lambda file: leave_out(file, "X"))
+        expected = COUNTS.copy()
+        expected[7:14] = 0
+        assert np.array_equal(open_collection(path)[:].X, expected)
+
+
+def leave_out(file: h5py.File, name: str) -> None:
+    """Write an element anew, but for its second chunk."""
+    stored = file[name]
+    values, options = stored[:], {"chunks": stored.chunks, "dcpl": stored.id.get_create_plist()}
+    del file[name]
+    created = file.create_dataset(name, values.shape, values.dtype, **options)
+    n = options["chunks"][0]
+    created[:n], created[2 * n :] = values[:n], values[2 * n :]
+
+
 class TestRowPointers:
+    def test_that_end_elsewhere_when_they_are_read(self, write, monkeypatch):
+        source: Any = open_sources(write())[0]
+        monkeypatch.setattr(source, "_n_elements", source._n_elements + 1)
+        with pytest.raises(FormatError, match="the row pointers do not ascend from 0 to"):
+            source.row_lengths(np.array([[0, 1]]))
+
     @pytest.mark.parametrize("filter_", ["gzip", "fletcher32"])
     @pytest.mark.parametrize("at", [1, 30, 59])
     def test_that_descend(self, write, replace, filter_, at):
@@ -340,6 +397,13 @@ class TestRowPointers:
         paths = [path, write_h5ad(COUNTS, {"number": np.arange(60.0)})] if dense else [path]
         with pytest.raises(FormatError, match=rf"^{path}: `X.* a column index (is )?outside"):
             open_collection(paths)[[59, 3]]
+
+
+class TestMessages:
+    def test_are_of_one_line(self):
+        message = "cannot be read (first second); the file is damaged"
+        with pytest.raises(FormatError, match=re.escape(message)), damage_named(Path("a"), "X"):
+            raise OSError("first\n  second")
 
 
 class TestLoops:

@@ -122,7 +122,7 @@ class TestShards:
     @pytest.mark.parametrize("name", ["indices", "data"])
     def test_a_missing_one(self, sharded, name):
         (sharded / f"X/{name}/c/1").unlink()
-        problem = f"X/{name}/c/1: `X/{name}`, elements 48 to 64: the file is missing"
+        problem = f"X/{name}/c/1: `X/{name}`, elements 48 to 64: are missing; copy"
         with pytest.raises(FormatError, match=problem):
             open_collection(sharded)[:]
 

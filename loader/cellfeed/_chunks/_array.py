@@ -25,9 +25,9 @@ class Located:
     offsets, sizes
         Its bytes in that file.
     skipped
-        Which steps were left out when it was written: 1 compression, 2 shuffling; 4 if there
-        is no such chunk, so that all its elements are zero; 8 if the chunk is all of its file,
-        of at most this size; 16 if there is no such file.
+        Which steps were left out when it was written: 1 compression, 2 shuffling; 4 if the
+        chunk is all zero and was left out for that; 8 if the chunk is all of its file, of at
+        most this size; 16 if it is not there, for whatever reason.
     """
 
     files: NDArray[np.int64]
@@ -102,7 +102,7 @@ class ChunkTable:
             files=files.astype(np.int64),
             offsets=offsets,
             sizes=np.where(offsets < 0, 0, self.sizes[chunks]).astype(np.int64),
-            skipped=np.where(offsets < 0, kernels.ABSENT, skipped),
+            skipped=np.where(offsets < 0, kernels.LOST, skipped),
         )
 
 
@@ -155,8 +155,8 @@ class ChunkedArray:
     files
         The files that they are in.
     lost_is_zero
-        Whether chunks of files that do not exist are zero; else that is damage, unless they
-        are column indices of rows with no other element there.
+        Whether chunks that are not there are zero; else that is damage, unless they are column
+        indices of rows with no other element there.
     """
 
     name: str
@@ -167,7 +167,7 @@ class ChunkedArray:
     shuffled: bool
     places: ChunkPlaces
     files: ChunkFiles
-    lost_is_zero: bool = True
+    lost_is_zero: bool
 
     def reads_of_ranges(
         self,

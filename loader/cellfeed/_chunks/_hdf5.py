@@ -35,6 +35,8 @@ def hdf5_array(
     dataset: h5py.Dataset,
     name: str,
     files: ChunkFiles,
+    *,
+    lost_is_zero: bool,
 ) -> ChunkedArray | None:
     """Return a data set as chunks, None if it is stored in a way that only HDF5 itself knows.
 
@@ -46,6 +48,8 @@ def hdf5_array(
         What messages call it.
     files
         The file, as number 0.
+    lost_is_zero
+        See `ChunkedArray`.
     """
     plain = dataset.dtype.kind in "biuf" and _is_stored_as_in_memory(dataset)
     if not plain or dataset.size == 0 or dataset.is_virtual or dataset.external:
@@ -75,6 +79,7 @@ def hdf5_array(
         shuffled=shuffle is not None,
         places=places,
         files=files,
+        lost_is_zero=lost_is_zero,
     )
 
 

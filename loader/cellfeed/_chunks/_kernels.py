@@ -49,7 +49,7 @@ STORED, ZLIB, ZSTD, BLOSC, LZF, GZIP, LZ4 = range(7)
     DECODED_BYTES,
     CAST,
     INDEX_LIMIT,
-    LOST_IS_ZERO,  # whether chunks of a file that is not there are taken to be zero
+    LOST_IS_ZERO,  # whether chunks that are not there are taken to be zero
     N_ARRAY_COLUMNS,
 ) = range(9)
 
@@ -58,7 +58,7 @@ STORED, ZLIB, ZSTD, BLOSC, LZF, GZIP, LZ4 = range(7)
 # segments end where those of the next chunk begin.
 FD, OFFSET, SIZE, SKIPPED, ARRAY, FIRST_SEGMENT, N_CHUNK_COLUMNS = range(7)
 UNCOMPRESSED, UNSHUFFLED, ABSENT = 1, 2, 4  # ABSENT: there is no such chunk; its elements are 0
-WHOLE_FILE, LOST = 8, 16  # the chunk is all of its file, of at most SIZE bytes; there is no file
+WHOLE_FILE, LOST = 8, 16  # the chunk is all of its file, of at most SIZE bytes; it is not there
 
 # Columns of a table of segments: elements of a chunk that go to one place.
 FROM, COUNT, TO, N_SEGMENT_COLUMNS = range(4)

@@ -179,5 +179,5 @@ _FAILURES = {
     "the file is damaged, copy or download it again",
     kernels.BAD_INDEX: "hold a column index outside of the matrix; "
     "the file is damaged, copy or download it again",
-    kernels.MISSING: "the file is missing; copy or download it again",
+    kernels.MISSING: "are missing; copy or download it again",
 }

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks import ChunkedArray, ChunkReads, can_cast
 from cellfeed._errors import FormatError
+from cellfeed._minibatch import summable
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._base import Layout
 from cellfeed._sources._file import AnnDataFile
@@ -29,7 +30,7 @@ class CsrSource(MatrixSource):
     """
 
     layout: Layout = "csr"
-    # Values that are stored are not zero: a chunk that has no file is one that was lost.
+    # Values that are stored are not zero: a chunk that is not there is one that was lost.
     _lost_is_zero = False
 
     def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
@@ -44,9 +45,7 @@ class CsrSource(MatrixSource):
                         f"and dtype {stored.dtype}"
                     )
             self.shape = _shape(group)
-            self.dtype = native(data.dtype)
-            if self.dtype == np.float16:  # SciPy has no sparse matrix of these
-                self.dtype = np.dtype(np.float32)
+            self.dtype = summable(native(data.dtype))
             if indptr.size != self.shape[0] + 1:
                 raise self._inconsistent(f"{self.shape[0]} rows but {indptr.size} row pointers")
             last = int(indptr[-1])
@@ -56,6 +55,7 @@ class CsrSource(MatrixSource):
                     f"and {indices.size} indices"
                 )
             self.rows_per_chunk = _rows_per_chunk(self.shape[0], data.size, data.chunks)
+            self._n_elements = last
             file.watch([f"{element}/{name}" for name in ("data", "indices", "indptr")])
         self._row_pointer: NDArray[np.int64] | None = None
 
@@ -99,24 +99,25 @@ class CsrSource(MatrixSource):
         if indices.size and not 0 <= indices.min() <= indices.max() < self.shape[1]:
             raise self._inconsistent(f"a column index is outside [0, {self.shape[1]})")
         self._check_none_is_lost(indices, len(target))
+        self._file.check_unchanged()
         if isinstance(target, CsrTarget):
             target.put(indices, data)
             return
         starts = np.concatenate([[0], np.cumsum(self.row_lengths(runs))])
         shape = (len(target), self.shape[1])
         # Adds up the elements of a column that is stored twice in a row, as SciPy and anndata do.
-        values = data.astype(target.dtype, copy=False)
+        values = data.astype(summable(target.dtype), copy=False)
         target.put(sp.csr_array((values, indices, starts), shape=shape).toarray())
 
     def _check_none_is_lost(self, indices: NDArray[Any], n_rows: int) -> None:
         """Check that no chunk was lost, which would read as zeros; chunks are checked elsewhere."""
-        n_lost = self._file.n_lost_files(f"{self._element}/data")
+        n_lost = self._file.n_lost(f"{self._element}/data")
         # Indices may be zero, but only once in a row.
         if not n_lost and np.count_nonzero(indices == 0) > n_rows:
-            n_lost = self._file.n_lost_files(f"{self._element}/indices")
+            n_lost = self._file.n_lost(f"{self._element}/indices")
         if n_lost:
             msg = (
-                f"{self.path}: `{self._element}`: {n_lost} files of its chunks are missing; "
+                f"{self.path}: `{self._element}`: {n_lost} of its chunks or shards are missing; "
                 "copy or download it again"
             )
             raise FormatError(msg)
@@ -128,8 +129,14 @@ class CsrSource(MatrixSource):
         if self._row_pointer is None:
             with self._damage_named(f"{self._element}/indptr"):
                 pointer = np.asarray(self._stored["indptr"][:]).astype(np.int64)
-            if pointer[0] != 0 or np.any(pointer[1:] < pointer[:-1]):
-                raise self._inconsistent("the row pointers do not ascend from 0")
+            if (
+                pointer.size != self.shape[0] + 1
+                or (pointer[0], pointer[-1]) != (0, self._n_elements)
+                or np.any(pointer[1:] < pointer[:-1])
+            ):
+                raise self._inconsistent(
+                    f"the row pointers do not ascend from 0 to {self._n_elements}"
+                )
             self._row_pointer = pointer
         return self._row_pointer
 

@@ -19,8 +19,9 @@ def damage_named(path: Path, element: str, runs: Runs | None = None) -> Iterator
         raise
     except Exception as error:  # they have no common base, nor a list of what they raise
         rows = "" if runs is None or not len(runs) else f", rows {runs[0, 0]} to {runs[-1, 1]}"
+        words = " ".join(str(error).split())  # some are of several lines
         msg = (
-            f"{path}: `{element}`{rows} cannot be read ({error}); "
+            f"{path}: `{element}`{rows} cannot be read ({words}); "
             "the file is damaged, copy or download it again"
         )
         raise FormatError(msg) from error

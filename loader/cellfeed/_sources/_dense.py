@@ -62,4 +62,6 @@ class DenseSource(MatrixSource):
             msg = "a dense source fills a DenseTarget only"
             raise TypeError(msg)
         self._file.check_unchanged()
-        target.put(self._read_slices(self._element, runs, runs))
+        rows = self._read_slices(self._element, runs, runs)
+        self._file.check_unchanged()
+        target.put(rows)

@@ -45,8 +45,8 @@ class AnnDataFile(Protocol):
         """Return an array, for reading slices of it."""
         ...
 
-    def n_lost_files(self, name: str) -> int:
-        """Return how many files of chunks of an array are not there.
+    def n_lost(self, name: str) -> int:
+        """Return how many chunks, or files of them, of an array are not there.
 
         Libraries take their elements to be zero, which they may be: a chunk of nothing but
         zeros need not be written.

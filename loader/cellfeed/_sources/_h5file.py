@@ -1,6 +1,7 @@
 """An HDF5 file that is opened on first use in each process."""
 
 import errno
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -51,20 +52,25 @@ class H5File:
         """
         if self._file is None or self._process != os.getpid():
             self._file, self._process = _open(self.path, self._absolute), os.getpid()
-            self.check_unchanged()
+            self._compare(identity(os.fstat(self._file.id.get_vfd_handle())))
         return self._file
 
     def array(self, name: str) -> Any:
         """Return an array, for reading slices of it."""
         return self()[name]
 
-    def n_lost_files(self, name: str) -> int:  # noqa: ARG002 - no chunk has a file
-        """Return 0: all chunks are in the one file."""
-        return 0
+    def n_lost(self, name: str) -> int:
+        """Return how many chunks of an array were never written, unless others than 0 stand in."""
+        dataset = self()[name]
+        if dataset.chunks is None or not dataset.size or dataset.fillvalue != 0:
+            return 0
+        grid = (-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True))
+        n_chunks: int = math.prod(grid)
+        return n_chunks - int(dataset.id.get_num_chunks())
 
-    def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:  # noqa: ARG002 - no chunk has a file
+    def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
         """Return an array as chunks, None if only HDF5 itself can read it."""
-        return hdf5_array(self()[name], name, self)
+        return hdf5_array(self()[name], name, self, lost_is_zero=lost_is_zero)
 
     def read_old_frame(self, name: str) -> pd.DataFrame:
         """Read ``obs``, ``var`` or ``raw/var`` in a form that anndata no longer writes."""
@@ -103,6 +109,9 @@ class H5File:
             found = identity(self._absolute.stat())
         except OSError as error:
             raise removed(self.path) from error
+        self._compare(found)
+
+    def _compare(self, found: Identity) -> None:
         if self._identity is None:
             self._identity = found
         if self._identity != found:

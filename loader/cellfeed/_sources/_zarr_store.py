@@ -90,7 +90,7 @@ class ZarrStore:
         # once its parent has used them.
         return self()[name]
 
-    def n_lost_files(self, name: str) -> int:
+    def n_lost(self, name: str) -> int:
         """Return how many files of chunks or shards of an array are not there."""
         if name not in self._n_lost:
             array = self.array(name)

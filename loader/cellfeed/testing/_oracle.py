@@ -39,9 +39,8 @@ class Oracle:
     def check(self, cells: Cells, rows: NDArray[np.int64]) -> None:
         """Check that these are the cells of ``rows``."""
         assert cells.rows.tolist() == rows.tolist()
-        X = cells.X.to_scipy() if isinstance(cells.X, CsrRows) else cells.X
-        assert self._is_sparse != isinstance(X, np.ndarray)
-        self.check_matrix(X, rows)
+        assert self._is_sparse != isinstance(cells.X, np.ndarray)
+        self.check_matrix(cells.X, rows)
         self._check_obs(cells.obs, rows)
 
     def check_minibatch(self, minibatch: Minibatch, *, dense: bool) -> None:
@@ -51,7 +50,7 @@ class Oracle:
         if X.layout == torch.sparse_csr:
             parts = (X.crow_indices(), X.col_indices(), X.values())
             indptr, indices, data = (part.numpy() for part in parts)
-            self.check_matrix(CsrRows(indptr, indices, data, X.shape[1]).to_scipy(), rows)
+            self.check_matrix(CsrRows(indptr, indices, data, X.shape[1]), rows)
         else:
             self.check_matrix(X.numpy(), rows)
         self._check_obs({name: part.numpy() for name, part in minibatch.obs.items()}, rows)
@@ -59,10 +58,10 @@ class Oracle:
     def check_matrix(self, X: Any, rows: NDArray[np.int64]) -> None:
         """Check values, dtype and, of a sparse matrix, its parts."""
         expected = self._matrix[rows]
-        assert X.dtype == self._dtype
+        assert (X if isinstance(X, np.ndarray) else X.data).dtype == self._dtype
         if not isinstance(X, np.ndarray):
             _check_csr(X.indptr, X.indices, X.data, expected.shape)
-            matrix = np.zeros(expected.shape, X.dtype)
+            matrix = np.zeros(expected.shape, self._dtype)
             matrix[np.repeat(np.arange(len(rows)), np.diff(X.indptr)), X.indices] = X.data
             X = matrix
         np.testing.assert_array_equal(X, expected)

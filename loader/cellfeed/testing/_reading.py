@@ -87,7 +87,7 @@ class GuardedRead:
         matrices = list[Any]()
         for group, loan in zip(self._groups, self._loans, strict=True):
             if isinstance(group, CsrGroup):
-                matrices.append(group.over(loan, ordered=self._ordered).to_scipy())
+                matrices.append(group.over(loan, ordered=self._ordered))
             else:
                 matrices.append(group.over(loan))
         return list(zip(matrices, self._delivered, strict=True))
