@@ -20,6 +20,7 @@ from cellfeed import FormatError
 from cellfeed._chunks import ChunkedArray, ChunkReads, ChunkTable, ContiguousChunks, can_cast
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._casts import cast_address
+from cellfeed._chunks._planning import plan_flat, plan_grid
 from cellfeed._groups import csr_groups
 from cellfeed._places import place
 from cellfeed.testing import GuardedPool
@@ -125,7 +126,7 @@ class TestPlanOfRanges:
     def test_covers_every_element_once(self, ranges, chunk, first):
         starts, counts = first + ranges[0].astype(np.int64), ranges[1]
         places = 1000 + np.arange(len(counts)) * 10_000
-        chunks, firsts, segments, joins = kernels.plan_flat(starts, counts, places, chunk, 4)
+        chunks, firsts, segments, joins = plan_flat(starts, counts, places, chunk, 4)
         assert (np.diff(chunks) > 0).all()
         found: dict[Any, Any] = {}
         for k, number in enumerate(chunks.tolist()):
@@ -150,7 +151,7 @@ class TestPlanOfRanges:
 
     def test_of_nothing(self):
         nothing = np.empty(0, np.int64)
-        chunks, firsts, segments, joins = kernels.plan_flat(nothing, nothing, nothing, 5, 4)
+        chunks, firsts, segments, joins = plan_flat(nothing, nothing, nothing, 5, 4)
         assert [len(part) for part in (chunks, firsts, segments, joins)] == [0, 0, 0, 0]
 
 
@@ -166,7 +167,7 @@ class TestPlanOfRows:
     def test_covers_every_element_once(self, rows, n_columns, down, across, first):
         numbers = np.array(sorted(rows), np.int64) + first
         places = 1000 + np.arange(len(rows)) * 10_000
-        chunks, firsts, segments = kernels.plan_grid(numbers, places, n_columns, down, across, 8)
+        chunks, firsts, segments = plan_grid(numbers, places, n_columns, down, across, 8)
         grid = max(1, -(-n_columns // across))
         assert (np.diff(chunks) > 0).all()
         found: dict[Any, Any] = {}
@@ -468,6 +469,35 @@ class TestFilters:
         assert len(outcome.splitlines()) == 9
 
 
+class TestPlace:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        lengths=st.lists(st.integers(0, 3000), min_size=1, max_size=6),
+        gaps=st.lists(st.integers(0, 40), min_size=6, max_size=6),
+        value=st.sampled_from(["u1", "f4", "i8"]),
+        streamed=st.booleans(),
+    )
+    def test_copies_what_it_should_and_nothing_beside_it(self, lengths, gaps, value, streamed):
+        dtype = np.dtype(value)
+        values = np.random.default_rng(0).integers(1, 100, sum(lengths)).astype(dtype)
+        counts = np.array(lengths, np.int64)
+        starts = np.cumsum(counts) - counts
+        targets = starts + np.cumsum(gaps[: counts.size])
+        room = np.zeros(int(counts.sum()) + sum(gaps) + 40, dtype)
+        expected = room.copy()
+        for start, count, target in zip(starts, counts, targets, strict=True):
+            expected[target : target + count] = values[start : start + count]
+        addresses = room.ctypes.data + targets * dtype.itemsize
+        array = np.zeros(kernels.N_ARRAY_COLUMNS, np.int64)
+        array[[kernels.ITEMSIZE, kernels.OUT_ITEMSIZE]] = dtype.itemsize
+        array[kernels.STREAMED], array[kernels.INDEX_LIMIT] = streamed, -1
+        report = np.zeros(kernels.N_REPORTS, np.int64)
+        segments = np.stack([starts, counts, addresses], axis=1)
+        kernels.place(values.ctypes.data, segments, array, report)
+        assert report[kernels.FAILURE] == 0
+        assert np.array_equal(room, expected)
+
+
 class TestDensify:
     @pytest.mark.parametrize("index", ["i4", "i8"])
     @pytest.mark.parametrize("value", ["u1", "u2", "u4", "u8"])
@@ -479,6 +509,27 @@ class TestDensify:
         dense = np.full((9, 7), 255, value)
         kernels.densify(pointers, columns.astype(index), expected[rows, columns], dense)
         assert np.array_equal(dense, expected)
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        n_rows=st.integers(1, 9),
+        n_vars=st.sampled_from([1, 700, 4095, 4096, 4097, 9001]),
+        density=st.sampled_from([0.01, 0.3, 1.0]),
+        offset=st.integers(0, 9),
+        value=st.sampled_from(["u1", "u2", "u4", "u8"]),
+    )
+    def test_of_many_tiles_wherever_it_begins(self, n_rows, n_vars, density, offset, value):
+        random = np.random.default_rng(n_vars)
+        is_stored = random.random((n_rows, n_vars)) < density
+        expected = np.where(is_stored, random.integers(1, 200, is_stored.shape), 0).astype(value)
+        rows, columns = np.nonzero(expected)
+        pointers = np.searchsorted(rows, np.arange(n_rows + 1)).astype(np.int32)
+        room = np.full(offset + expected.size + 9, 255, value)
+        dense = room[offset : offset + expected.size].reshape(expected.shape)
+        kernels.densify(pointers, columns.astype(np.int32), expected[rows, columns], dense)
+        assert np.array_equal(dense, expected)
+        assert (room[:offset] == 255).all()
+        assert (room[-9:] == 255).all()
 
     @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (5, 3)])
     def test_of_nothing(self, shape):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._casts import cast_address
+from cellfeed._chunks._planning import plan_flat, plan_grid, trim
 from cellfeed._chunks._reads import ChunkReads
 
 __all__ = ["ChunkFiles", "ChunkPlaces", "ChunkTable", "ChunkedArray", "ContiguousChunks", "Located"]
@@ -191,7 +192,7 @@ class ChunkedArray:
         index_limit
             If not negative, elements are column indices, which have to be below it.
         """
-        chunks, firsts, segments, joins = kernels.plan_flat(
+        chunks, firsts, segments, joins = plan_flat(
             starts, counts, places, self.chunk_shape[0], out_dtype.itemsize
         )
         if index_limit < 0:
@@ -213,7 +214,7 @@ class ChunkedArray:
             Dtype there.
         """
         chunk_rows, chunk_columns = self.chunk_shape
-        chunks, firsts, segments = kernels.plan_grid(
+        chunks, firsts, segments = plan_grid(
             rows, places, self.shape[1], chunk_rows, chunk_columns, out_dtype.itemsize
         )
         return self._reads(chunks, firsts, segments, np.empty(0, np.int64), out_dtype, -1)
@@ -230,7 +231,7 @@ class ChunkedArray:
         located = self.places.locate(chunks)
         offsets, sizes = located.offsets, located.sizes
         if self.codec == kernels.STORED and not self.shuffled:
-            kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize)
+            trim(offsets, sizes, firsts, segments, self.dtype.itemsize)
         table = np.zeros((len(chunks) + 1, kernels.N_CHUNK_COLUMNS), np.int64)
         table[:-1, kernels.FD], kept = self.files.handles(located.files)
         table[:-1, kernels.OFFSET] = offsets

@@ -1,7 +1,8 @@
-"""Compiled loops, which run without the GIL: plan copies, decode chunks, place rows.
+"""Compiled loops, which run without the GIL: read and decode chunks, place what they hold.
 
 Every kernel has its signature written out, so that it is compiled (or loaded from disk) when
-this module is imported, and never later beside threads or before a fork.
+this module is imported, and never later beside threads or before a fork. Kernels that call each
+other are in one file, since numba compiles again what changed in the same file only.
 
 Tables are int64 arrays of one row for each item; the names of their columns are the constants
 below.
@@ -15,7 +16,15 @@ import numpy as np
 from numba import carray, njit
 from numpy.typing import NDArray
 
-from cellfeed._chunks._native import C_FUNCTIONS, atomic_add, call, copy_bytes, pointer
+from cellfeed._chunks._native import (
+    BLOCK_BYTES,
+    C_FUNCTIONS,
+    atomic_add,
+    call,
+    copy_bytes,
+    pointer,
+    stream_blocks,
+)
 
 __all__ = [
     "ASCENDING",
@@ -32,9 +41,6 @@ __all__ = [
     "densify",
     "joins_ascend",
     "place",
-    "plan_flat",
-    "plan_grid",
-    "trim",
 ]
 
 # Codecs.
@@ -50,8 +56,9 @@ STORED, ZLIB, ZSTD, BLOSC, LZF, GZIP, LZ4 = range(7)
     CAST,
     INDEX_LIMIT,
     LOST_IS_ZERO,  # whether chunks that are not there are taken to be zero
+    STREAMED,  # whether elements go past the cache, since there are more than it holds
     N_ARRAY_COLUMNS,
-) = range(9)
+) = range(10)
 
 # Columns of a table of chunks. FD: a descriptor, or minus the address of a path, of a file that
 # is opened to read the chunk. SKIPPED: what was left out when this chunk was written. Its
@@ -94,128 +101,10 @@ LARGEST_READ = 1 << 20
 _LARGEST_GAP = 1 << 14  # bytes read in vain cost less than another system call
 _CHUNKS_OF_A_TASK = 8
 _MOST_TRIES = 3
+_LEAST_STREAMED = 1 << 10  # bytes; the ends of what is streamed are not
+_TILE_ELEMENTS = 1 << 12  # of a dense matrix; they fit in the first cache
 
 _int64_2d = "int64[:,::1]"
-
-
-@njit(
-    f"Tuple((int64[::1], int64[::1], {_int64_2d}, int64[::1]))"
-    "(int64[::1], int64[::1], int64[::1], int64, int64)",
-    nogil=True,
-    cache=True,
-)
-def plan_flat(
-    starts: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    places: NDArray[np.int64],
-    chunk_elements: int,
-    out_itemsize: int,
-) -> Any:
-    """Return the chunks and segments that ranges of a one-dimensional array lie in.
-
-    Parameters
-    ----------
-    starts, counts
-        Ascending, disjoint ranges of elements, shape (n,).
-    places
-        Address that each range goes to, shape (n,).
-    chunk_elements
-        Elements of a chunk.
-    out_itemsize
-        Bytes of an element where it goes.
-
-    Returns
-    -------
-    The distinct chunks, ascending; the first segment of each; the segments; and the addresses
-    inside a range where it goes on in another chunk.
-    """
-    n_segments = 0
-    for i in range(starts.size):
-        if counts[i]:
-            n_segments += (
-                (starts[i] + counts[i] - 1) // chunk_elements - starts[i] // chunk_elements + 1
-            )
-    segments = np.empty((n_segments, N_SEGMENT_COLUMNS), np.int64)
-    chunks = np.empty(n_segments, np.int64)
-    firsts = np.empty(n_segments, np.int64)
-    joins = np.empty(n_segments, np.int64)
-    n_chunks = n_joins = k = 0
-    for i in range(starts.size):
-        start, stop, address = starts[i], starts[i] + counts[i], places[i]
-        while start < stop:
-            chunk = start // chunk_elements
-            n = min(stop, (chunk + 1) * chunk_elements) - start
-            if n_chunks == 0 or chunks[n_chunks - 1] != chunk:
-                chunks[n_chunks] = chunk
-                firsts[n_chunks] = k
-                n_chunks += 1
-            if start != starts[i]:
-                joins[n_joins] = address
-                n_joins += 1
-            segments[k, FROM] = start - chunk * chunk_elements
-            segments[k, COUNT] = n
-            segments[k, TO] = address
-            k += 1
-            start += n
-            address += n * out_itemsize
-    return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments, joins[:n_joins].copy()
-
-
-@njit(
-    f"Tuple((int64[::1], int64[::1], {_int64_2d}))"
-    "(int64[::1], int64[::1], int64, int64, int64, int64)",
-    nogil=True,
-    cache=True,
-)
-def plan_grid(
-    rows: NDArray[np.int64],
-    places: NDArray[np.int64],
-    n_columns: int,
-    chunk_rows: int,
-    chunk_columns: int,
-    out_itemsize: int,
-) -> Any:
-    """Return the chunks and segments that rows of a two-dimensional array lie in.
-
-    Parameters
-    ----------
-    rows
-        Ascending, shape (n,).
-    places
-        Address that each row goes to, shape (n,).
-    n_columns
-        Columns of the array.
-    chunk_rows, chunk_columns
-        Shape of a chunk.
-    out_itemsize
-        Bytes of an element where it goes.
-
-    Returns
-    -------
-    The distinct chunks in C order of the chunk grid; the first segment of each; the segments.
-    """
-    across = (n_columns + chunk_columns - 1) // chunk_columns
-    segments = np.empty((rows.size * across, N_SEGMENT_COLUMNS), np.int64)
-    chunks = np.empty(rows.size * across, np.int64)
-    firsts = np.empty(rows.size * across, np.int64)
-    n_chunks = k = first = 0
-    while first < rows.size:
-        down = rows[first] // chunk_rows
-        last = first
-        while last < rows.size and rows[last] // chunk_rows == down:
-            last += 1
-        for column in range(across):
-            chunks[n_chunks] = down * across + column
-            firsts[n_chunks] = k
-            n_chunks += 1
-            n = min(chunk_columns, n_columns - column * chunk_columns)
-            for i in range(first, last):
-                segments[k, FROM] = (rows[i] - down * chunk_rows) * chunk_columns
-                segments[k, COUNT] = n
-                segments[k, TO] = places[i] + column * chunk_columns * out_itemsize
-                k += 1
-        first = last
-    return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments
 
 
 @njit(f"Tuple((int64, int64))({_int64_2d}, int64, int64)", nogil=True, cache=True)
@@ -247,30 +136,6 @@ def advise(chunks: NDArray[np.int64], functions: NDArray[np.int64]) -> None:
         if size and chunks[i, FD] >= 0:
             call(functions[_FADVISE], (chunks[i, FD], chunks[i, OFFSET], size, _WILL_NEED))
         i = last
-
-
-@njit("void(int64[::1], int64[::1], int64[::1], int64[:,::1], int64)", nogil=True, cache=True)
-def trim(
-    offsets: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    firsts: NDArray[np.int64],
-    segments: NDArray[np.int64],
-    itemsize: int,
-) -> None:
-    """Cut chunks that are stored as they are to the elements that are wanted of them, in place."""
-    for c in range(offsets.size):
-        if sizes[c] == 0:
-            continue
-        stop = firsts[c + 1] if c + 1 < offsets.size else len(segments)
-        lowest = segments[firsts[c], FROM]
-        highest = lowest
-        for k in range(firsts[c], stop):
-            lowest = min(lowest, segments[k, FROM])
-            highest = max(highest, segments[k, FROM] + segments[k, COUNT])
-        for k in range(firsts[c], stop):
-            segments[k, FROM] -= lowest
-        offsets[c] += lowest * itemsize
-        sizes[c] = (highest - lowest) * itemsize
 
 
 @njit("Tuple((int64, int64))(int64, int64, int64, int64, int64[::1])", nogil=True, cache=True)
@@ -488,6 +353,20 @@ def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
     return UNORDERED if descents else 0
 
 
+@njit("void(int64, int64, int64)", nogil=True, cache=True)
+def _stream_bytes(target: int, source: int, n: int) -> None:
+    """Copy bytes past the cache."""
+    if n < _LEAST_STREAMED:
+        copy_bytes(target, source, n)
+        return
+    head = -target % BLOCK_BYTES
+    n_blocks = (n - head) // BLOCK_BYTES
+    tail = head + n_blocks * BLOCK_BYTES
+    copy_bytes(target, source, head)
+    stream_blocks(target + head, source + head, n_blocks)
+    copy_bytes(target + tail, source + tail, n - tail)
+
+
 @njit("int64(int64, int64[:,::1], int64[::1], int64[::1])", nogil=True, cache=True)
 def _place_segments(
     source: int,
@@ -500,14 +379,19 @@ def _place_segments(
         n, target = segments[k, COUNT], segments[k, TO]
         if array[CAST]:
             call(array[CAST], (begin, target, n))
-        else:
-            copy_bytes(target, begin, n * array[ITEMSIZE])
+            begin = target
         if array[INDEX_LIMIT] >= 0:
-            verdict = _check_indices(target, n, array[OUT_ITEMSIZE], array[INDEX_LIMIT])
+            verdict = _check_indices(begin, n, array[OUT_ITEMSIZE], array[INDEX_LIMIT])
             if verdict == OUTSIDE:
                 return BAD_INDEX
             if verdict == UNORDERED:
                 report[ASCENDING] = 0
+        if array[CAST]:
+            continue
+        if array[STREAMED]:
+            _stream_bytes(target, begin, n * array[ITEMSIZE])
+        else:
+            copy_bytes(target, begin, n * array[ITEMSIZE])
     return 0
 
 
@@ -639,11 +523,26 @@ def joins_ascend(joins: NDArray[np.int64], itemsize: int) -> bool:
 def densify(
     pointers: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any]
 ) -> None:
-    """Fill ``dense`` from CSR rows of distinct columns; values are bits, whatever they mean."""
-    for row in range(len(dense)):
-        dense[row] = 0
-        for k in range(pointers[row], pointers[row + 1]):
-            dense[row, indices[k]] = data[k]
+    """Fill ``dense`` from CSR rows of ascending columns; values are bits, whatever they mean.
+
+    It is made piece by piece in the first cache, from which it goes to memory in whole lines.
+    """
+    n_vars, n_elements = dense.shape[1], dense.size
+    tile = np.empty(_TILE_ELEMENTS, dense.dtype)
+    row, k = 0, pointers[0]
+    for first in range(0, n_elements, _TILE_ELEMENTS):
+        n = min(_TILE_ELEMENTS, n_elements - first)
+        tile[:n] = 0
+        while row < len(dense):
+            start, stop = row * n_vars - first, pointers[row + 1]
+            while k < stop and start + indices[k] < n:
+                tile[start + indices[k]] = data[k]
+                k += 1
+            if start + n_vars > n:
+                break
+            row += 1
+        begin = dense.ctypes.data + first * dense.itemsize
+        _stream_bytes(begin, tile.ctypes.data, n * dense.itemsize)
 
 
 @njit("void(int64[::1], int64[::1], int64[::1])", nogil=True, cache=True)

@@ -25,9 +25,12 @@ __all__ = [
     "function_addresses",
     "has_functions",
     "pointer",
+    "stream_blocks",
 ]
 
 _I64 = ir.IntType(64)
+_BLOCK = ir.VectorType(_I64, 4)
+BLOCK_BYTES = 32
 
 # Where each function is found; the place of a name is its index in `function_addresses`.
 C_FUNCTIONS = {
@@ -114,6 +117,31 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         to, from_ = (builder.inttoptr(value, cgutils.voidptr_t) for value in values[:2])
         cgutils.raw_memcpy(builder, to, from_, values[2], 1)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def stream_blocks(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
+    """Copy ``n`` blocks of `BLOCK_BYTES` past the cache; ``target`` is aligned to as many.
+
+    What is written fills whole lines of memory, which therefore need not be read first.
+    """
+    signature = types.void(types.int64, types.int64, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        to, from_, n_blocks = values
+        streamed = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        with cgutils.for_range(builder, n_blocks, intp=_I64) as loop:
+            offset = builder.mul(loop.index, ir.Constant(_I64, BLOCK_BYTES))
+            place, origin = (
+                builder.inttoptr(builder.add(start, offset), _BLOCK.as_pointer())
+                for start in (to, from_)
+            )
+            block = builder.load(origin, align=1)
+            builder.store(block, place, align=BLOCK_BYTES).set_metadata("nontemporal", streamed)
+        builder.fence("seq_cst")  # other threads see no such writes out of order
         return context.get_dummy_value()
 
     return signature, codegen

@@ -15,6 +15,8 @@ from cellfeed._places import bind
 
 __all__ = ["ChunkReads", "Done"]
 
+_CACHE_BYTES = 1 << 24  # more than this is out of the cache before it is used
+
 
 class Origin(Protocol):
     """An array that chunks belong to."""
@@ -142,9 +144,14 @@ class ChunkReads:
         raw = max(int(self.chunks[:, kernels.SIZE].max(initial=0)), kernels.LARGEST_READ)
         decoded = int(self.arrays[:, kernels.DECODED_BYTES].max(initial=0))
 
+        arrays = self.arrays.copy()
+        n_elements = int(segments[:, kernels.COUNT].sum())
+        placed = n_elements * int(arrays[:, kernels.OUT_ITEMSIZE].max(initial=0))
+        arrays[:, kernels.STREAMED] = placed > _CACHE_BYTES
+
         def work() -> int:
             rooms = (np.empty(n, np.uint8) for n in (raw, decoded, decoded))
-            tables = (self.arrays, self.chunks, segments)
+            tables = (arrays, self.chunks, segments)
             return int(kernels.decode(*tables, functions, report, *rooms))
 
         if threads is None:

@@ -1,0 +1,157 @@
+"""Compiled loops that plan: which chunks hold the elements that are wanted, and where these go."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from cellfeed._chunks._kernels import COUNT, FROM, N_SEGMENT_COLUMNS, TO
+
+__all__ = ["plan_flat", "plan_grid", "trim"]
+
+_int64_2d = "int64[:,::1]"
+
+
+@njit(
+    f"Tuple((int64[::1], int64[::1], {_int64_2d}, int64[::1]))"
+    "(int64[::1], int64[::1], int64[::1], int64, int64)",
+    nogil=True,
+    cache=True,
+)
+def plan_flat(
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    places: NDArray[np.int64],
+    chunk_elements: int,
+    out_itemsize: int,
+) -> Any:
+    """Return the chunks and segments that ranges of a one-dimensional array lie in.
+
+    Parameters
+    ----------
+    starts, counts
+        Ascending, disjoint ranges of elements, shape (n,).
+    places
+        Address that each range goes to, shape (n,).
+    chunk_elements
+        Elements of a chunk.
+    out_itemsize
+        Bytes of an element where it goes.
+
+    Returns
+    -------
+    The distinct chunks, ascending; the first segment of each; the segments; and the addresses
+    inside a range where it goes on in another chunk.
+    """
+    n_segments = 0
+    for i in range(starts.size):
+        if counts[i]:
+            n_segments += (
+                (starts[i] + counts[i] - 1) // chunk_elements - starts[i] // chunk_elements + 1
+            )
+    segments = np.empty((n_segments, N_SEGMENT_COLUMNS), np.int64)
+    chunks = np.empty(n_segments, np.int64)
+    firsts = np.empty(n_segments, np.int64)
+    joins = np.empty(n_segments, np.int64)
+    n_chunks = n_joins = k = 0
+    for i in range(starts.size):
+        start, stop, address = starts[i], starts[i] + counts[i], places[i]
+        while start < stop:
+            chunk = start // chunk_elements
+            n = min(stop, (chunk + 1) * chunk_elements) - start
+            if n_chunks == 0 or chunks[n_chunks - 1] != chunk:
+                chunks[n_chunks] = chunk
+                firsts[n_chunks] = k
+                n_chunks += 1
+            if start != starts[i]:
+                joins[n_joins] = address
+                n_joins += 1
+            segments[k, FROM] = start - chunk * chunk_elements
+            segments[k, COUNT] = n
+            segments[k, TO] = address
+            k += 1
+            start += n
+            address += n * out_itemsize
+    return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments, joins[:n_joins].copy()
+
+
+@njit(
+    f"Tuple((int64[::1], int64[::1], {_int64_2d}))"
+    "(int64[::1], int64[::1], int64, int64, int64, int64)",
+    nogil=True,
+    cache=True,
+)
+def plan_grid(
+    rows: NDArray[np.int64],
+    places: NDArray[np.int64],
+    n_columns: int,
+    chunk_rows: int,
+    chunk_columns: int,
+    out_itemsize: int,
+) -> Any:
+    """Return the chunks and segments that rows of a two-dimensional array lie in.
+
+    Parameters
+    ----------
+    rows
+        Ascending, shape (n,).
+    places
+        Address that each row goes to, shape (n,).
+    n_columns
+        Columns of the array.
+    chunk_rows, chunk_columns
+        Shape of a chunk.
+    out_itemsize
+        Bytes of an element where it goes.
+
+    Returns
+    -------
+    The distinct chunks in C order of the chunk grid; the first segment of each; the segments.
+    """
+    across = (n_columns + chunk_columns - 1) // chunk_columns
+    segments = np.empty((rows.size * across, N_SEGMENT_COLUMNS), np.int64)
+    chunks = np.empty(rows.size * across, np.int64)
+    firsts = np.empty(rows.size * across, np.int64)
+    n_chunks = k = first = 0
+    while first < rows.size:
+        down = rows[first] // chunk_rows
+        last = first
+        while last < rows.size and rows[last] // chunk_rows == down:
+            last += 1
+        for column in range(across):
+            chunks[n_chunks] = down * across + column
+            firsts[n_chunks] = k
+            n_chunks += 1
+            n = min(chunk_columns, n_columns - column * chunk_columns)
+            for i in range(first, last):
+                segments[k, FROM] = (rows[i] - down * chunk_rows) * chunk_columns
+                segments[k, COUNT] = n
+                segments[k, TO] = places[i] + column * chunk_columns * out_itemsize
+                k += 1
+        first = last
+    return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments
+
+
+@njit("void(int64[::1], int64[::1], int64[::1], int64[:,::1], int64)", nogil=True, cache=True)
+def trim(
+    offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    segments: NDArray[np.int64],
+    itemsize: int,
+) -> None:
+    """Cut chunks that are stored as they are to the elements that are wanted of them, in place."""
+    for c in range(offsets.size):
+        if sizes[c] == 0:
+            continue
+        stop = firsts[c + 1] if c + 1 < offsets.size else len(segments)
+        lowest = segments[firsts[c], FROM]
+        highest = lowest
+        for k in range(firsts[c], stop):
+            lowest = min(lowest, segments[k, FROM])
+            highest = max(highest, segments[k, FROM] + segments[k, COUNT])
+        for k in range(firsts[c], stop):
+            segments[k, FROM] -= lowest
+        offsets[c] += lowest * itemsize
+        sizes[c] = (highest - lowest) * itemsize
