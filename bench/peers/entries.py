@@ -1,6 +1,6 @@
 """What is compared: loaders with their settings, floors, and the limits of the machine."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 BATCH_SIZE = 64
 LIMITS = "machine"
@@ -8,8 +8,9 @@ BLOCKS_OF_16 = "CSR, blocks of 16"
 LARGE_BLOCKS = "CSR, larger blocks"
 SINGLE_CELLS = "CSR, single cells"
 DENSE = "dense"
+PROCESSES = "cellfeed by threads and worker processes"
 MACHINE = "the machine's limits"
-SECTIONS = (BLOCKS_OF_16, LARGE_BLOCKS, SINGLE_CELLS, DENSE, MACHINE)
+SECTIONS = (BLOCKS_OF_16, LARGE_BLOCKS, SINGLE_CELLS, DENSE, PROCESSES, MACHINE)
 STORAGE_NAMES = {
     "h5ad": ".h5ad plates",
     "annbatch": "annbatch's store",
@@ -98,6 +99,7 @@ def all_entries() -> list[Entry]:
     return [
         *_cellfeed_on_plates(),
         *_cellfeed_on_stores(),
+        *_cellfeed_by_processes(),
         *_scdataset(),
         *_annloader(),
         *_annbatch(),
@@ -151,6 +153,26 @@ def _cellfeed_on_stores() -> list[Entry]:
         _cellfeed("annbatch", 512, 256),
         _cellfeed("annbatch", 512, 256, "dense"),
         _cellfeed("cellfeed", 512, 256),
+    ]
+
+
+def _cellfeed_by_processes() -> list[Entry]:
+    default = {output: _cellfeed("h5ad", 16, 256, output) for output in ("CSR", "dense")}
+    return [
+        replace(
+            default[output],
+            name=f"{default[output].name}, {how}",
+            section=PROCESSES,
+            settings=default[output].settings
+            | {"num_threads": n_threads, "num_workers": n_workers},
+            versus=default[output].name,
+        )
+        for output in default
+        for how, n_threads, n_workers in (
+            ("1 thread", 1, 0),
+            ("1 worker of 2 threads", 2, 1),
+            ("2 workers of 1 thread", 1, 2),
+        )
     ]
 
 

@@ -30,7 +30,8 @@ def output(collection, tmp_path_factory):
     command = [
         sys.executable, COMPARE, "--collection", collection, "--output", folder,
         "--rounds", "1", "--seconds", "0.1",
-        "--peers", "cellfeed,h5py,machine", "--only", r"block 16, fetch 256(, CSR)?$",
+        "--peers", "cellfeed,h5py,machine",
+        "--only", r"block 16, fetch 256(, CSR(, 2 workers.*)?)?$",
         "--environments", folder / "environments", "--python312", folder / "no-python",
     ]  # fmt: skip
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -49,6 +50,7 @@ def rows(output):
     "name",
     [
         "cellfeed on .h5ad plates, block 16, fetch 256, CSR",
+        "cellfeed on .h5ad plates, block 16, fetch 256, CSR, 2 workers of 1 thread",
         "slices by h5py of .h5ad plates, block 16, fetch 256",
         "decompress gzip of the plates, block 16, fetch 256",
     ],

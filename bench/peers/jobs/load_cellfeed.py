@@ -15,14 +15,17 @@ def open_loader(job: Job) -> Loader:
         fetch_factor=settings["fetch_factor"],
         seed=job.seed,
         dense=job.dense,
+        num_threads=settings.get("num_threads"),
     )
 
+    n_workers = settings.get("num_workers", 0)
+
     def minibatches():
-        for minibatch in dataset.loader():
+        for minibatch in dataset.loader(num_workers=n_workers):
             _ = minibatch.obs[job.label]
             yield minibatch.X
 
-    return Loader(minibatches, settings["fetch_factor"])
+    return Loader(minibatches, settings["fetch_factor"] * max(1, n_workers))
 
 
 if __name__ == "__main__":
