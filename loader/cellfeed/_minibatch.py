@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels import densify
+from cellfeed._chunks import densify
 
 __all__ = ["Cells", "CsrRows", "Minibatch", "summable"]
 

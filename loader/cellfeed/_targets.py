@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._casts import can_cast, cast_address
+from cellfeed._chunks import place_elements
 from cellfeed._places import bind
 
 __all__ = ["CsrTarget", "DenseTarget", "RowTarget"]
@@ -82,10 +81,15 @@ class CsrTarget:
             A column index is outside of [0, n_vars), or the sizes are not those announced.
         """
         starts = np.cumsum(self.lengths) - self.lengths
-        ascending = _place(
-            indices, starts, self.lengths, self.index_places, self.index_dtype, self.n_vars
+        ascending = place_elements(
+            indices,
+            starts,
+            self.lengths,
+            self.index_places,
+            self.index_dtype,
+            index_limit=self.n_vars,
         )
-        _place(data, starts, self.lengths, self.data_places, self.dtype, None)
+        place_elements(data, starts, self.lengths, self.data_places, self.dtype)
         if not ascending:
             self.ordered[0] = False
 
@@ -139,39 +143,7 @@ class DenseTarget:
             raise ValueError(msg)
         lengths = np.full(len(self), self.n_vars, np.int64)
         starts = np.cumsum(lengths) - lengths
-        _place(rows.reshape(-1), starts, lengths, self.places, self.dtype, None)
+        place_elements(rows.reshape(-1), starts, lengths, self.places, self.dtype)
 
 
 RowTarget = CsrTarget | DenseTarget
-
-
-def _place(
-    elements: NDArray[Any],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    places: NDArray[np.int64],
-    dtype: np.dtype[Any],
-    index_limit: int | None,
-) -> bool:
-    """Copy elements to their places; return whether those of each row ascend, if indices."""
-    if elements.shape != (int(lengths.sum()),):
-        msg = f"{int(lengths.sum())} elements expected, but got shape {elements.shape}"
-        raise ValueError(msg)
-    if not can_cast(elements.dtype, dtype):
-        with np.errstate(over="ignore"):  # float16 holds little
-            elements = elements.astype(dtype)
-    elements = np.ascontiguousarray(elements)
-    segments = np.stack([starts, lengths, places], axis=1)
-    array = np.zeros(kernels.N_ARRAY_COLUMNS, np.int64)
-    array[kernels.ITEMSIZE] = elements.dtype.itemsize
-    array[kernels.OUT_ITEMSIZE] = dtype.itemsize
-    of_indices = index_limit is not None
-    array[kernels.CAST] = cast_address(elements.dtype, dtype, of_indices=of_indices)
-    array[kernels.INDEX_LIMIT] = -1 if index_limit is None else index_limit
-    report = np.zeros(kernels.N_REPORTS, np.int64)
-    report[kernels.ASCENDING] = 1
-    kernels.place(elements.ctypes.data, segments, array, report)
-    if report[kernels.FAILURE]:
-        msg = f"a column index is outside [0, {index_limit})"
-        raise ValueError(msg)
-    return bool(report[kernels.ASCENDING])

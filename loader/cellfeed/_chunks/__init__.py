@@ -8,7 +8,8 @@ threads work off together: read, decompress, and copy each element once, to its 
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks
 from cellfeed._chunks._casts import can_cast
 from cellfeed._chunks._hdf5 import hdf5_array
-from cellfeed._chunks._kernels import copy_all
+from cellfeed._chunks._kernels import copy_all, densify
+from cellfeed._chunks._placing import place_elements
 from cellfeed._chunks._reads import ChunkReads
 from cellfeed._chunks._zarr import zarr_array
 from cellfeed._chunks._zarr_files import ZarrFiles
@@ -23,7 +24,9 @@ __all__ = [
     "ZarrLayout",
     "can_cast",
     "copy_all",
+    "densify",
     "hdf5_array",
+    "place_elements",
     "zarr_array",
     "zarr_layout",
 ]

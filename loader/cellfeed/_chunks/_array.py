@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._casts import cast_address
+from cellfeed._chunks._placing import array_row
 from cellfeed._chunks._planning import plan_flat, plan_grid, trim
 from cellfeed._chunks._reads import ChunkReads
 
@@ -239,17 +239,13 @@ class ChunkedArray:
         table[:-1, kernels.SKIPPED] = located.skipped
         table[:-1, kernels.FIRST_SEGMENT] = firsts
         table[-1, kernels.FIRST_SEGMENT] = len(segments)
-        array = np.zeros((1, kernels.N_ARRAY_COLUMNS), np.int64)
-        array[0, kernels.CODEC] = self.codec
-        array[0, kernels.SHUFFLED] = self.shuffled
-        array[0, kernels.ITEMSIZE] = self.dtype.itemsize
-        array[0, kernels.OUT_ITEMSIZE] = out_dtype.itemsize
-        array[0, kernels.DECODED_BYTES] = self.dtype.itemsize * int(np.prod(self.chunk_shape))
-        array[0, kernels.CAST] = cast_address(self.dtype, out_dtype, of_indices=index_limit >= 0)
-        array[0, kernels.INDEX_LIMIT] = index_limit
-        array[0, kernels.LOST_IS_ZERO] = self.lost_is_zero
+        array = array_row(self.dtype, out_dtype, index_limit=index_limit)
+        array[kernels.CODEC] = self.codec
+        array[kernels.SHUFFLED] = self.shuffled
+        array[kernels.DECODED_BYTES] = self.dtype.itemsize * int(np.prod(self.chunk_shape))
+        array[kernels.LOST_IS_ZERO] = self.lost_is_zero
         return ChunkReads(
-            arrays=array,
+            arrays=array[None],
             chunks=table,
             segments=segments,
             joins=joins,
