@@ -1,9 +1,12 @@
 import multiprocessing
 import threading
+import weakref
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
+from cellfeed import BlockShuffling, CellDataset, _memory, open_collection
 from cellfeed._memory import MemoryPool
 
 
@@ -47,3 +50,43 @@ def test_memory_returns_with_the_last_array_over_it():
     assert pool.take(10_000).address != address
     del part
     assert pool.take(10_000).address == address
+
+
+class MappedBytes:
+    """Counts what is mapped at the same time."""
+
+    def __init__(self, monkeypatch):
+        self.now = self.most = 0
+        self._map = _memory._map
+        monkeypatch.setattr(_memory, "_map", self.map)
+
+    def map(self, capacity):
+        memory = self._map(capacity)
+        self.now += capacity
+        self.most = max(self.most, self.now)
+        weakref.finalize(memory, self.unmap, capacity)
+        return memory
+
+    def unmap(self, capacity):
+        self.now -= capacity
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_epochs_take_what_is_stated_and_no_more_each_time(write_h5ad, monkeypatch, block_size):
+    matrix = sp.random(6000, 400, density=0.3, format="csr", dtype=np.float32, random_state=0)
+    mapped = MappedBytes(monkeypatch)
+    dataset = CellDataset(
+        open_collection(write_h5ad(matrix)),
+        BlockShuffling(block_size=block_size),
+        batch_size=32,
+        fetch_factor=20,
+        seed=0,
+    )
+    after = []
+    for _ in range(5):
+        for _minibatch in dataset:
+            pass
+        del _minibatch
+        after.append(mapped.now)
+    assert mapped.most <= 1.25 * dataset.buffer_bytes
+    assert max(after) <= 1.05 * after[0]
