@@ -30,10 +30,10 @@ def enumerated_mean(rows, batch_size) -> float:
     return sum(plug_in([rows[i] for i in draw]) for draw in draws) / comb(len(rows), batch_size)
 
 
-def enumerated_expectation(p, batch_size, block_size, fetch_factor) -> float:
+def enumerated_expectation(p, batch_size, block_size, fetch_factor, n_rows=0) -> float:
     """Mean over every labelling of the blocks that a fetch covers, at every offset."""
     fetch_size = batch_size * fetch_factor
-    per_offset = []
+    per_offset: list[float] = []
     for offset in range(block_size):
         n_blocks = -(-(offset + fetch_size) // block_size)
         total = 0.0
@@ -41,8 +41,9 @@ def enumerated_expectation(p, batch_size, block_size, fetch_factor) -> float:
             rows = np.repeat(labels, block_size)[offset : offset + fetch_size].tolist()
             total += np.prod([p[label] for label in labels]) * enumerated_mean(rows, batch_size)
         per_offset.append(total)
-    step = np.gcd(fetch_size, block_size)
-    return float(np.mean(per_offset[::step]))
+    starts = np.arange(block_size) * fetch_size % block_size
+    behind_the_short_block = (starts - n_rows) % block_size
+    return float(np.mean([per_offset[i] for i in (*starts, *behind_the_short_block)]))
 
 
 @given(counts)
@@ -60,6 +61,26 @@ def test_expected_entropy_is_the_enumerated_one(p, batch_size, block_size, fetch
     exact = enumerated_expectation(p, batch_size, block_size, fetch_factor)
     computed = theory.expected_entropy_bits(p, batch_size, block_size, fetch_factor)
     assert computed == pytest.approx(exact, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "block_size", "fetch_factor", "n_rows"),
+    [(2, 2, 1, 101), (2, 4, 2, 102), (2, 4, 2, 101), (3, 3, 2, 100), (2, 3, 1, 100), (2, 4, 1, 99)],
+)
+def test_a_short_last_block_moves_the_boundaries_of_half_the_fetches(
+    batch_size, block_size, fetch_factor, n_rows
+):
+    p = (0.7, 0.2, 0.1)
+    exact = enumerated_expectation(p, batch_size, block_size, fetch_factor, n_rows)
+    computed = theory.expected_entropy_bits(p, batch_size, block_size, fetch_factor, n_rows=n_rows)
+    assert computed == pytest.approx(exact, abs=1e-9)
+
+
+def test_blocks_and_fetches_without_a_common_divisor_are_as_exact():
+    p = [0.6, 0.3, 0.1]
+    coprime = theory.expected_entropy_bits(p, 64, 1023, 16)
+    neighbours = [theory.expected_entropy_bits(p, 64, block_size, 16) for block_size in (768, 1280)]
+    assert neighbours[0] > coprime > neighbours[1]
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 6))

@@ -5,6 +5,7 @@ Entropies are plug-in estimates over one minibatch, in bits. Such an estimate is
 downwards, so compare it with another estimate over as many rows, never with H(p).
 """
 
+from collections.abc import Callable
 from math import gcd, log
 
 import numpy as np
@@ -136,7 +137,12 @@ def random_entropy_bits(counts: ArrayLike, batch_size: int, *, n_missing: int = 
 
 
 def expected_entropy_bits(
-    p: ArrayLike, batch_size: int, block_size: int, fetch_factor: int
+    p: ArrayLike,
+    batch_size: int,
+    block_size: int,
+    fetch_factor: int,
+    *,
+    n_rows: int | None = None,
 ) -> float:
     """Return the exact expected entropy where every block holds one label.
 
@@ -156,6 +162,10 @@ def expected_entropy_bits(
         Rows of a block.
     fetch_factor
         Minibatches of a fetch.
+    n_rows
+        Rows of the collection, if it is to count that its last block may be short. Such a block
+        lies at a random place of an epoch's order, and moves the boundaries of all blocks behind
+        it: of half the fetches, on average over epochs.
 
     Examples
     --------
@@ -164,19 +174,30 @@ def expected_entropy_bits(
     """
     distinct, n_labels = np.unique(_frequencies(p), return_counts=True)
     fetch_size = batch_size * fetch_factor
-    step = gcd(fetch_size, block_size)
-    offsets = range(0, block_size, step)
-    # A fetch that lies within one block has one label, and an entropy of 0.
-    mixed = [offset for offset in offsets if offset + fetch_size > block_size]
     if distinct.size == 1 and n_labels[0] == 1:
         return 0.0
+    # Rows of the first block that belong to the fetch before, as often as each occurs.
+    offsets = np.arange(0, block_size, gcd(fetch_size, block_size))
+    if n_rows is not None:
+        offsets = np.concatenate([offsets, (offsets - n_rows) % block_size])
+    # All sizes are multiples of the step, and are counted in steps from here on.
+    step = int(np.gcd.reduce([fetch_size, block_size, *offsets]))
+    fetch, block = fetch_size // step, block_size // step
+    heads = -(offsets // step) % block
+    # A fetch that lies within one block has one label, and an entropy of 0.
+    heads = heads[heads < fetch]
+
+    def contribution(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        return _contribution(rows * step, fetch_size, batch_size)
+
     total = 0.0
-    for offset in mixed:
-        rows, probability = _rows_of_label(distinct, fetch_size, block_size, offset)
-        needed, place = np.unique(rows, return_inverse=True)
-        contribution = _contribution(needed, fetch_size, batch_size)
-        total += float(n_labels @ (probability * contribution[place].reshape(rows.shape)).sum(1))
-    return total / len(offsets)
+    n_blocks_of = (fetch - heads) // block
+    for n_blocks in np.unique(n_blocks_of):
+        alike = heads[n_blocks_of == n_blocks]
+        total += float(
+            n_labels @ _bits_by_label(distinct, fetch, block, int(n_blocks), alike, contribution)
+        )
+    return total / offsets.size
 
 
 def _frequencies(p: ArrayLike) -> NDArray[np.float64]:
@@ -195,21 +216,37 @@ def _surprise(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return surprise
 
 
-def _rows_of_label(
-    p: NDArray[np.float64], fetch_size: int, block_size: int, offset: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return how many rows of a fetch may have a label, and how likely: shape (labels, states)."""
-    head = block_size - offset if offset else 0
-    n_blocks, tail = divmod(fetch_size - head, block_size)
-    blocks, probability = _binomial_states(n_blocks, p)
-    rows = blocks * block_size
-    for part in (head, tail):
-        if part:  # a split block has the label or has it not
-            rows = np.concatenate([rows, rows + part], axis=1)
-            probability = np.concatenate(
-                [probability * (1 - p[:, None]), probability * p[:, None]], axis=1
-            )
-    return rows, probability
+def _bits_by_label(
+    p: NDArray[np.float64],
+    fetch: int,
+    block: int,
+    n_blocks: int,
+    heads: NDArray[np.int64],
+    contribution: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+) -> NDArray[np.float64]:
+    """Return each label's expected part of the entropy, summed over fetches of so many blocks.
+
+    Such a fetch has ``n_blocks`` whole blocks between the last rows of one, ``heads`` of them,
+    and the first rows of another. Either part has the label, or has it not, so a label of j
+    whole blocks has j b rows, and none, one or both parts beside. What these contribute does
+    not depend on p, so it is summed over the fetches first.
+    """
+    split = fetch - n_blocks * block  # rows of both parts together
+    whole, probability = _binomial_states(n_blocks, p)
+    states, place = np.unique(whole, return_inverse=True)
+    table = np.full(fetch + 1, np.nan)
+    parts = np.unique(np.concatenate([heads, split - heads, [0, split]]))
+    needed = np.zeros(table.size, dtype=bool)
+    needed[states[:, None] * block + parts] = True
+    table[needed] = contribution(np.flatnonzero(needed))
+    rows = states * block
+    neither = heads.size * table[rows]
+    both = heads.size * table[rows + split]
+    one = np.array([table[row + heads].sum() + table[row + split - heads].sum() for row in rows])
+    given_states = np.stack([neither, one, both])[:, place.reshape(whole.shape)]
+    chances = np.stack([(1 - p) ** 2, p * (1 - p), p**2])
+    bits: NDArray[np.float64] = np.einsum("cl,cls,ls->l", chances, given_states, probability)
+    return bits
 
 
 def _binomial_states(
