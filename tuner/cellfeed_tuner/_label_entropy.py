@@ -1,23 +1,25 @@
 """Label entropy of the minibatches that a plan will deliver, without reading any data."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import BlockShuffling, EpochPlan, ParameterError
-from cellfeed_tuner._interval import Estimate, mean_with_interval
+from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._label_counts import as_codes
+from cellfeed_tuner._replay import FetchSpread, Statistic, minibatches_by_fetch, replay
 
-__all__ = ["LabelEntropy", "entropies_of", "label_entropy", "minibatch_entropies"]
-
-# So many rows are replayed at once: enough to be fast, few enough to stay in the CPU's cache.
-_ROWS_AT_ONCE = 1 << 17
-# Minibatches of one fetch resemble each other, so that fetches are what an interval rests on.
-_LEAST_FETCHES = 16
-# A handful of cells needs no more epochs than this.
-_MOST_EPOCHS = 256
+__all__ = [
+    "LabelEntropy",
+    "entropies_of",
+    "label_entropies",
+    "label_entropy",
+    "minibatch_entropies",
+    "replayed_grid",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +34,16 @@ class LabelEntropy:
         Mean entropy of minibatches with its 95 % interval.
     n_minibatches
         How many the mean rests on.
+    whole_fetches
+        Mean and spread without a partial last fetch, which is what can be measured; None if
+        there are fewer than two whole fetches.
     """
 
     block_size: int
     fetch_factor: int
     bits: Estimate
     n_minibatches: int
+    whole_fetches: FetchSpread | None
 
 
 def label_entropy(
@@ -88,27 +94,118 @@ def label_entropy(
     64 1 0.0
     64 16 0.94
     """
-    codes = _codes(labels)
-    results = []
-    for block_size, fetch_factor in product(block_sizes, fetch_factors):
+    return label_entropies(
+        {"": labels},
+        batch_size=batch_size,
+        block_sizes=block_sizes,
+        fetch_factors=fetch_factors,
+        n_rows=n_rows,
+        seed=seed,
+        on_progress=on_progress,
+    )[""]
+
+
+def label_entropies(
+    labels: Mapping[str, ArrayLike],
+    *,
+    batch_size: int,
+    block_sizes: Sequence[int],
+    fetch_factors: Sequence[int],
+    n_rows: int = 1_000_000,
+    seed: int = 0,
+    on_progress: Callable[[int], object] | None = None,
+) -> dict[str, list[LabelEntropy]]:
+    """Return the minibatch entropy of several labels over one replay of each plan.
+
+    Rows are drawn once, and every label is looked up for them.
+
+    Parameters
+    ----------
+    labels
+        Codes of each label, as `label_entropy` takes them, all of the same length.
+    batch_size, block_sizes, fetch_factors, n_rows, seed, on_progress
+        As in `label_entropy`.
+
+    Returns
+    -------
+    For each label what `label_entropy` returns.
+
+    Raises
+    ------
+    ParameterError
+        There is no label, labels are not lines of integers or differ in length, or a size is
+        below one.
+
+    Examples
+    --------
+    >>> labels = {"plate": np.repeat([0, 1], 6_400), "drug": np.tile([0, 1], 6_400)}
+    >>> found = label_entropies(labels, batch_size=64, block_sizes=[64], fetch_factors=[1])
+    >>> for name, (cell,) in found.items():
+    ...     print(name, round(cell.bits.value, 2))
+    plate 0.0
+    drug 1.0
+    """
+    codes = {name: as_codes(each) for name, each in labels.items()}
+    sizes = {name: each.size for name, each in codes.items()}
+    if len(set(sizes.values())) != 1:
+        msg = f"labels must all have the same number of rows, at least one label, but got {sizes}"
+        raise ParameterError(msg)
+    found = replayed_grid(
+        [_entropies_at(each) for each in codes.values()],
+        n_cells=next(iter(sizes.values())),
+        batch_size=batch_size,
+        block_sizes=block_sizes,
+        fetch_factors=fetch_factors,
+        n_rows=n_rows,
+        seed=seed,
+        on_progress=on_progress,
+    )
+    return dict(zip(codes, found, strict=True))
+
+
+def replayed_grid(
+    statistics: Sequence[Statistic],
+    *,
+    n_cells: int,
+    batch_size: int,
+    block_sizes: Sequence[int],
+    fetch_factors: Sequence[int],
+    n_rows: int,
+    seed: int,
+    on_progress: Callable[[int], object] | None = None,
+) -> list[list[LabelEntropy]]:
+    """Replay block shuffling over a whole grid, and return a list for each statistic.
+
+    Parameters
+    ----------
+    statistics
+        What is taken of each minibatch, in bits.
+    n_cells
+        Rows of the collection.
+    batch_size, block_sizes, fetch_factors, n_rows, seed, on_progress
+        As in `label_entropy`.
+    """
+    results: list[list[LabelEntropy]] = [[] for _ in statistics]
+    for number, (block_size, fetch_factor) in enumerate(product(block_sizes, fetch_factors)):
         plan = EpochPlan(
             strategy=BlockShuffling(block_size=block_size),
-            n_rows=codes.size,
+            n_rows=n_cells,
             batch_size=batch_size,
             fetch_factor=fetch_factor,
             seed=seed,
         )
-        bits, n_minibatches = _replay(codes, plan, n_rows)
-        results.append(
-            LabelEntropy(
-                block_size=block_size,
-                fetch_factor=fetch_factor,
-                bits=bits,
-                n_minibatches=n_minibatches,
+        for cells, replayed in zip(results, replay(plan, statistics, n_rows=n_rows), strict=True):
+            cells.append(
+                LabelEntropy(
+                    block_size=block_size,
+                    fetch_factor=fetch_factor,
+                    bits=replayed.mean,
+                    n_minibatches=replayed.n_minibatches,
+                    whole_fetches=replayed.whole_fetches,
+                )
             )
-        )
         if on_progress is not None:
-            on_progress(len(results))
+            on_progress(number + 1)
     return results
 
 
@@ -126,8 +223,8 @@ def minibatch_entropies(labels: ArrayLike, plan: EpochPlan) -> NDArray[np.float6
     -------
     Entropies in bits, shape (number of full minibatches,).
     """
-    codes = _codes(labels)
-    parts = [entropies.ravel() for entropies in _entropies_by_fetch(codes, plan)]
+    entropies_at = _entropies_at(as_codes(labels))
+    parts = [entropies_at(rows.reshape(-1, rows.shape[-1])) for rows in minibatches_by_fetch(plan)]
     return np.concatenate([np.empty(0), *parts])
 
 
@@ -158,55 +255,8 @@ def entropies_of(minibatches: NDArray[np.integer]) -> NDArray[np.float64]:
     return entropies
 
 
-def _codes(labels: ArrayLike) -> NDArray[np.integer]:
-    codes = np.asarray(labels)
-    if codes.ndim != 1 or codes.size == 0 or codes.dtype.kind not in "iu":
-        msg = (
-            "`labels` must be one-dimensional integer codes, at least one, "
-            f"but got shape {codes.shape} and dtype {codes.dtype}"
-        )
-        raise ParameterError(msg)
-    return codes
+def _entropies_at(codes: NDArray[np.integer]) -> Statistic:
+    def entropies(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        return entropies_of(codes[rows])
 
-
-def _replay(codes: NDArray[np.integer], plan: EpochPlan, n_rows: int) -> tuple[Estimate, int]:
-    """Replay fetches until they hold ``n_rows`` rows and suffice for an interval.
-
-    Blocks are exchangeable, so the first fetches of an epoch stand for all of them.
-    """
-    least_rows = max(n_rows, _LEAST_FETCHES * min(plan.fetch_size, plan.n_rows))
-    by_fetch, replayed, epoch = list[NDArray[np.float64]](), 0, 0
-    while replayed < least_rows and epoch < _MOST_EPOCHS:
-        for entropies in _entropies_by_fetch(codes, replace(plan, epoch=epoch)):
-            by_fetch.extend(entropies)
-            replayed += entropies.size * plan.batch_size
-            if replayed >= least_rows:
-                break
-        epoch += 1
-    fetch_means = np.array([entropies.mean() for entropies in by_fetch])
-    sizes = np.array([entropies.size for entropies in by_fetch])
-    return mean_with_interval(fetch_means, weights=sizes), int(sizes.sum())
-
-
-def _entropies_by_fetch(
-    codes: NDArray[np.integer], plan: EpochPlan
-) -> Iterator[NDArray[np.float64]]:
-    """Yield entropies of full minibatches, shape (n_fetches, n_minibatches), some at a time."""
-    at_once = max(1, _ROWS_AT_ONCE // plan.fetch_size)
-    for first in range(0, plan.n_whole_fetches, at_once):
-        n = min(at_once, plan.n_whole_fetches - first)
-        yield _entropies(codes, plan.delivered_rows(first, n), plan.batch_size)
-    if plan.n_fetches > plan.n_whole_fetches:
-        last = plan.delivered_rows(plan.n_fetches - 1)
-        # A short minibatch counts only where the collection has no other.
-        size = min(plan.batch_size, plan.n_rows)
-        n_full = last.shape[1] // size
-        if n_full:
-            yield _entropies(codes, last[:, : n_full * size], size)
-
-
-def _entropies(
-    codes: NDArray[np.integer], rows: NDArray[np.int64], batch_size: int
-) -> NDArray[np.float64]:
-    minibatches = codes[rows].reshape(-1, batch_size)
-    return entropies_of(minibatches).reshape(len(rows), -1)
+    return entropies

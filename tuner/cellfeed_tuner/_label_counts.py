@@ -1,0 +1,74 @@
+"""How often each label occurs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed import ParameterError
+
+__all__ = ["LabelCounts", "as_codes", "count_labels"]
+
+# Counted at once; NumPy takes 8 bytes for each.
+_ROWS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelCounts:
+    """Rows of each label.
+
+    Parameters
+    ----------
+    counts
+        Rows of each label that occurs, int64, shape (n_labels,).
+    n_missing
+        Rows without a label.
+    """
+
+    counts: NDArray[np.int64]
+    n_missing: int
+
+    @property
+    def n_rows(self) -> int:
+        """All rows."""
+        return int(self.counts.sum()) + self.n_missing
+
+
+def count_labels(codes: NDArray[np.integer]) -> LabelCounts:
+    """Count each label, with memory that does not grow with the number of rows.
+
+    Unless codes are far larger than there are rows; these are sorted instead.
+
+    Parameters
+    ----------
+    codes
+        Code of each row's label, negative where it is missing, shape (n_rows,).
+    """
+    most = int(codes.max(initial=-1))
+    if most > max(_ROWS_AT_ONCE, codes.size):
+        found, counted = np.unique(codes, return_counts=True)
+        return LabelCounts(counted[found >= 0], int(counted[found < 0].sum()))
+    counts = np.zeros(most + 2, dtype=np.int64)
+    at_once = max(_ROWS_AT_ONCE, most)
+    for start in range(0, codes.size, at_once):
+        part = np.maximum(codes[start : start + at_once].astype(np.int64), -1) + 1
+        counts += np.bincount(part, minlength=counts.size)
+    return LabelCounts(counts[1:][counts[1:] > 0], int(counts[0]))
+
+
+def as_codes(labels: ArrayLike) -> NDArray[np.integer]:
+    """Return labels as an array of codes.
+
+    Raises
+    ------
+    ParameterError
+        They are not a line of integers, or there are none.
+    """
+    codes = np.asarray(labels)
+    if codes.ndim != 1 or codes.size == 0 or codes.dtype.kind not in "iu":
+        msg = (
+            "`labels` must be one-dimensional integer codes, at least one, "
+            f"but got shape {codes.shape} and dtype {codes.dtype}"
+        )
+        raise ParameterError(msg)
+    return codes

@@ -1,0 +1,147 @@
+"""Running a plan over labels alone: which rows its minibatches hold, without reading any data."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed import EpochPlan
+from cellfeed_tuner._interval import Estimate, mean_with_interval
+
+__all__ = ["FetchSpread", "Replay", "Statistic", "minibatches_by_fetch", "replay"]
+
+# So many rows are replayed at once: enough to be fast, few enough to stay in the CPU's cache.
+_ROWS_AT_ONCE = 1 << 17
+# Minibatches of one fetch resemble each other, so that fetches are what an interval rests on.
+_LEAST_FETCHES = 16
+# A handful of cells needs no more epochs than this.
+_MOST_EPOCHS = 256
+
+Statistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+"""One number for each minibatch, from its rows, shape (n_minibatches, batch_size)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSpread:
+    """How much whole fetches differ in a statistic.
+
+    Parameters
+    ----------
+    mean
+        Mean over their minibatches.
+    deviation
+        Standard deviation, from fetch to fetch, of the mean over one fetch's minibatches.
+    n
+        Fetches that both rest on, at least 2.
+    """
+
+    mean: float
+    deviation: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A statistic of minibatches, fetch by fetch.
+
+    Parameters
+    ----------
+    fetch_means
+        Mean over the full minibatches of each fetch, shape (n_fetches,).
+    fetch_sizes
+        How many full minibatches each has, shape (n_fetches,).
+    fetch_factor
+        How many a whole fetch has.
+    """
+
+    fetch_means: NDArray[np.float64]
+    fetch_sizes: NDArray[np.int64]
+    fetch_factor: int
+
+    @property
+    def n_minibatches(self) -> int:
+        """Minibatches that were replayed."""
+        return int(self.fetch_sizes.sum())
+
+    @property
+    def mean(self) -> Estimate:
+        """Mean over minibatches with its 95 % interval."""
+        return mean_with_interval(self.fetch_means, weights=self.fetch_sizes)
+
+    @property
+    def whole_fetches(self) -> FetchSpread | None:
+        """Mean and spread of whole fetches; None where there are fewer than two."""
+        whole = self.fetch_means[self.fetch_sizes == self.fetch_factor]
+        if whole.size < 2:  # noqa: PLR2004 - a spread needs two
+            return None
+        return FetchSpread(
+            mean=float(whole.mean()), deviation=float(whole.std(ddof=1)), n=whole.size
+        )
+
+
+def replay(plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int) -> list[Replay]:
+    """Replay fetches until they hold ``n_rows`` rows and suffice for an interval.
+
+    Rows are drawn once for all statistics. Blocks are exchangeable, so the first fetches of an
+    epoch stand for all of them.
+
+    Parameters
+    ----------
+    plan
+        The first epoch; others follow it if it has too few rows, up to 256.
+    statistics
+        What is taken of each minibatch.
+    n_rows
+        Rows to replay, at least; more where fetches are large.
+
+    Returns
+    -------
+    One result for each statistic.
+    """
+    least_rows = max(n_rows, _LEAST_FETCHES * min(plan.fetch_size, plan.n_rows))
+    means: list[list[NDArray[np.float64]]] = [[] for _ in statistics]
+    sizes = list[NDArray[np.int64]]()
+    replayed, epoch = 0, 0
+    while replayed < least_rows and epoch < _MOST_EPOCHS:
+        this_epoch = replace(plan, epoch=plan.epoch + epoch)
+        for rows in minibatches_by_fetch(this_epoch):
+            n_fetches, n_minibatches, batch_size = rows.shape
+            for statistic, found in zip(statistics, means, strict=True):
+                values = statistic(rows.reshape(-1, batch_size))
+                found.append(values.reshape(n_fetches, n_minibatches).mean(axis=1))
+            sizes.append(np.full(n_fetches, n_minibatches))
+            replayed += n_fetches * n_minibatches * plan.batch_size
+            if replayed >= least_rows:
+                break
+        epoch += 1
+    return [
+        Replay(
+            fetch_means=np.concatenate(found),
+            fetch_sizes=np.concatenate(sizes),
+            fetch_factor=plan.fetch_factor,
+        )
+        for found in means
+    ]
+
+
+def minibatches_by_fetch(
+    plan: EpochPlan,
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the rows of an epoch's full minibatches, some fetches at a time.
+
+    Yields
+    ------
+    Rows, shape (n_fetches, n_minibatches, batch_size).
+    """
+    at_once = max(1, _ROWS_AT_ONCE // plan.fetch_size)
+    for first in range(0, plan.n_whole_fetches, at_once):
+        n = min(at_once, plan.n_whole_fetches - first)
+        yield plan.delivered_rows(first, n).reshape(n, plan.fetch_factor, plan.batch_size)
+    if plan.n_fetches > plan.n_whole_fetches:
+        last = plan.delivered_rows(plan.n_fetches - 1)
+        # A short minibatch counts only where the collection has no other.
+        size = min(plan.batch_size, plan.n_rows)
+        n_full = last.shape[1] // size
+        if n_full:
+            yield last[:, : n_full * size].reshape(1, n_full, size)
