@@ -5,9 +5,19 @@ The ``autotune`` command does it from a shell, and `autotune` from Python.
 
 from cellfeed_tuner import plots, theory
 from cellfeed_tuner._autotune import autotune
+from cellfeed_tuner._conditional_entropy import (
+    conditional_label_entropy,
+    joint_codes,
+    random_conditional_entropy_bits,
+)
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._label_entropy import LabelEntropy, label_entropy, minibatch_entropies
+from cellfeed_tuner._label_entropy import (
+    LabelEntropy,
+    label_entropies,
+    label_entropy,
+    minibatch_entropies,
+)
 from cellfeed_tuner._machine import Machine, describe_machine
 from cellfeed_tuner._measure import Measurement, measure
 from cellfeed_tuner._published import published_grid
@@ -35,11 +45,15 @@ __all__ = [
     "Nearest",
     "Recommended",
     "autotune",
+    "conditional_label_entropy",
     "describe_machine",
+    "joint_codes",
+    "label_entropies",
     "label_entropy",
     "measure",
     "minibatch_entropies",
     "plots",
     "published_grid",
+    "random_conditional_entropy_bits",
     "theory",
 ]

@@ -1,0 +1,107 @@
+"""Conditional label entropy, against the definition and against enumeration."""
+
+from collections import Counter
+from itertools import combinations
+from math import comb, log2
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellfeed import BlockShuffling, EpochPlan, ParameterError
+from cellfeed_tuner import (
+    conditional_label_entropy,
+    joint_codes,
+    label_entropies,
+    label_entropy,
+    random_conditional_entropy_bits,
+)
+
+pairs = st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 2)), min_size=1, max_size=8)
+
+
+def conditional(drawn) -> float:
+    """Mean entropy of the first label within each value of the second, by definition."""
+    known = [(a, b) for a, b in drawn if a >= 0 and b >= 0]
+    total = 0.0
+    for value, n in Counter(b for _, b in known).items():
+        within = Counter(a for a, b in known if b == value)
+        total -= sum(c * log2(c / n) for c in within.values())
+    return total / len(known) if known else 0.0
+
+
+@given(pairs)
+def test_joint_codes_number_pairs_and_keep_missing_ones(rows):
+    first, second = np.array(rows).T
+    joint = joint_codes(first, second).tolist()
+    assert [code < 0 for code in joint] == [min(row) < 0 for row in rows]
+    known = [(row, code) for row, code in zip(rows, joint, strict=True) if code >= 0]
+    assert len({row for row, _ in known}) == len({code for _, code in known}) == len(set(known))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.uint8, np.uint64])
+def test_joint_codes_do_not_overflow(dtype):
+    first = np.array([0, 100, 127], dtype)
+    second = np.array([127, 0, 127], dtype)
+    assert joint_codes(first, second).tolist() == [127, 12_800, 127 * 128 + 127]
+
+
+@given(pairs, st.integers(1, 8))
+def test_random_sampling_gives_the_enumerated_mean(rows, batch_size):
+    drawn = min(batch_size, len(rows))
+    exact = sum(map(conditional, combinations(rows, drawn))) / comb(len(rows), drawn)
+    first, second = np.array(rows).T
+    computed = random_conditional_entropy_bits(first, second, batch_size)
+    assert computed == pytest.approx(exact, abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 2)), min_size=4, max_size=60))
+def test_the_replay_gives_the_mean_over_the_minibatches_of_the_plan(rows):
+    first, second = np.array(rows).T
+    (cell,) = conditional_label_entropy(
+        first, second, batch_size=4, block_sizes=[2], fetch_factors=[2], n_rows=1
+    )
+    found: list[float] = []
+    for epoch in range(40):
+        plan = EpochPlan(
+            strategy=BlockShuffling(block_size=2),
+            n_rows=len(rows), batch_size=4, fetch_factor=2, epoch=epoch,
+        )  # fmt: skip
+        order = np.concatenate([plan.delivered_rows(i)[0] for i in range(plan.n_fetches)])
+        full = order[: order.size - order.size % 4].reshape(-1, 4)
+        found += [conditional([rows[row] for row in batch]) for batch in full]
+    assert 16 <= cell.n_minibatches < len(found)
+    assert cell.bits.value == pytest.approx(np.mean(found[: cell.n_minibatches]), abs=1e-9)
+
+
+def test_single_rows_mix_as_random_sampling_does():
+    rng = np.random.default_rng(0)
+    plate, line = np.sort(rng.integers(0, 5, 20_000)), rng.integers(-1, 3, 20_000)
+    (cell,) = conditional_label_entropy(
+        plate, line, batch_size=64, block_sizes=[1], fetch_factors=[1]
+    )
+    random = random_conditional_entropy_bits(plate, line, 64)
+    assert cell.bits.low - 0.002 < random < cell.bits.high + 0.002
+
+
+def test_several_labels_are_replayed_as_each_is_alone():
+    rng = np.random.default_rng(0)
+    labels = {"plate": np.repeat([0, 1, 2], 500), "drug": rng.integers(-1, 9, 1500)}
+    grid = {"batch_size": 16, "block_sizes": [1, 32], "fetch_factors": [1, 4], "n_rows": 4000}
+    together = label_entropies(labels, **grid)  # type: ignore[arg-type]
+    alone = {name: label_entropy(codes, **grid) for name, codes in labels.items()}  # type: ignore[arg-type]
+    assert together == alone
+
+
+@pytest.mark.parametrize("labels", [{}, {"a": [0, 1], "b": [0, 1, 2]}])
+def test_labels_of_unequal_length_are_refused(labels):
+    with pytest.raises(ParameterError, match="same number of rows"):
+        label_entropies(labels, batch_size=2, block_sizes=[1], fetch_factors=[1])
+
+
+def test_pairs_that_do_not_fit_together_are_refused():
+    with pytest.raises(ParameterError, match="as many rows"):
+        joint_codes([0, 1], [0])
+    with pytest.raises(ParameterError, match="63"):
+        joint_codes([2**40], [2**40])
