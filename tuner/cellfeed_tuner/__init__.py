@@ -5,6 +5,7 @@ The ``autotune`` command does it from a shell, and `autotune` from Python.
 
 from cellfeed_tuner import plots, theory
 from cellfeed_tuner._autotune import autotune
+from cellfeed_tuner._block_mixing import BlockMixing, block_mixing
 from cellfeed_tuner._conditional_entropy import (
     conditional_label_entropy,
     joint_codes,
@@ -30,9 +31,11 @@ from cellfeed_tuner._result import (
     Nearest,
     Recommended,
 )
+from cellfeed_tuner._storage_order import StorageOrder, storage_order
 
 __all__ = [
     "AutotuneResult",
+    "BlockMixing",
     "Configuration",
     "ConfigurationResult",
     "Constraints",
@@ -44,7 +47,9 @@ __all__ = [
     "Measurement",
     "Nearest",
     "Recommended",
+    "StorageOrder",
     "autotune",
+    "block_mixing",
     "conditional_label_entropy",
     "describe_machine",
     "joint_codes",
@@ -55,5 +60,6 @@ __all__ = [
     "plots",
     "published_grid",
     "random_conditional_entropy_bits",
+    "storage_order",
     "theory",
 ]

@@ -18,6 +18,7 @@ __all__ = [
     "label_entropies",
     "label_entropy",
     "minibatch_entropies",
+    "minibatch_statistic",
     "replayed_grid",
 ]
 
@@ -151,7 +152,7 @@ def label_entropies(
         msg = f"labels must all have the same number of rows, at least one label, but got {sizes}"
         raise ParameterError(msg)
     found = replayed_grid(
-        [_entropies_at(each) for each in codes.values()],
+        [minibatch_statistic(each) for each in codes.values()],
         n_cells=next(iter(sizes.values())),
         batch_size=batch_size,
         block_sizes=block_sizes,
@@ -223,7 +224,7 @@ def minibatch_entropies(labels: ArrayLike, plan: EpochPlan) -> NDArray[np.float6
     -------
     Entropies in bits, shape (number of full minibatches,).
     """
-    entropies_at = _entropies_at(as_codes(labels))
+    entropies_at = minibatch_statistic(as_codes(labels))
     parts = [entropies_at(rows.reshape(-1, rows.shape[-1])) for rows in minibatches_by_fetch(plan)]
     return np.concatenate([np.empty(0), *parts])
 
@@ -255,7 +256,9 @@ def entropies_of(minibatches: NDArray[np.integer]) -> NDArray[np.float64]:
     return entropies
 
 
-def _entropies_at(codes: NDArray[np.integer]) -> Statistic:
+def minibatch_statistic(codes: NDArray[np.integer]) -> Statistic:
+    """Return what gives the label entropies of minibatches from their rows."""
+
     def entropies(rows: NDArray[np.int64]) -> NDArray[np.float64]:
         return entropies_of(codes[rows])
 
