@@ -7,9 +7,9 @@ from numpy.typing import ArrayLike
 from scipy.stats import norm
 from scipy.stats import t as student_t
 
-__all__ = ["BEYOND_CHANCE", "Estimate", "mean_with_interval"]
+__all__ = ["BEYOND_CHANCE", "CONFIDENCE", "Estimate", "mean_with_interval"]
 
-_CONFIDENCE = 0.95
+CONFIDENCE = 0.95
 
 BEYOND_CHANCE = float(norm.isf(0.5e-4))
 """Standard errors that a difference must exceed before anything is said to be wrong: chance does
@@ -60,5 +60,5 @@ def mean_with_interval(samples: ArrayLike, *, weights: ArrayLike | None = None) 
         return Estimate(mean, -np.inf, np.inf)
     # Variance of a weighted mean; for equal weights, the sample variance over n.
     variance = float((shares**2) @ (values - mean) ** 2) * values.size / (values.size - 1)
-    half = float(student_t.ppf((1 + _CONFIDENCE) / 2, values.size - 1)) * variance**0.5
+    half = float(student_t.ppf((1 + CONFIDENCE) / 2, values.size - 1)) * variance**0.5
     return Estimate(mean, mean - half, mean + half)
