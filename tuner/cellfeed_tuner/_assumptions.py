@@ -7,7 +7,7 @@ held against what a measurement can tell apart.
 """
 
 from dataclasses import dataclass
-from math import log
+from math import log, log2
 from typing import Literal
 
 from cellfeed_tuner import theory
@@ -55,12 +55,14 @@ def departures(
     """Return in which assumptions a collection departs from theory, the weightiest first.
 
     Labels mixed inside blocks add at most the entropy within a block (chain rule: the entropy of
-    labels is at most that of blocks and that of labels within them). N blocks drawn without
-    replacement do not have the plug-in bias of N independent ones, (K - 1) / (2 N ln 2). Neither
-    lifts the entropy above that of random sampling. A short last block moves boundaries, which
-    theory can count. Missing labels leave smaller minibatches and fetches; they are fewest where
-    whole blocks are missing, which is assumed. A partial last fetch mixes as one of its own size
-    does, and lowers the mean of the epoch by its share of it.
+    labels is at most that of blocks and that of labels within them). The n blocks of a fetch,
+    drawn without replacement from N, have (N - n) / (N - 1) of the plug-in bias of independent
+    ones, (K - 1) / (2 n ln 2), and at most the entropy log2 n; a split block counts as two.
+    Neither lifts the entropy above that of random sampling. A short last block moves the
+    boundaries of all behind it, which is half of an epoch on average, as theory can count; at
+    most, all that is measured lies behind. Missing labels leave smaller minibatches and fetches;
+    they are smallest where whole blocks are missing, which is assumed. A partial last fetch mixes
+    as one of its own size does, and lowers the mean of the epoch by its share of it.
 
     Parameters
     ----------
@@ -85,7 +87,9 @@ def departures(
     random = theory.random_entropy_bits(counts, batch_size, n_missing=counted.n_missing)
     room = max(0.0, random - usual)
     n_blocks = -(-n_rows // block_size)
-    bias = (counts.size - 1) / (2 * n_blocks * log(2))
+    in_fetch = max(1.0, min(fetch_size / block_size, n_blocks))
+    bias = (counts.size - 1) / (2 * in_fetch * log(2)) * (in_fetch - 1) / max(1, n_blocks - 1)
+    most = log2(in_fetch + (fetch_size % block_size > 0))
     share_missing = counted.n_missing / n_rows
     known_rows = max(1, round(batch_size * (1 - share_missing)))
     short, partial = n_rows % block_size, n_rows % fetch_size
@@ -98,8 +102,11 @@ def departures(
         ),
         Departure(
             assumption="few blocks",
-            bits=min(bias, room),
-            fact=f"there are few blocks ({n_blocks:,}, {fetch_size / block_size:,.3g} to a fetch)",
+            bits=min(bias, room, most - usual),
+            fact=(
+                f"there are few blocks ({n_blocks:,} of {counts.size:,} labels, "
+                f"{fetch_size / block_size:,.3g} to a fetch)"
+            ),
         ),
         Departure(
             assumption="partial last fetch",
@@ -108,7 +115,7 @@ def departures(
         ),
         Departure(
             assumption="short last block",
-            bits=abs(homogeneous(n=n_rows) - usual) if short else 0.0,
+            bits=2 * abs(homogeneous(n=n_rows) - usual) if short else 0.0,
             fact=f"the last block is short ({short:,} cells), so that fetches cut blocks",
         ),
         Departure(

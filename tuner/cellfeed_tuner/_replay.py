@@ -83,8 +83,9 @@ class Replay:
 def replay(plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int) -> list[Replay]:
     """Replay fetches until they hold ``n_rows`` rows and suffice for an interval.
 
-    Rows are drawn once for all statistics. Blocks are exchangeable, so the first fetches of an
-    epoch stand for all of them.
+    Rows are drawn once for all statistics. Of a large collection, the first and the last whole
+    fetches of an epoch stand for all of them: blocks are exchangeable, but for a short one,
+    which moves the boundaries of those behind it and lies between the two.
 
     Parameters
     ----------
@@ -102,19 +103,12 @@ def replay(plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int) -> 
     least_rows = max(n_rows, _LEAST_FETCHES * min(plan.fetch_size, plan.n_rows))
     means: list[list[NDArray[np.float64]]] = [[] for _ in statistics]
     sizes = list[NDArray[np.int64]]()
-    replayed, epoch = 0, 0
-    while replayed < least_rows and epoch < _MOST_EPOCHS:
-        this_epoch = replace(plan, epoch=plan.epoch + epoch)
-        for rows in minibatches_by_fetch(this_epoch):
-            n_fetches, n_minibatches, batch_size = rows.shape
-            for statistic, found in zip(statistics, means, strict=True):
-                values = statistic(rows.reshape(-1, batch_size))
-                found.append(values.reshape(n_fetches, n_minibatches).mean(axis=1))
-            sizes.append(np.full(n_fetches, n_minibatches))
-            replayed += n_fetches * n_minibatches * plan.batch_size
-            if replayed >= least_rows:
-                break
-        epoch += 1
+    for rows in _parts(plan, least_rows):
+        n_fetches, n_minibatches, batch_size = rows.shape
+        for statistic, found in zip(statistics, means, strict=True):
+            values = statistic(rows.reshape(-1, batch_size))
+            found.append(values.reshape(n_fetches, n_minibatches).mean(axis=1))
+        sizes.append(np.full(n_fetches, n_minibatches))
     return [
         Replay(
             fetch_means=np.concatenate(found),
@@ -123,6 +117,22 @@ def replay(plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int) -> 
         )
         for found in means
     ]
+
+
+def _parts(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
+    """Yield minibatches by fetch until there are so many rows."""
+    half = -(-least_rows // (2 * plan.fetch_size))
+    if 2 * half <= plan.n_whole_fetches:
+        yield from _whole_fetches(plan, 0, half)
+        yield from _whole_fetches(plan, plan.n_whole_fetches - half, plan.n_whole_fetches)
+        return
+    replayed = 0
+    for epoch in range(plan.epoch, plan.epoch + _MOST_EPOCHS):
+        for rows in minibatches_by_fetch(replace(plan, epoch=epoch)):
+            yield rows
+            replayed += rows.shape[0] * rows.shape[1] * plan.batch_size
+            if replayed >= least_rows:
+                return
 
 
 def minibatches_by_fetch(
@@ -134,10 +144,7 @@ def minibatches_by_fetch(
     ------
     Rows, shape (n_fetches, n_minibatches, batch_size).
     """
-    at_once = max(1, _ROWS_AT_ONCE // plan.fetch_size)
-    for first in range(0, plan.n_whole_fetches, at_once):
-        n = min(at_once, plan.n_whole_fetches - first)
-        yield plan.delivered_rows(first, n).reshape(n, plan.fetch_factor, plan.batch_size)
+    yield from _whole_fetches(plan, 0, plan.n_whole_fetches)
     if plan.n_fetches > plan.n_whole_fetches:
         last = plan.delivered_rows(plan.n_fetches - 1)
         # A short minibatch counts only where the collection has no other.
@@ -145,3 +152,10 @@ def minibatches_by_fetch(
         n_full = last.shape[1] // size
         if n_full:
             yield last[:, : n_full * size].reshape(1, n_full, size)
+
+
+def _whole_fetches(plan: EpochPlan, start: int, stop: int) -> Iterator[NDArray[np.int64]]:
+    at_once = max(1, _ROWS_AT_ONCE // plan.fetch_size)
+    for first in range(start, stop, at_once):
+        n = min(at_once, stop - first)
+        yield plan.delivered_rows(first, n).reshape(n, plan.fetch_factor, plan.batch_size)

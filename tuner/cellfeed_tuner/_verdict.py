@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
 from math import copysign, hypot, isfinite, sqrt
 from typing import Literal
 
@@ -21,6 +20,7 @@ VerdictKind = Literal[
     "loader",  # not as planned: something is wrong with the loader
 ]
 
+_UNEVEN: Assumption = "short last block"
 # Sums of many logarithms may differ by so much.
 _ROUNDING = 1e-9
 
@@ -123,7 +123,10 @@ def verdict(
     value = measured.bits.value
     error = BEYOND_CHANCE * _standard_error(measured, planned) + _ROUNDING
     error_of_planned = BEYOND_CHANCE * _planned_error(measured, planned, planned.n)
-    against_plan = hypot(error, error_of_planned)
+    # A short last block sets the fetches before it apart from those behind it; which of them
+    # were measured is not known here.
+    uneven = sum(each.bits for each in theory.departures if each.assumption == _UNEVEN)
+    against_plan = hypot(error, error_of_planned) + uneven
     if abs(value - planned.mean) > against_plan:
         return Verdict(
             kind="loader",
@@ -140,9 +143,9 @@ def verdict(
     off_exact = _beyond(value, theory.homogeneous, theory.homogeneous, error)
     off_epoch = _beyond(epoch_bits, theory.homogeneous, theory.homogeneous, error)
     off_bounds = _beyond(value, theory.lower_bound, theory.upper_bound, error)
-    failing = _failing(theory.departures, off_exact or off_epoch, error)
-    if failing:
-        return _not_applicable(value, epoch_bits, off_exact, error, theory, failing)
+    off = off_exact or off_epoch
+    if off and sum(each.bits for each in theory.departures) + error >= abs(off):
+        return _not_applicable(value, epoch_bits, off_exact, error, theory)
     if off_bounds or off_exact:
         return _outside(value, off_bounds, off_exact, error, theory)
     return Verdict(
@@ -190,23 +193,16 @@ def _beyond(value: float, low: float, high: float, error: float) -> float:
     return copysign(distance, value - low) if distance > error else 0.0
 
 
-def _failing(departures: Sequence[Departure], off: float, error: float) -> list[Departure]:
-    """Return the departures that explain a difference to theory; none if they do not suffice."""
-    if not off or sum(each.bits for each in departures) + error < abs(off):
-        return []
-    # One that is below the standard error could not be seen.
-    return [each for each in departures if each.bits > error / BEYOND_CHANCE] or [departures[0]]
-
-
 def _not_applicable(
-    value: float,
-    epoch_bits: float,
-    off_exact: float,
-    error: float,
-    theory: Theory,
-    failing: Sequence[Departure],
+    value: float, epoch_bits: float, off_exact: float, error: float, theory: Theory
 ) -> Verdict:
-    facts = " and ".join(each.fact for each in failing)
+    off = off_exact or epoch_bits - theory.homogeneous
+    by_weight = sorted(theory.departures, key=lambda each: -each.bits)
+    # One that is below the standard error could not be seen.
+    failing = [each for each in by_weight if each.bits > error / BEYOND_CHANCE] or by_weight[:1]
+    explained = [sum(each.bits for each in failing[:n]) for n in range(1, len(failing))]
+    enough = sum(bits + error < abs(off) for bits in explained) + 1
+    facts = " and ".join(each.fact for each in failing[:enough])
     got = (
         f"measured are {value:.3f}, as the plan gives"
         if off_exact
@@ -214,7 +210,7 @@ def _not_applicable(
     )
     return Verdict(
         kind="assumptions",
-        bits=off_exact or epoch_bits - theory.homogeneous,
+        bits=off,
         error_bits=error,
         assumptions=tuple(each.assumption for each in failing),
         sentence=(

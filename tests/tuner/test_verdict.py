@@ -1,0 +1,188 @@
+"""Verdicts over real plans: each is made to happen, and innocent loaders are not convicted."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from cellfeed import BlockShuffling, EpochPlan, SamplingStrategy, Streaming
+from cellfeed_tuner import Configuration, Estimate, label_entropy, minibatch_entropies, theory
+from cellfeed_tuner._assumptions import departures
+from cellfeed_tuner._interval import mean_with_interval
+from cellfeed_tuner._judge import Judge
+from cellfeed_tuner._label_counts import count_labels
+from cellfeed_tuner._replay import FetchSpread
+from cellfeed_tuner._verdict import Measured, Theory, Verdict, verdict
+
+BATCH_SIZE = 64
+
+
+def measured_rounds(
+    codes: np.ndarray, strategy: SamplingStrategy, fetch_factor: int, n_rounds: int, seed: int
+) -> list[float]:
+    """What measuring gives: the first whole fetches of one epoch, or of several."""
+    rounds: list[float] = []
+    for epoch in range(1000, 1000 + n_rounds):
+        plan = EpochPlan(
+            strategy=strategy, n_rows=codes.size, batch_size=BATCH_SIZE,
+            fetch_factor=fetch_factor, seed=seed, epoch=epoch,
+        )  # fmt: skip
+        entropies = minibatch_entropies(codes, plan)[: plan.n_whole_fetches * fetch_factor]
+        rounds += entropies.reshape(-1, fetch_factor).mean(axis=1).tolist()
+        if len(rounds) >= n_rounds:
+            break
+    return rounds[:n_rounds]
+
+
+def judged(
+    codes: np.ndarray,
+    block_size: int,
+    fetch_factor: int,
+    *,
+    strategy: SamplingStrategy | None = None,
+    n_rounds: int = 40,
+    seed: int = 0,
+) -> Verdict:
+    """The verdict on block shuffling where ``strategy`` is what was run."""
+    replayed = label_entropy(
+        codes, batch_size=BATCH_SIZE, block_sizes=[block_size], fetch_factors=[fetch_factor],
+        n_rows=200_000,
+    )  # fmt: skip
+    judge = Judge(codes, count_labels(codes), replayed, BATCH_SIZE)
+    run = strategy or BlockShuffling(block_size=block_size)
+    rounds = measured_rounds(codes, run, fetch_factor, n_rounds, seed)
+    configuration = Configuration(block_size=block_size, fetch_factor=fetch_factor)
+    found = judge.verdict(configuration, mean_with_interval(rounds), len(rounds))
+    assert found is not None
+    return found
+
+
+def homogeneous(n_blocks: int, block_size: int, n_labels: int = 14, missing: float = 0.0):
+    rng = np.random.default_rng(0)
+    labels = np.arange(n_blocks) % n_labels
+    labels[rng.random(n_blocks) < missing] = -1
+    return np.repeat(rng.permutation(labels), block_size)
+
+
+PLATES = np.sort(np.random.default_rng(0).integers(0, 14, 64_000))
+
+
+@pytest.mark.parametrize(("block_size", "fetch_factor"), list(product([16, 64, 256], [1, 4, 16])))
+def test_runs_of_labels_are_inside(block_size, fetch_factor):
+    codes = homogeneous(4096, 256)
+    found = judged(codes, block_size, fetch_factor)
+    assert (found.kind, found.bits, found.assumptions) == ("inside", 0.0, ())
+    assert "inside the paper's bounds" in found.sentence
+
+
+def test_shuffled_labels_are_mixed_inside_blocks():
+    codes = np.random.default_rng(0).permutation(PLATES)
+    found = judged(codes, 64, 4)
+    assert found.kind == "assumptions"
+    assert found.assumptions[0] == "labels mixed inside blocks"
+    expected = theory.expected_entropy_bits(np.bincount(codes), BATCH_SIZE, 64, 4)
+    random = theory.random_entropy_bits(np.bincount(codes), BATCH_SIZE)
+    assert found.bits == pytest.approx(random - expected, abs=0.02)
+    assert "mixed inside blocks (3.65 bits within one)" in found.sentence
+
+
+def test_few_blocks_are_not_drawn_independently():
+    codes = homogeneous(28, 256)  # two blocks of each label, a fetch has 16 of the 28
+    found = judged(codes, 256, 64, n_rounds=200)
+    assert found.kind == "assumptions"
+    assert found.assumptions[0] == "few blocks"
+    assert found.bits > 0
+    assert "28 of 14 labels, 16 to a fetch" in found.sentence
+
+
+def test_a_partial_last_fetch_lowers_the_mean_of_an_epoch():
+    codes = homogeneous(1040, 64)  # a fetch of 1,000 blocks, and one of 40
+    found = judged(codes, 64, 1000, n_rounds=30)
+    assert found.kind == "assumptions"
+    assert "partial last fetch" in found.assumptions
+
+
+def test_a_short_last_block_is_named():
+    codes = np.append(homogeneous(1000, 64), np.zeros(32, np.int64))
+    found = judged(codes, 64, 1, n_rounds=2000)
+    assert found.kind == "assumptions"
+    assert found.assumptions == ("short last block",)
+    assert "the last block is short (32 cells)" in found.sentence
+
+
+def test_missing_labels_are_named():
+    codes = homogeneous(4096, 64, missing=0.3)
+    found = judged(codes, 64, 16, n_rounds=60)
+    assert found.kind == "assumptions"
+    assert found.assumptions[0] == "missing labels"
+    assert found.bits < 0
+    assert "labels are missing in" in found.sentence
+
+
+def test_bounds_that_are_loose_are_left_though_theory_holds():
+    codes = np.random.default_rng(0).integers(0, 400, 200_000)  # 64 rows cannot show 400 labels
+    found = judged(codes, 1, 16)
+    upper = theory.upper_bound_bits(np.bincount(codes), BATCH_SIZE)
+    random = theory.random_entropy_bits(np.bincount(codes), BATCH_SIZE)
+    assert found.kind == "outside"
+    assert found.bits == pytest.approx(random - upper, abs=found.error_bits)
+    assert "the bounds are an expansion" in found.sentence
+
+
+@pytest.mark.parametrize(
+    "strategy", [Streaming(), Streaming(shuffle=True), BlockShuffling(block_size=64)]
+)
+def test_a_loader_that_does_not_follow_the_plan_is_convicted(strategy):
+    found = judged(PLATES, 4, 16, strategy=strategy)
+    assert found.kind == "loader"
+    assert found.bits < 0
+    assert found.sentence.startswith("THE LOADER IS WRONG")
+
+
+@pytest.mark.parametrize("n_rounds", [5, 40])
+@pytest.mark.parametrize(("block_size", "fetch_factor"), list(product([1, 64, 300], [1, 64])))
+@pytest.mark.parametrize("name", ["sorted", "runs", "skewed", "missing", "many"])
+def test_no_loader_that_follows_the_plan_is_convicted(name, block_size, fetch_factor, n_rounds):
+    rng = np.random.default_rng(0)
+    n = 20_011
+    codes = {
+        "sorted": np.sort(rng.integers(0, 14, n)),
+        "runs": np.repeat(rng.integers(0, 50, n // 30 + 1), 30)[:n],
+        "skewed": np.sort(rng.choice(20, n, p=[0.9, *[0.1 / 19] * 19])),
+        "missing": np.where(rng.random(n) < 0.3, -1, np.sort(rng.integers(0, 5, n))),
+        "many": np.arange(n) // 20,
+    }[name]
+    found = judged(codes, block_size, fetch_factor, n_rounds=n_rounds, seed=1)
+    assert found.kind != "loader", found
+
+
+def test_a_value_whose_error_touches_a_bound_is_inside():
+    spread = FetchSpread(mean=1.0, deviation=0.1, n=100_000)
+    at = Theory(homogeneous=1.0, lower_bound=0.5, upper_bound=0.99, departures=())
+    for n_rounds, kind in ((100, "inside"), (10_000, "outside")):
+        measured = Measured(
+            bits=Estimate(1.0, -np.inf, np.inf),
+            n_rounds=n_rounds, fetches_per_round=1, fetches_per_epoch=10**6,
+        )  # fmt: skip
+        found = verdict(measured, planned=spread, epoch_bits=1.0, theory=at)
+        assert found.kind == kind
+        assert found.error_bits == pytest.approx(3.89 * 0.1 / n_rounds**0.5, rel=0.01)
+    assert found.bits == pytest.approx(0.01)
+
+
+def test_what_no_assumption_explains_is_outside():
+    spread = FetchSpread(mean=0.0, deviation=0.0, n=100)
+    measured = Measured(
+        bits=Estimate(0.0, 0.0, 0.0), n_rounds=10, fetches_per_round=1, fetches_per_epoch=100
+    )
+    at = Theory(homogeneous=3.6, lower_bound=3.5, upper_bound=3.7, departures=())
+    found = verdict(measured, planned=spread, epoch_bits=0.0, theory=at)
+    assert (found.kind, found.bits) == ("outside", -3.5)
+    assert "no assumption is known to fail" in found.sentence
+
+
+def test_a_collection_as_theory_has_it_departs_in_nothing_but_its_size():
+    counted = count_labels(homogeneous(6400, 64, n_labels=4))
+    found = departures(counted, 0.0, batch_size=64, block_size=64, fetch_factor=64)
+    assert [each.assumption for each in found] == ["few blocks"]
+    assert found[0].bits < 0.001
