@@ -54,6 +54,21 @@ def test_replay_agrees_with_theory_where_blocks_hold_one_label():
         assert cell.bits.value == pytest.approx(expected, abs=margin), cell
 
 
+@pytest.mark.parametrize(("block_size", "n_rows"), [(64, 64_000), (64, 64_032), (1_024, 64_000)])
+def test_the_interval_holds_the_mean_over_all_epochs(block_size, n_rows):
+    """Also where one block fills many fetches, or a short one moves the boundaries."""
+    labels = np.sort(np.random.default_rng(0).integers(0, 14, n_rows))
+    estimates = [
+        label_entropy(
+            labels, batch_size=64, block_sizes=[block_size], fetch_factors=[1], n_rows=30_000,
+            seed=seed,
+        )[0].bits
+        for seed in range(100)
+    ]  # fmt: skip
+    mean = np.mean([each.value for each in estimates])
+    assert np.mean([each.low <= mean <= each.high for each in estimates]) > 0.85
+
+
 def test_missing_labels_do_not_count():
     labels = np.tile([0, 1, -1, -1], 500)
     (cell,) = label_entropy(labels, batch_size=64, block_sizes=[4], fetch_factors=[4])

@@ -162,7 +162,7 @@ def test_a_value_whose_error_touches_a_bound_is_inside():
     for n_rounds, kind in ((100, "inside"), (10_000, "outside")):
         measured = Measured(
             bits=Estimate(1.0, -np.inf, np.inf),
-            n_rounds=n_rounds, fetches_per_round=1, fetches_per_epoch=10**6,
+            n_rounds=n_rounds, fetches_per_round=1, fetches_per_epoch=10**6, fetches_per_block=1,
         )  # fmt: skip
         found = verdict(measured, planned=spread, epoch_bits=1.0, theory=at)
         assert found.kind == kind
@@ -173,7 +173,11 @@ def test_a_value_whose_error_touches_a_bound_is_inside():
 def test_what_no_assumption_explains_is_outside():
     spread = FetchSpread(mean=0.0, deviation=0.0, n=100)
     measured = Measured(
-        bits=Estimate(0.0, 0.0, 0.0), n_rounds=10, fetches_per_round=1, fetches_per_epoch=100
+        bits=Estimate(0.0, 0.0, 0.0),
+        n_rounds=10,
+        fetches_per_round=1,
+        fetches_per_epoch=100,
+        fetches_per_block=1,
     )
     at = Theory(homogeneous=3.6, lower_bound=3.5, upper_bound=3.7, departures=())
     found = verdict(measured, planned=spread, epoch_bits=0.0, theory=at)

@@ -72,6 +72,7 @@ class Judge:
                 n_rounds=n_rounds,
                 fetches_per_round=configuration.fetches_per_round,
                 fetches_per_epoch=self._counted.n_rows // fetch_size,
+                fetches_per_block=-(-block_size // fetch_size),
             ),
             planned=planned.whole_fetches,
             epoch_bits=planned.bits.value,

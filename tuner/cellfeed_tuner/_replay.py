@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed import EpochPlan
+from cellfeed import BlockShuffling, EpochPlan
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 
 __all__ = ["FetchSpread", "Replay", "Statistic", "minibatches_by_fetch", "replay"]
@@ -15,6 +15,8 @@ __all__ = ["FetchSpread", "Replay", "Statistic", "minibatches_by_fetch", "replay
 _ROWS_AT_ONCE = 1 << 17
 # Minibatches of one fetch resemble each other, so that fetches are what an interval rests on.
 _LEAST_FETCHES = 16
+# Of a large collection, both ends of so many epochs are replayed.
+_EPOCHS_OF_ENDS = 16
 # A handful of cells needs no more epochs than this.
 _MOST_EPOCHS = 256
 
@@ -53,11 +55,14 @@ class Replay:
         How many full minibatches each has, shape (n_fetches,).
     fetch_factor
         How many a whole fetch has.
+    fetches_per_block
+        Consecutive fetches that one block may fill, which therefore resemble each other.
     """
 
     fetch_means: NDArray[np.float64]
     fetch_sizes: NDArray[np.int64]
     fetch_factor: int
+    fetches_per_block: int
 
     @property
     def n_minibatches(self) -> int:
@@ -66,8 +71,14 @@ class Replay:
 
     @property
     def mean(self) -> Estimate:
-        """Mean over minibatches with its 95 % interval."""
-        return mean_with_interval(self.fetch_means, weights=self.fetch_sizes)
+        """Mean over minibatches with its 95 % interval.
+
+        It rests on groups of fetches that do not share a block, but for those at their ends.
+        """
+        starts = np.arange(0, self.fetch_sizes.size, self.fetches_per_block)
+        sizes = np.add.reduceat(self.fetch_sizes, starts)
+        sums = np.add.reduceat(self.fetch_means * self.fetch_sizes, starts)
+        return mean_with_interval(sums / sizes, weights=sizes)
 
     @property
     def whole_fetches(self) -> FetchSpread | None:
@@ -84,8 +95,9 @@ def replay(plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int) -> 
     """Replay fetches until they hold ``n_rows`` rows and suffice for an interval.
 
     Rows are drawn once for all statistics. Of a large collection, the first and the last whole
-    fetches of an epoch stand for all of them: blocks are exchangeable, but for a short one,
-    which moves the boundaries of those behind it and lies between the two.
+    fetches of some epochs stand for all: blocks are exchangeable, but for a short one, which
+    moves the boundaries of those behind it and mostly lies between the two. Of a collection with
+    fewer rows, whole epochs are replayed.
 
     Parameters
     ----------
@@ -114,6 +126,7 @@ def replay(plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int) -> 
             fetch_means=np.concatenate(found),
             fetch_sizes=np.concatenate(sizes),
             fetch_factor=plan.fetch_factor,
+            fetches_per_block=_fetches_per_block(plan),
         )
         for found in means
     ]
@@ -121,10 +134,12 @@ def replay(plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int) -> 
 
 def _parts(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
     """Yield minibatches by fetch until there are so many rows."""
-    half = -(-least_rows // (2 * plan.fetch_size))
-    if 2 * half <= plan.n_whole_fetches:
-        yield from _whole_fetches(plan, 0, half)
-        yield from _whole_fetches(plan, plan.n_whole_fetches - half, plan.n_whole_fetches)
+    if plan.n_delivered >= least_rows:
+        half = -(-least_rows // (2 * _EPOCHS_OF_ENDS * plan.fetch_size))
+        for epoch in range(plan.epoch, plan.epoch + _EPOCHS_OF_ENDS):
+            this_epoch = replace(plan, epoch=epoch)
+            yield from _whole_fetches(this_epoch, 0, half)
+            yield from _whole_fetches(this_epoch, -half, 0)
         return
     replayed = 0
     for epoch in range(plan.epoch, plan.epoch + _MOST_EPOCHS):
@@ -133,6 +148,12 @@ def _parts(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
             replayed += rows.shape[0] * rows.shape[1] * plan.batch_size
             if replayed >= least_rows:
                 return
+
+
+def _fetches_per_block(plan: EpochPlan) -> int:
+    if isinstance(plan.strategy, BlockShuffling):
+        return -(-plan.strategy.block_size // plan.fetch_size)
+    return 1
 
 
 def minibatches_by_fetch(
@@ -155,6 +176,9 @@ def minibatches_by_fetch(
 
 
 def _whole_fetches(plan: EpochPlan, start: int, stop: int) -> Iterator[NDArray[np.int64]]:
+    """Yield minibatches of some whole fetches; those up to 0 are the last of the epoch."""
+    if stop <= 0:
+        start, stop = plan.n_whole_fetches + start, plan.n_whole_fetches + stop
     at_once = max(1, _ROWS_AT_ONCE // plan.fetch_size)
     for first in range(start, stop, at_once):
         n = min(at_once, stop - first)

@@ -39,12 +39,15 @@ class Measured:
         Whole fetches of a round.
     fetches_per_epoch
         Whole fetches of an epoch.
+    fetches_per_block
+        Consecutive fetches that one block fills; 1 unless blocks are larger than fetches.
     """
 
     bits: Estimate
     n_rounds: int
     fetches_per_round: int
     fetches_per_epoch: int
+    fetches_per_block: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,11 +183,12 @@ def _planned_error(measured: Measured, planned: FetchSpread, n_fetches: int) -> 
     Fetches of one epoch share out its rows: what one has too many of, the others lack. If a
     fetch's entropy is a quadratic function of such surpluses, as near the collection's
     frequencies, those of N fetches correlate by 1 / (N - 1)^2, so that the variance of their
-    mean is N / (N - 1) times that of independent ones.
+    mean is N / (N - 1) times that of independent ones. Fetches from one block count as one.
     """
     n = measured.fetches_per_epoch
     shared = n / (n - 1) if n > 1 else 1.0
-    return planned.deviation * sqrt(shared / n_fetches)
+    independent = max(1.0, n_fetches / measured.fetches_per_block)
+    return planned.deviation * sqrt(shared / independent)
 
 
 def _beyond(value: float, low: float, high: float, error: float) -> float:
