@@ -12,6 +12,7 @@ from cellfeed_tuner._conditional_entropy import (
     random_conditional_entropy_bits,
 )
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._epoch_course import EpochCourse, entropy_over_epoch
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._label_entropy import (
     LabelEntropy,
@@ -41,6 +42,7 @@ __all__ = [
     "Constraints",
     "Dataset",
     "EntropyBits",
+    "EpochCourse",
     "Estimate",
     "LabelEntropy",
     "Machine",
@@ -52,6 +54,7 @@ __all__ = [
     "block_mixing",
     "conditional_label_entropy",
     "describe_machine",
+    "entropy_over_epoch",
     "joint_codes",
     "label_entropies",
     "label_entropy",

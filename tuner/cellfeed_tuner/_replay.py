@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 from cellfeed import BlockShuffling, EpochPlan
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 
-__all__ = ["FetchSpread", "Replay", "Statistic", "minibatches_by_fetch", "replay"]
+__all__ = [
+    "FetchSpread",
+    "Replay",
+    "Statistic",
+    "fetches_per_block",
+    "minibatches_by_fetch",
+    "replay",
+]
 
 # So many rows are replayed at once: enough to be fast, few enough to stay in the CPU's cache.
 _ROWS_AT_ONCE = 1 << 17
@@ -126,7 +133,7 @@ def replay(plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int) -> 
             fetch_means=np.concatenate(found),
             fetch_sizes=np.concatenate(sizes),
             fetch_factor=plan.fetch_factor,
-            fetches_per_block=_fetches_per_block(plan),
+            fetches_per_block=fetches_per_block(plan),
         )
         for found in means
     ]
@@ -150,7 +157,8 @@ def _parts(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
                 return
 
 
-def _fetches_per_block(plan: EpochPlan) -> int:
+def fetches_per_block(plan: EpochPlan) -> int:
+    """Return how many consecutive fetches one block may fill."""
     if isinstance(plan.strategy, BlockShuffling):
         return -(-plan.strategy.block_size // plan.fetch_size)
     return 1
