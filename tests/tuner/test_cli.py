@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import autotune
 from cellfeed_tuner._cli import main
 from cellfeed_tuner._measuring_process import MeasuringProcess
+from cellfeed_tuner._report import print_report
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 SMALL_GRID = ["--block-sizes", "4,16", "--fetch-factors", "2 8", "--workers", "0", "--budget", "20"]
@@ -64,6 +66,52 @@ def test_it_writes_the_schema_that_was_promised(tuned):
         if each["status"] == "measured":
             assert each["cells_per_second"]["low"] <= each["cells_per_second"]["high"]
             assert each["peak_memory_bytes"] > 0
+
+
+def test_every_measured_configuration_is_judged(tuned):
+    printed, output = tuned
+    result = json.loads((output / "autotune.json").read_text())
+    for each in result["configurations"]:
+        assert (each["verdict"] is not None) == (each["status"] == "measured")
+        if each["verdict"] is not None:
+            assert each["verdict"]["kind"] in {"inside", "outside", "assumptions"}, each
+            assert {"bits", "error_bits", "assumptions", "sentence"} <= each["verdict"].keys()
+    names = ("block_size", "fetch_factor", "num_workers")
+    chosen = next(
+        each for each in result["configurations"]
+        if all(each[name] == result["recommended"][name] for name in names)
+    )  # fmt: skip
+    assert chosen["verdict"]["sentence"] in " ".join(printed.stdout.split())
+    assert result["storage_order"]["already_shuffled"] is False
+    assert "already shuffled" not in printed.stdout
+
+
+def test_files_that_are_shuffled_already_are_called_so(tmp_path):
+    plates = np.random.default_rng(0).permutation(np.repeat(["p0", "p1", "p2"], 1000))
+    obs = pd.DataFrame({"plate": pd.Categorical(plates)}, index=[str(i) for i in range(3000)])
+    ad.AnnData(np.eye(3000, 20, dtype=np.float32), obs=obs).write_h5ad(tmp_path / "all.h5ad")
+    grid = ["--block-sizes", "256", "--fetch-factors", "2", "--workers", "0", "--budget", "5"]
+    printed = run(tmp_path / "all.h5ad", "--label", "plate", "--output", tmp_path, *grid)
+    assert printed.exit_code == 0, printed.output
+    result = json.loads((tmp_path / "autotune.json").read_text())
+    assert result["storage_order"]["already_shuffled"] is True
+    said = " ".join(printed.stdout.split())
+    assert result["storage_order"]["sentence"] in said
+    assert "Theory does not apply, since labels are mixed inside blocks" in said
+
+
+def test_a_loader_that_is_wrong_is_named_as_such(small_collection, capsys):
+    collection = open_collection(small_collection, obs=["plate"])
+    result = autotune(
+        collection, label="plate", block_sizes=[4], fetch_factors=[8], workers=[0], budget=10
+    )
+    (each,) = result.configurations
+    assert each.verdict is not None
+    wrong = replace(each.verdict, kind="loader", sentence="THE LOADER IS WRONG: ...")
+    print_report(
+        replace(result, configurations=(replace(each, verdict=wrong),)), Path("autotune.json")
+    )
+    assert f"{each.configuration}: THE LOADER IS WRONG" in capsys.readouterr().out
 
 
 def test_the_picture_is_a_picture(tuned):

@@ -33,6 +33,7 @@ from cellfeed_tuner._result import (
     Recommended,
 )
 from cellfeed_tuner._storage_order import StorageOrder, storage_order
+from cellfeed_tuner._verdict import Verdict
 
 __all__ = [
     "AutotuneResult",
@@ -50,6 +51,7 @@ __all__ = [
     "Nearest",
     "Recommended",
     "StorageOrder",
+    "Verdict",
     "autotune",
     "block_mixing",
     "conditional_label_entropy",

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -12,7 +13,9 @@ from cellfeed import Collection, ColumnError, ParameterError
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._label_entropy import label_entropy
+from cellfeed_tuner._judge import Judge
+from cellfeed_tuner._label_counts import LabelCounts, count_labels
+from cellfeed_tuner._label_entropy import LabelEntropy, label_entropy
 from cellfeed_tuner._labels import label_codes
 from cellfeed_tuner._machine import describe_machine
 from cellfeed_tuner._measure import Measurement, cells_needed, prepare_cache
@@ -22,12 +25,14 @@ from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._recommend import Choice, choose, nearest
 from cellfeed_tuner._result import (
     AutotuneResult,
+    ConfigurationResult,
     Constraints,
     Dataset,
     EntropyBits,
     Recommended,
 )
 from cellfeed_tuner._search import Search
+from cellfeed_tuner._storage_order import storage_order
 
 __all__ = ["DEFAULT_BLOCK_SIZES", "DEFAULT_BUDGET_SECONDS", "DEFAULT_FETCH_FACTORS", "autotune"]
 
@@ -101,7 +106,8 @@ def autotune(
     """
     started = time.perf_counter()
     codes = label_codes(collection, label)
-    _check_labels(codes, label, collection)
+    counted = count_labels(codes)
+    _check_labels(counted, label, collection)
     grid = _grid(block_sizes, fetch_factors, _default_workers() if workers is None else workers)
     constraints = _constraints(entropy_floor, memory, need, budget)
     _check_size(collection, grid, batch_size)
@@ -109,7 +115,15 @@ def autotune(
     on_progress("machine", 0, 1)
     machine = describe_machine(collection.files)
     with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
-        entropies = _entropies(codes, grid, batch_size, seed, on_progress)
+        replayed = _replayed(codes, grid, batch_size, seed, on_progress)
+        entropies = _entropies(counted, replayed, batch_size)
+        order = storage_order(
+            codes,
+            batch_size=batch_size,
+            block_size=max(each.block_size for each in grid),
+            n_rows=_ENTROPY_ROWS,
+            seed=seed,
+        )
         found_cache = prepare_cache(collection, cache)
         on_progress("start", 0, 1)
         process.start()
@@ -132,20 +146,22 @@ def autotune(
         results = search.results(grid)
         choice = choose(results, constraints)
         recommended = choice and _recommended(choice, search.confirm(choice), need)
+    judge = Judge(codes, counted, replayed, batch_size)
     return AutotuneResult(
         machine=machine,
-        dataset=_describe(collection, label, codes, batch_size),
+        dataset=_describe(collection, label, counted, batch_size),
         constraints=constraints,
         cache=found_cache,
-        configurations=tuple(results),
+        configurations=tuple(_judged(each, judge) for each in results),
         recommended=recommended,
         nearest=None if choice else nearest(results, constraints),
         seconds=time.perf_counter() - started,
+        storage_order=order,
     )
 
 
-def _check_labels(codes: NDArray[np.integer], label: str, collection: Collection) -> None:
-    n_labels = np.unique(codes[codes >= 0]).size
+def _check_labels(counted: LabelCounts, label: str, collection: Collection) -> None:
+    n_labels = counted.counts.size
     if n_labels < _LEAST_LABELS:
         msg = (
             f"obs column {label!r} has {n_labels} value(s) in {collection.paths[0]}"
@@ -216,22 +232,18 @@ def _bytes_on_disk(collection: Collection) -> int:
     return sum(path.stat().st_size for path in collection.files)
 
 
-def _entropies(
+def _replayed(
     codes: NDArray[np.integer],
     grid: Sequence[Configuration],
     batch_size: int,
     seed: int,
     on_progress: Progress,
-) -> dict[tuple[int, int], EntropyBits]:
-    """Return the entropy of each (block size, fetch factor), for which nothing is read."""
-    counts = np.bincount(codes[codes >= 0])
-    counts = counts[counts > 0]
-    n_missing = int(np.count_nonzero(codes < 0))
-    random = theory.random_entropy_bits(counts, batch_size, n_missing=n_missing)
+) -> list[LabelEntropy]:
+    """Replay each (block size, fetch factor), for which nothing is read."""
     block_sizes = sorted({each.block_size for each in grid})
     fetch_factors = sorted({each.fetch_factor for each in grid})
     n_cells = len(block_sizes) * len(fetch_factors)
-    replayed = label_entropy(
+    return label_entropy(
         codes,
         batch_size=batch_size,
         block_sizes=block_sizes,
@@ -240,6 +252,14 @@ def _entropies(
         seed=seed,
         on_progress=lambda done: on_progress("entropy", done, n_cells),
     )
+
+
+def _entropies(
+    counted: LabelCounts, replayed: Sequence[LabelEntropy], batch_size: int
+) -> dict[tuple[int, int], EntropyBits]:
+    """Return the entropy of each (block size, fetch factor), with what theory says of it."""
+    counts = counted.counts
+    random = theory.random_entropy_bits(counts, batch_size, n_missing=counted.n_missing)
     return {
         (each.block_size, each.fetch_factor): EntropyBits(
             measured=None,
@@ -253,6 +273,16 @@ def _entropies(
         )
         for each in replayed
     }
+
+
+def _judged(result: ConfigurationResult, judge: Judge) -> ConfigurationResult:
+    measured = result.entropy_bits.measured
+    if result.status != "measured" or measured is None:
+        return result
+    # The first round counts here too.
+    return replace(
+        result, verdict=judge.verdict(result.configuration, measured, result.n_rounds + 1)
+    )
 
 
 def _recommended(choice: Choice, fresh: Measurement | None, need: float | None) -> Recommended:
@@ -270,10 +300,7 @@ def _recommended(choice: Choice, fresh: Measurement | None, need: float | None) 
     )
 
 
-def _describe(
-    collection: Collection, label: str, codes: NDArray[np.integer], batch_size: int
-) -> Dataset:
-    counts = np.bincount(codes[codes >= 0])
+def _describe(collection: Collection, label: str, counted: LabelCounts, batch_size: int) -> Dataset:
     return Dataset(
         paths=tuple(str(path) for path in collection.paths),
         n_cells=len(collection),
@@ -283,8 +310,8 @@ def _describe(
         bytes_on_disk=_bytes_on_disk(collection),
         rows_per_chunk=collection.rows_per_chunk,
         label=label,
-        n_labels=int(np.count_nonzero(counts)),
-        n_missing=int(np.count_nonzero(codes < 0)),
-        label_entropy_bits=theory.entropy_bits(counts),
+        n_labels=counted.counts.size,
+        n_missing=counted.n_missing,
+        label_entropy_bits=theory.entropy_bits(counted.counts),
         batch_size=batch_size,
     )

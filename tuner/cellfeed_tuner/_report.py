@@ -171,6 +171,7 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
         Text(f"\nRecommended: {chosen.configuration}", style="bold green"),
         Text(f"{_interval(speed)} cells/s, {how}; {chosen.peak_memory_bytes / 1e6:,.0f} MB"),
         Text(chosen.reason),
+        *_proof(result),
     ]
     lines += _remarks(result)
     if untimed:
@@ -178,6 +179,25 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
             Text(f"{untimed} configurations were not timed for want of budget (see --budget).")
         )
     return Group(*lines, Text("\nTo train with it:"))
+
+
+def _proof(result: AutotuneResult) -> list[Text]:
+    """Say what the entropy of the choice proves, which loaders are wrong, and what is shuffled."""
+    chosen = result.recommended and result.recommended.configuration
+    judged = [(each.configuration, each.verdict) for each in result.configurations if each.verdict]
+    lines = [
+        Text(f"{configuration}: {verdict.sentence}", style="bold red")
+        for configuration, verdict in judged
+        if verdict.kind == "loader"
+    ][:_MOST_REMARKS]
+    lines += [
+        Text(verdict.sentence)
+        for configuration, verdict in judged
+        if configuration == chosen and verdict.kind != "loader"
+    ]
+    if result.storage_order is not None and result.storage_order.already_shuffled:
+        lines.append(Text(result.storage_order.sentence))
+    return lines
 
 
 def _remarks(result: AutotuneResult) -> list[Text]:
@@ -197,5 +217,6 @@ def _nothing_feasible(result: AutotuneResult) -> RenderableType:
     return Group(
         headline,
         *_remarks(result),
+        *_proof(result),
         Text(f"Nearest is {result.nearest.configuration}, but {result.nearest.problem}."),
     )

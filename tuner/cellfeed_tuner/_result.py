@@ -10,6 +10,8 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine import Machine
 from cellfeed_tuner._page_cache import CacheState
+from cellfeed_tuner._storage_order import StorageOrder
+from cellfeed_tuner._verdict import Verdict
 
 __all__ = [
     "SCHEMA",
@@ -109,6 +111,8 @@ class ConfigurationResult:
         Highest memory of the process and its workers; None if it never ran.
     worker_start_seconds, first_minibatch_seconds
         Start-up, which is no part of the throughput; None if it never ran.
+    verdict
+        What the measured entropy proves; None unless measured.
     """
 
     configuration: Configuration
@@ -120,6 +124,7 @@ class ConfigurationResult:
     peak_memory_bytes: int | None = None
     worker_start_seconds: float | None = None
     first_minibatch_seconds: float | None = None
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +242,8 @@ class AutotuneResult:
         Where there is no choice, what comes nearest; None if nothing was measured.
     seconds
         Time that it took.
+    storage_order
+        Whether the files are shuffled already; None if that was not looked at.
     """
 
     machine: Machine
@@ -247,6 +254,7 @@ class AutotuneResult:
     recommended: Recommended | None
     nearest: Nearest | None
     seconds: float
+    storage_order: StorageOrder | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values, in the schema ``cellfeed.autotune/1``."""
@@ -260,6 +268,7 @@ class AutotuneResult:
             "configurations": [_configuration_json(result) for result in self.configurations],
             "recommended": self.recommended and _flat(asdict(self.recommended)),
             "nearest": self.nearest and _flat(asdict(self.nearest)),
+            "storage_order": self.storage_order and _storage_order_json(self.storage_order),
         }
 
     def save(self, path: Path) -> None:
@@ -278,6 +287,10 @@ def _configuration_json(result: ConfigurationResult) -> dict[str, Any]:
         entropy[f"{name}_interval"] = [_finite(estimate["low"]), _finite(estimate["high"])]
     entropy["verdict"] = result.entropy_bits.verdict
     return plain
+
+
+def _storage_order_json(order: StorageOrder) -> dict[str, Any]:
+    return asdict(order) | {"already_shuffled": order.already_shuffled, "sentence": order.sentence}
 
 
 def _flat(plain: dict[str, Any]) -> dict[str, Any]:
