@@ -83,9 +83,7 @@ class EpochCourse:
         )
 
 
-def entropy_over_epoch(
-    labels: ArrayLike, plan: EpochPlan, *, n_rows: int = 1_000_000
-) -> EpochCourse:
+def entropy_over_epoch(labels: ArrayLike, plan: EpochPlan, *, n_rows: int = 262_144) -> EpochCourse:
     """Return the minibatch entropy in each tenth of an epoch, from the labels alone.
 
     A difference between deciles is held against the spread of fetches within deciles (as in an
