@@ -12,12 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import ParameterError
 from cellfeed_tuner import theory
-from cellfeed_tuner._label_counts import as_codes, count_labels
+from cellfeed_tuner._label_counts import as_codes, count_in_parts
 from cellfeed_tuner._label_entropy import LabelEntropy, entropies_of, replayed_grid
 
 __all__ = ["conditional_label_entropy", "joint_codes", "random_conditional_entropy_bits"]
 
 _MOST_PAIRS = np.iinfo(np.int64).max
+
+_Codes = NDArray[np.integer]
 
 
 def joint_codes(labels: ArrayLike, given: ArrayLike) -> NDArray[np.signedinteger]:
@@ -130,13 +132,16 @@ def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_s
     1.0
     """
     first, second = _pair(labels, given)
-    bits = [
-        theory.random_entropy_bits(found.counts, batch_size, n_missing=found.n_missing)
-        if found.counts.size
-        else 0.0
-        for found in map(count_labels, (joint_codes(first, second), _known_in_both(first, second)))
-    ]
-    return bits[0] - bits[1]
+    n_given = int(second.max()) + 1
+    n_pairs = (int(first.max()) + 1) * n_given
+
+    def bits(codes: Callable[[_Codes, _Codes], _Codes], most: int) -> float:
+        found = count_in_parts(lambda part: codes(first[part], second[part]), first.size, most)
+        if not found.counts.size:
+            return 0.0
+        return theory.random_entropy_bits(found.counts, batch_size, n_missing=found.n_missing)
+
+    return bits(lambda a, b: _joint(a, b, n_given), n_pairs - 1) - bits(_known_in_both, n_given - 1)
 
 
 def _pair(labels: ArrayLike, given: ArrayLike) -> tuple[NDArray[np.integer], NDArray[np.integer]]:

@@ -1,5 +1,6 @@
 """How often each label occurs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import ParameterError
 
-__all__ = ["LabelCounts", "as_codes", "count_labels"]
+__all__ = ["LabelCounts", "as_codes", "count_in_parts", "count_labels"]
 
 # Counted at once; NumPy takes 8 bytes for each.
 _ROWS_AT_ONCE = 1 << 20
@@ -44,15 +45,31 @@ def count_labels(codes: NDArray[np.integer]) -> LabelCounts:
     codes
         Code of each row's label, negative where it is missing, shape (n_rows,).
     """
-    most = int(codes.max(initial=-1))
-    if most > max(_ROWS_AT_ONCE, codes.size):
-        found, counted = np.unique(codes, return_counts=True)
+    return count_in_parts(lambda part: codes[part], codes.size, int(codes.max(initial=-1)))
+
+
+def count_in_parts(
+    codes_in: Callable[[slice], NDArray[np.integer]], n_rows: int, most: int
+) -> LabelCounts:
+    """Count labels whose codes are made when they are asked for; see `count_labels`.
+
+    Parameters
+    ----------
+    codes_in
+        Gives the codes of a range of rows.
+    n_rows
+        All rows.
+    most
+        No code is larger.
+    """
+    if most > max(_ROWS_AT_ONCE, n_rows):
+        found, counted = np.unique(codes_in(slice(0, n_rows)), return_counts=True)
         return LabelCounts(counted[found >= 0], int(counted[found < 0].sum()))
     counts = np.zeros(most + 2, dtype=np.int64)
     at_once = max(_ROWS_AT_ONCE, most)
-    for start in range(0, codes.size, at_once):
-        part = np.maximum(codes[start : start + at_once].astype(np.int64), -1) + 1
-        counts += np.bincount(part, minlength=counts.size)
+    for start in range(0, n_rows, at_once):
+        part = codes_in(slice(start, start + at_once)).astype(np.int64)
+        counts += np.bincount(np.maximum(part, -1) + 1, minlength=counts.size)
     return LabelCounts(counts[1:][counts[1:] > 0], int(counts[0]))
 
 
