@@ -11,7 +11,7 @@ from cellfeed_tuner._assumptions import departures
 from cellfeed_tuner._interval import mean_with_interval
 from cellfeed_tuner._judge import Judge
 from cellfeed_tuner._label_counts import count_labels
-from cellfeed_tuner._replay import FetchSpread
+from cellfeed_tuner._plan_replay import FetchSpread
 from cellfeed_tuner._verdict import Measured, Theory, Verdict, verdict
 
 BATCH_SIZE = 64

@@ -18,7 +18,7 @@ from cellfeed import EpochPlan, ParameterError
 from cellfeed_tuner._interval import BEYOND_CHANCE, Estimate, mean_with_interval
 from cellfeed_tuner._label_counts import as_codes
 from cellfeed_tuner._label_entropy import entropies_of
-from cellfeed_tuner._replay import fetches_per_block
+from cellfeed_tuner._plan_replay import fetches_per_block
 
 __all__ = ["EpochCourse", "entropy_over_epoch"]
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed import BlockShuffling, EpochPlan, ParameterError
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._label_counts import as_codes
-from cellfeed_tuner._replay import FetchSpread, Statistic, minibatches_by_fetch, replay
+from cellfeed_tuner._plan_replay import FetchSpread, Statistic, minibatches_by_fetch, replay
 
 __all__ = [
     "LabelEntropy",

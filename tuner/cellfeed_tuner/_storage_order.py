@@ -10,7 +10,7 @@ from cellfeed_tuner import theory
 from cellfeed_tuner._interval import BEYOND_CHANCE
 from cellfeed_tuner._label_counts import as_codes, count_labels
 from cellfeed_tuner._label_entropy import minibatch_statistic
-from cellfeed_tuner._replay import replay
+from cellfeed_tuner._plan_replay import replay
 
 __all__ = ["StorageOrder", "storage_order"]
 

@@ -9,7 +9,7 @@ from scipy.stats import t as student_t
 
 from cellfeed_tuner._assumptions import Assumption, Departure
 from cellfeed_tuner._interval import BEYOND_CHANCE, CONFIDENCE, Estimate
-from cellfeed_tuner._replay import FetchSpread
+from cellfeed_tuner._plan_replay import FetchSpread
 
 __all__ = ["Measured", "Theory", "Verdict", "VerdictKind", "verdict"]
 
