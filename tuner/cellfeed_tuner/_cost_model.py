@@ -1,0 +1,259 @@
+"""What a configuration costs: a sum of terms that are not negative, fitted to a few samples."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+from scipy.optimize import nnls
+
+from cellfeed_tuner._configuration import Configuration
+
+__all__ = ["CostModel", "Geometry", "Observation", "distinct"]
+
+# Where the number of files or chunks is unknown: pieces that the blocks of a fetch may share.
+_UNKNOWN_PIECES = (16.0, 256.0)
+# Relative error of the terms where the discrepancy below takes up the rest.
+_MISFIT = 0.1
+# A priori, each term may be this share of the cost of a sample, or less by up to these decades.
+_PRIOR_SHARE, _PRIOR_DECADES = 0.5, 2.0
+# Standard deviations of the logarithm by which neighbouring configurations may depart together.
+_DISCREPANCIES = (0.02, 0.05, 0.1, 0.2, 0.4)
+# Steps of a factor of four over which a departure fades.
+_REACH = 1.5
+_JITTER = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """How a collection lies in storage, as far as that is known.
+
+    Parameters
+    ----------
+    n_cells
+        Rows of the collection.
+    rows_per_chunk
+        Mean number of rows in a unit of storage that is read as a whole; may be below 1.
+    n_files
+        Files that it is made of.
+    """
+
+    n_cells: int | None = None
+    rows_per_chunk: float | None = None
+    n_files: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What is known of one configuration's cost.
+
+    Parameters
+    ----------
+    seconds_per_cell
+        Mean of its samples.
+    error
+        Standard error of that mean, relative to it.
+    """
+
+    seconds_per_cell: float
+    error: float
+
+
+def distinct(
+    pieces: float | None, blocks: NDArray[np.float64], touched: NDArray[np.float64] | float = 1.0
+) -> NDArray[np.float64]:
+    """Return how many different pieces of storage random blocks touch, on average.
+
+    ``P (1 - (1 - t / P)^B)`` for B blocks that each touch t of P pieces; ``B t`` if there is no
+    end of pieces.
+
+    Examples
+    --------
+    >>> distinct(2, np.array([1.0, 2.0])).tolist(), distinct(None, np.array([3.0])).tolist()
+    ([1.0, 1.5], [3.0])
+    """
+    if pieces is None:
+        return blocks * touched
+    return pieces * -np.expm1(blocks * np.log1p(-np.minimum(touched / pieces, 1 - _JITTER)))
+
+
+class CostModel:
+    """Seconds per cell over a set of configurations, with what is not known of them.
+
+    A fetch of n = m f cells consists of B = max(1, n / b) blocks of rows that lie together. Its
+    cost is a sum of terms, each a price that is not negative times a count: the fetch itself (1);
+    the different files and chunks that its blocks touch (see `distinct`; a block of b rows
+    touches ``1 + (b - 1) / c`` chunks of c rows); blocks, each a seek; and cells, where the price
+    per minibatch is included, as minibatches are of one size. Workers divide a part of every
+    term; another part, such as a disk's, is not divided by them. Transfer between processes costs
+    a price per cell, and workers beyond what the machine has cost a price each.
+
+    Prices are fitted by least squares on relative errors. To know what is not known, they are
+    fitted many times, to samples and to prior prices that are both drawn at random (randomise,
+    then optimise). By what the sum does not express, the logarithms of neighbours depart
+    together: a Gaussian process over the logarithms of the settings, whose size the samples
+    decide. So there is no more confidence far from what was measured than there should be.
+
+    Parameters
+    ----------
+    configurations
+        What is to be predicted.
+    batch_size
+        Cells of a minibatch.
+    geometry
+        What is known of the storage.
+    """
+
+    def __init__(
+        self, configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
+    ) -> None:
+        self._place = {each: number for number, each in enumerate(configurations)}
+        self._terms = _terms(configurations, batch_size, geometry)
+        self._covariance = _covariance(configurations)
+
+    def draw(
+        self,
+        observations: Mapping[Configuration, Observation],
+        n_draws: int,
+        rng: np.random.Generator,
+    ) -> NDArray[np.float64]:
+        """Return what the costs may be, given what was measured.
+
+        Parameters
+        ----------
+        observations
+            What was measured; may be empty.
+        n_draws
+            How many equally likely worlds to return.
+        rng
+            Where chance comes from.
+
+        Returns
+        -------
+        Natural logarithms of seconds per cell, shape (n_draws, n_configurations). Without any
+        observation their scale means nothing.
+        """
+        rows = np.array([self._place[each] for each in observations], dtype=np.int64)
+        seen = np.log([each.seconds_per_cell for each in observations.values()])
+        errors = np.array([each.error for each in observations.values()])
+        terms = self._terms / self._unit(rows, seen)
+        prices = _prices(terms[rows], seen, errors, n_draws, rng)
+        means = np.log(prices @ terms.T)
+        return self._with_discrepancy(means, rows, seen, errors, rng)
+
+    def _unit(
+        self, rows: NDArray[np.int64], seen: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return by what to divide each term, so that one prior serves all prices.
+
+        A price of 1 then explains all of the cost of that sample in which its term weighs most.
+        """
+        if not rows.size:
+            return self._terms.mean(axis=0)
+        weights = (self._terms[rows] / np.exp(seen)[:, None]).max(axis=0)
+        # A term that no sample has is held against the cheapest.
+        unseen = self._terms.max(axis=0) / np.exp(seen.min())
+        unit: NDArray[np.float64] = np.where(weights > 0, weights, unseen)
+        return unit
+
+    def _with_discrepancy(
+        self,
+        means: NDArray[np.float64],
+        rows: NDArray[np.int64],
+        seen: NDArray[np.float64],
+        errors: NDArray[np.float64],
+        rng: np.random.Generator,
+    ) -> NDArray[np.float64]:
+        n = len(self._place)
+        unit = np.linalg.cholesky(self._covariance + 1e-6 * np.eye(n))
+        departures = rng.standard_normal((len(means), n)) @ unit.T
+        if not rows.size:
+            return means + _DISCREPANCIES[-1] * departures
+        near = self._covariance[np.ix_(rows, rows)]
+        residuals = seen - means[:, rows]
+        size = _discrepancy(near, residuals.mean(axis=0), errors)
+        known = cho_factor(size**2 * near + np.diag(errors**2 + _JITTER))
+        # A prior draw, corrected by what it misses of the samples, is a posterior draw.
+        departures = size * departures
+        missed = residuals - departures[:, rows] + errors * rng.standard_normal(residuals.shape)
+        gain = size**2 * self._covariance[:, rows]
+        return means + departures + (gain @ cho_solve(known, missed.T)).T
+
+
+def _terms(
+    configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
+) -> NDArray[np.float64]:
+    """Return what each price is paid for, per cell, shape (n_configurations, n_terms)."""
+    block = np.array([each.block_size for each in configurations], dtype=np.float64)
+    workers = np.array([each.num_workers for each in configurations], dtype=np.float64)
+    cells = batch_size * np.array([each.fetch_factor for each in configurations], dtype=np.float64)
+    blocks = np.maximum(1.0, cells / block)
+    rows = np.minimum(block, cells)
+    counts = [np.ones_like(cells), blocks, cells]
+    if geometry.n_files is not None and geometry.n_files > 1:
+        counts.append(distinct(geometry.n_files, blocks))
+    if geometry.rows_per_chunk is not None:
+        chunks = geometry.n_cells and max(1.0, geometry.n_cells / geometry.rows_per_chunk)
+        touched = 1 + np.maximum(0.0, rows - 1) / geometry.rows_per_chunk
+        counts.append(distinct(chunks or None, blocks, touched))
+    else:
+        counts.extend(distinct(pieces, blocks) for pieces in _UNKNOWN_PIECES)
+    per_cell = np.column_stack(counts) / cells[:, None]
+    if not workers.any():
+        return per_cell
+    divided = per_cell / np.maximum(1.0, workers)[:, None]
+    if np.ptp(workers) == 0:
+        return divided
+    by_workers = [workers > 0, workers]
+    return np.column_stack([divided, per_cell, *by_workers])
+
+
+def _covariance(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
+    """Return how alike configurations depart from a sum of terms, 0 to 1."""
+    places = np.array(
+        [
+            (np.log2(each.block_size), np.log2(each.fetch_factor), 2 * np.log2(1 + each.num_workers))
+            for each in configurations
+        ]
+    ).reshape(-1, 3)
+    apart = np.linalg.norm(places[:, None] - places[None], axis=2) / (2 * _REACH)
+    covariance: NDArray[np.float64] = (1 + apart) * np.exp(-apart)
+    return covariance
+
+
+def _prices(
+    terms: NDArray[np.float64],
+    seen: NDArray[np.float64],
+    errors: NDArray[np.float64],
+    n_draws: int,
+    rng: np.random.Generator,
+) -> NDArray[np.float64]:
+    """Return prices that are not negative, shape (n_draws, n_terms)."""
+    n_terms = terms.shape[1]
+    prior = _PRIOR_SHARE * 10 ** rng.uniform(-_PRIOR_DECADES, 0, (n_draws, n_terms))
+    if not seen.size:
+        return prior
+    spread = np.hypot(errors, _MISFIT)
+    noisy = np.exp(spread * rng.standard_normal((n_draws, seen.size)))
+    # Relative errors: every row is divided by what was seen.
+    left = np.vstack(
+        [terms / (np.exp(seen) * spread)[:, None], np.eye(n_terms) / _PRIOR_SHARE]
+    )
+    right = np.hstack([noisy / spread, prior / _PRIOR_SHARE])
+    return np.array([nnls(left, each)[0] for each in right])
+
+
+def _discrepancy(
+    near: NDArray[np.float64], residuals: NDArray[np.float64], errors: NDArray[np.float64]
+) -> float:
+    """Return the size of departures under which the residuals are likeliest."""
+
+    def log_likelihood(size: float) -> float:
+        covariance = size**2 * near + np.diag(errors**2 + 1e-4)
+        _, log_determinant = np.linalg.slogdet(covariance)
+        fit = residuals @ np.linalg.solve(covariance, residuals)
+        # A few samples that happen to fit are no proof that all do.
+        return float(-0.5 * (fit + log_determinant) - 0.5 * np.log(size / 0.1) ** 2)
+
+    return max(_DISCREPANCIES, key=log_likelihood)

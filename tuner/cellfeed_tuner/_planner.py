@@ -1,0 +1,225 @@
+"""What to measure next: probes first, then a race of what could still be chosen."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._cost_model import CostModel, Geometry, Observation
+
+__all__ = ["Affords", "Goal", "Planner"]
+
+Affords = Callable[[Configuration], bool]
+"""Whether there is budget left to measure a configuration."""
+
+Goal = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""From logarithms of cells per second, shape (..., n_candidates), to what is to be maximised."""
+
+_N_DRAWS = 64
+_PROBES = 4
+# Relative spread of a round where nothing is known of it yet, and how many rounds that counts.
+_PRIOR_SPREAD, _PRIOR_ROUNDS = 0.1, 4
+# An expected gain over the best so far that is not worth a measurement.
+_NOT_WORTH = 0.002
+# What is the best with less than this probability leaves the race.
+_LEAVES = 0.02
+# A mean with this relative standard error needs no further samples.
+_PRECISE = 0.007
+_MOST_ROUNDS = 64
+
+
+class Planner:
+    """Decides what to measure, by what was measured; it measures nothing itself.
+
+    Ask it for a configuration, measure that, tell it, and so on, until it has none:
+
+    1. *Probes*: the configurations whose samples tell most of those that may be the best.
+    2. *What may be better*: by the `CostModel`, the configuration from which the largest gain
+       over the best so far is expected, until none is worth it or to be afforded.
+    3. *The race*: another sample of each that may still be the best, in random order, round by
+       round; by bootstrap over the rounds, a configuration leaves when it cannot win any more,
+       and the race ends when one is left or all are known precisely. As the best becomes clear,
+       others may be worth a first sample again.
+
+    Parameters
+    ----------
+    candidates
+        What may be chosen: entropy and memory are known before, so nothing else is measured.
+    batch_size
+        Cells of a minibatch.
+    geometry
+        What is known of the storage.
+    goal
+        What is to be maximised; a gain of 0.002 is not worth a measurement.
+    seed
+        Fixes all that is left to chance.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Configuration],
+        *,
+        batch_size: int,
+        geometry: Geometry,
+        goal: Goal,
+        seed: int,
+    ) -> None:
+        self._candidates = list(candidates)
+        self._model = CostModel(self._candidates, batch_size, geometry)
+        self._goal = goal
+        self._rng = np.random.default_rng(seed)
+        self._samples: dict[Configuration, list[float]] = {}
+        self._withdrawn: set[Configuration] = set()
+        self._lap: list[Configuration] = []
+        self._expected: NDArray[np.float64] | None = None
+
+    def ask(self, affords: Affords) -> Configuration | None:
+        """Return what to measure next, or None if nothing is worth it or to be afforded."""
+        if not self._lap:
+            fresh = self._probe(affords) or self._most_promising(affords)
+            if fresh is not None:
+                return fresh
+            self._lap = self._rivals()
+            self._rng.shuffle(self._lap)
+        while self._lap:
+            rival = self._lap.pop()
+            if affords(rival) and rival not in self._withdrawn:
+                return rival
+        return None
+
+    def tell(self, configuration: Configuration, seconds_per_cell: Iterable[float]) -> None:
+        """Add samples of a configuration."""
+        self._samples.setdefault(configuration, []).extend(seconds_per_cell)
+        self._expected = None
+
+    def withdraw(self, configuration: Configuration) -> None:
+        """Leave a configuration out: it has failed, or turned out not to be feasible."""
+        self._withdrawn.add(configuration)
+
+    def expected_seconds_per_cell(self, configuration: Configuration) -> float | None:
+        """Return about what a configuration costs; None where nothing was measured so far."""
+        if not self._measured():
+            return None
+        if self._expected is None:
+            self._expected = np.exp(np.median(self._draws(), axis=0))
+        return float(self._expected[self._candidates.index(configuration)])
+
+    def _measured(self) -> list[Configuration]:
+        return [each for each, samples in self._samples.items() if samples]
+
+    def _open(self, affords: Affords) -> NDArray[np.intp]:
+        """Return the places of what was not measured and can be."""
+        return np.array(
+            [
+                place
+                for place, each in enumerate(self._candidates)
+                if each not in self._samples and each not in self._withdrawn and affords(each)
+            ],
+            dtype=np.intp,
+        )
+
+    def _probe(self, affords: Affords) -> Configuration | None:
+        """Return what tells most of the configurations that may be the best."""
+        if len(self._samples) >= _PROBES:
+            return None
+        fresh = self._open(affords)
+        if not fresh.size:
+            return None
+        draws = self._draws()
+        wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
+        apart = draws - draws.mean(axis=0)
+        if not self._samples:
+            # Only differences mean something before the first sample.
+            apart = apart - apart.mean(axis=1, keepdims=True)
+        covariance = apart.T @ apart / len(draws)
+        told = covariance[fresh] ** 2 / (np.diag(covariance)[fresh] + _PRIOR_SPREAD**2)[:, None]
+        return self._candidates[fresh[np.argmax(told @ wins)]]
+
+    def _most_promising(self, affords: Affords) -> Configuration | None:
+        """Return what promises the largest gain over the best so far, if that is worth it."""
+        fresh = self._open(affords)
+        if not fresh.size:
+            return None
+        if not self._measured():
+            return self._candidates[fresh[0]]
+        values = self._goal(-self._draws())
+        places = [self._candidates.index(each) for each in self._racing()]
+        best = values[:, places].max(axis=1) if places else values.min(axis=1)
+        gains = np.maximum(0.0, values[:, fresh] - best[:, None]).mean(axis=0)
+        if gains.max() < _NOT_WORTH:
+            return None
+        return self._candidates[fresh[np.argmax(gains)]]
+
+    def _racing(self) -> list[Configuration]:
+        return [each for each in self._measured() if each not in self._withdrawn]
+
+    def _rivals(self) -> list[Configuration]:
+        """Return what may still be the best and is not known precisely."""
+        racing = self._racing()
+        if not racing:
+            return []
+        draws = np.full((_N_DRAWS, len(self._candidates)), np.inf)
+        places = [self._candidates.index(each) for each in racing]
+        draws[:, places] = np.column_stack([self._bootstrap(each) for each in racing])
+        wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
+        rivals = [each for each, place in zip(racing, places, strict=True) if wins[place] >= _LEAVES]
+        return [
+            each
+            for each in rivals
+            if len(rivals) > 1
+            and len(self._samples[each]) < _MOST_ROUNDS
+            and self._error(each) > _PRECISE
+        ]
+
+    def _best_of(self, draws: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Return the place of the best in each draw of logarithms of seconds per cell."""
+        return np.argmax(self._goal(-draws), axis=1)
+
+    def _draws(self) -> NDArray[np.float64]:
+        """Return what the costs may be: by its own samples, else by the model."""
+        measured = self._measured()
+        observations = {
+            each: Observation(float(np.mean(self._samples[each])), self._error(each))
+            for each in measured
+        }
+        draws = self._model.draw(observations, _N_DRAWS, self._rng)
+        for each in measured:
+            draws[:, self._candidates.index(each)] = self._bootstrap(each)
+        return draws
+
+    def _bootstrap(self, configuration: Configuration) -> NDArray[np.float64]:
+        """Return logarithms of what a mean may be, by drawing its rounds again.
+
+        As a few rounds say little of their own spread, some are drawn from all residuals.
+        """
+        samples = np.array(self._samples[configuration])
+        n = samples.size
+        own, pool = self._residuals(configuration), self._pool()
+        shape = (_N_DRAWS, n)
+        redrawn = self._rng.choice(pool, shape)
+        if own.size:
+            from_own = self._rng.random(shape) < n / (n + _PRIOR_ROUNDS)
+            redrawn = np.where(from_own, self._rng.choice(own, shape), redrawn)
+        return np.log(samples.mean()) + np.log1p(np.maximum(redrawn.mean(axis=1), -0.9))
+
+    def _error(self, configuration: Configuration) -> float:
+        """Return the relative standard error of a configuration's mean."""
+        n = len(self._samples[configuration])
+        own, pool = self._residuals(configuration), self._pool()
+        variance = (own @ own + _PRIOR_ROUNDS * (pool @ pool) / pool.size) / (
+            own.size + _PRIOR_ROUNDS
+        )
+        return float(np.sqrt(variance / n))
+
+    def _pool(self) -> NDArray[np.float64]:
+        """Return the residuals of all samples, with a few that stand for what is usual."""
+        usual = _PRIOR_SPREAD * np.array([-1.0, -1.0, 1.0, 1.0])
+        return np.concatenate([usual, *map(self._residuals, self._samples)])
+
+    def _residuals(self, configuration: Configuration) -> NDArray[np.float64]:
+        samples = np.array(self._samples[configuration])
+        if samples.size < 2:  # noqa: PLR2004 - a spread needs two
+            return np.empty(0)
+        # A mean is nearer to its samples than to the truth.
+        return (samples / samples.mean() - 1) * np.sqrt(samples.size / (samples.size - 1))
