@@ -17,11 +17,17 @@ _UNKNOWN_PIECES = (16.0, 256.0)
 # Relative error of the terms where the discrepancy below takes up the rest.
 _MISFIT = 0.1
 # A priori, each term may be this share of the cost of a sample, or less by up to these decades.
-_PRIOR_SHARE, _PRIOR_DECADES = 0.5, 2.0
+_PRIOR_SHARE = 0.5
+# By how much a price may depart from what its prior is in one draw, relative to that.
+_PRIOR_SPREAD = 2.0
 # Standard deviations of the logarithm by which neighbouring configurations may depart together.
-_DISCREPANCIES = (0.02, 0.05, 0.1, 0.2, 0.4)
+# What they usually are, and for how many samples that counts.
+_USUAL_DISCREPANCY, _USUAL_COUNTS = 0.15, 4
 # Steps of a factor of four over which a departure fades.
 _REACH = 1.5
+# The share of a departure's variance that no neighbour has.
+_ALONE = 0.3
+_NO_PRICE = 0.01
 _JITTER = 1e-9
 
 
@@ -109,7 +115,7 @@ class CostModel:
         self, configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> None:
         self._place = {each: number for number, each in enumerate(configurations)}
-        self._terms = _terms(configurations, batch_size, geometry)
+        self._terms, self._decades = _terms(configurations, batch_size, geometry)
         self._covariance = _covariance(configurations)
 
     def draw(
@@ -138,9 +144,10 @@ class CostModel:
         seen = np.log([each.seconds_per_cell for each in observations.values()])
         errors = np.array([each.error for each in observations.values()])
         terms = self._terms / self._unit(rows, seen)
-        prices = _prices(terms[rows], seen, errors, n_draws, rng)
+        prices = _prices(terms[rows], self._decades, seen, errors, n_draws, rng)
         means = np.log(prices @ terms.T)
-        return self._with_discrepancy(means, rows, seen, errors, rng)
+        n_prices = np.count_nonzero(prices > _NO_PRICE, axis=1).mean()
+        return self._with_discrepancy(means, rows, seen, errors, n_prices, rng)
 
     def _unit(
         self, rows: NDArray[np.int64], seen: NDArray[np.float64]
@@ -163,16 +170,17 @@ class CostModel:
         rows: NDArray[np.int64],
         seen: NDArray[np.float64],
         errors: NDArray[np.float64],
+        n_prices: float,
         rng: np.random.Generator,
     ) -> NDArray[np.float64]:
         n = len(self._place)
         unit = np.linalg.cholesky(self._covariance + 1e-6 * np.eye(n))
         departures = rng.standard_normal((len(means), n)) @ unit.T
         if not rows.size:
-            return means + _DISCREPANCIES[-1] * departures
+            return means + _USUAL_DISCREPANCY * departures
         near = self._covariance[np.ix_(rows, rows)]
         residuals = seen - means[:, rows]
-        size = _discrepancy(near, residuals.mean(axis=0), errors)
+        size = _discrepancy(residuals.mean(axis=0), n_prices)
         known = cho_factor(size**2 * near + np.diag(errors**2 + _JITTER))
         # A prior draw, corrected by what it misses of the samples, is a posterior draw.
         departures = size * departures
@@ -183,30 +191,39 @@ class CostModel:
 
 def _terms(
     configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
-) -> NDArray[np.float64]:
-    """Return what each price is paid for, per cell, shape (n_configurations, n_terms)."""
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what each price is paid for, and by how many decades it may be less than most.
+
+    Returns
+    -------
+    Counts per cell, shape (n_configurations, n_terms), and decades, shape (n_terms,).
+    """
     block = np.array([each.block_size for each in configurations], dtype=np.float64)
     workers = np.array([each.num_workers for each in configurations], dtype=np.float64)
     cells = batch_size * np.array([each.fetch_factor for each in configurations], dtype=np.float64)
     blocks = np.maximum(1.0, cells / block)
     rows = np.minimum(block, cells)
-    counts = [np.ones_like(cells), blocks, cells]
+    counts, rare = [np.ones_like(cells), blocks, cells], [2.0, 1.0, 1.0]
     if geometry.n_files is not None and geometry.n_files > 1:
         counts.append(distinct(geometry.n_files, blocks))
+        rare.append(2.0)
     if geometry.rows_per_chunk is not None:
         chunks = geometry.n_cells and max(1.0, geometry.n_cells / geometry.rows_per_chunk)
         touched = 1 + np.maximum(0.0, rows - 1) / geometry.rows_per_chunk
         counts.append(distinct(chunks or None, blocks, touched))
+        rare.append(1.0)
     else:
         counts.extend(distinct(pieces, blocks) for pieces in _UNKNOWN_PIECES)
+        rare.extend(3.0 for _ in _UNKNOWN_PIECES)
     per_cell = np.column_stack(counts) / cells[:, None]
     if not workers.any():
-        return per_cell
+        return per_cell, np.array(rare)
     divided = per_cell / np.maximum(1.0, workers)[:, None]
     if np.ptp(workers) == 0:
-        return divided
+        return divided, np.array(rare)
     by_workers = [workers > 0, workers]
-    return np.column_stack([divided, per_cell, *by_workers])
+    decades = [*rare, *(each + 1 for each in rare), 2.0, 2.0]
+    return np.column_stack([divided, per_cell, *by_workers]), np.array(decades)
 
 
 def _covariance(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
@@ -218,12 +235,13 @@ def _covariance(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
         ]
     ).reshape(-1, 3)
     apart = np.linalg.norm(places[:, None] - places[None], axis=2) / (2 * _REACH)
-    covariance: NDArray[np.float64] = (1 + apart) * np.exp(-apart)
-    return covariance
+    together: NDArray[np.float64] = (1 + apart) * np.exp(-apart)
+    return (1 - _ALONE) * together + _ALONE * np.eye(len(places))
 
 
 def _prices(
     terms: NDArray[np.float64],
+    decades: NDArray[np.float64],
     seen: NDArray[np.float64],
     errors: NDArray[np.float64],
     n_draws: int,
@@ -231,29 +249,25 @@ def _prices(
 ) -> NDArray[np.float64]:
     """Return prices that are not negative, shape (n_draws, n_terms)."""
     n_terms = terms.shape[1]
-    prior = _PRIOR_SHARE * 10 ** rng.uniform(-_PRIOR_DECADES, 0, (n_draws, n_terms))
+    prior = _PRIOR_SHARE * 10 ** (-decades * rng.random((n_draws, n_terms)))
     if not seen.size:
         return prior
     spread = np.hypot(errors, _MISFIT)
     noisy = np.exp(spread * rng.standard_normal((n_draws, seen.size)))
     # Relative errors: every row is divided by what was seen.
-    left = np.vstack(
-        [terms / (np.exp(seen) * spread)[:, None], np.eye(n_terms) / _PRIOR_SHARE]
+    relative = terms / (np.exp(seen) * spread)[:, None]
+    tied = np.eye(n_terms) / _PRIOR_SPREAD
+    return np.array(
+        [
+            # What is fitted is how many times its prior each price is.
+            each * nnls(np.vstack([relative * each, tied]), np.concatenate([right, tied.sum(0)]))[0]
+            for each, right in zip(prior, noisy / spread, strict=True)
+        ]
     )
-    right = np.hstack([noisy / spread, prior / _PRIOR_SHARE])
-    return np.array([nnls(left, each)[0] for each in right])
 
 
-def _discrepancy(
-    near: NDArray[np.float64], residuals: NDArray[np.float64], errors: NDArray[np.float64]
-) -> float:
-    """Return the size of departures under which the residuals are likeliest."""
-
-    def log_likelihood(size: float) -> float:
-        covariance = size**2 * near + np.diag(errors**2 + 1e-4)
-        _, log_determinant = np.linalg.slogdet(covariance)
-        fit = residuals @ np.linalg.solve(covariance, residuals)
-        # A few samples that happen to fit are no proof that all do.
-        return float(-0.5 * (fit + log_determinant) - 0.5 * np.log(size / 0.1) ** 2)
-
-    return max(_DISCREPANCIES, key=log_likelihood)
+def _discrepancy(residuals: NDArray[np.float64], n_prices: float) -> float:
+    """Return the standard deviation of departures, from residuals of a fit of so many prices."""
+    freedom = max(0.0, residuals.size - n_prices)
+    squares = residuals @ residuals + _USUAL_COUNTS * _USUAL_DISCREPANCY**2
+    return float(np.sqrt(squares / (freedom + _USUAL_COUNTS)))
