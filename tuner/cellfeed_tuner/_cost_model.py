@@ -26,7 +26,7 @@ _USUAL_DISCREPANCY, _USUAL_COUNTS = 0.15, 4
 # Steps of a factor of four over which a departure fades.
 _REACH = 1.5
 # The share of a departure's variance that no neighbour has.
-_ALONE = 0.3
+_ALONE = 0.5
 _NO_PRICE = 0.01
 _JITTER = 1e-9
 

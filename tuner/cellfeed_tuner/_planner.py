@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._cost_model import CostModel, Geometry, Observation
@@ -21,7 +22,7 @@ _PROBES = 4
 # Relative spread of a round where nothing is known of it yet, and how many rounds that counts.
 _PRIOR_SPREAD, _PRIOR_ROUNDS = 0.1, 4
 # An expected gain over the best so far that is not worth a measurement.
-_NOT_WORTH = 0.002
+_NOT_WORTH = 0.0005
 # What is the best with less than this probability leaves the race.
 _LEAVES = 0.02
 # A mean with this relative standard error needs no further samples.
@@ -146,7 +147,7 @@ class Planner:
         values = self._goal(-self._draws())
         places = [self._candidates.index(each) for each in self._racing()]
         best = values[:, places].max(axis=1) if places else values.min(axis=1)
-        gains = np.maximum(0.0, values[:, fresh] - best[:, None]).mean(axis=0)
+        gains = _expected_gains(values[:, fresh] - best[:, None])
         if gains.max() < _NOT_WORTH:
             return None
         return self._candidates[fresh[np.argmax(gains)]]
@@ -223,3 +224,13 @@ class Planner:
             return np.empty(0)
         # A mean is nearer to its samples than to the truth.
         return (samples / samples.mean() - 1) * np.sqrt(samples.size / (samples.size - 1))
+
+
+def _expected_gains(gains: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the expectation of what is positive in a normal distribution, for each column.
+
+    Smoother than the mean over the draws, of which few may be positive.
+    """
+    mean, spread = gains.mean(axis=0), gains.std(axis=0) + _PRECISE
+    expected: NDArray[np.float64] = spread * norm.pdf(mean / spread) + mean * norm.cdf(mean / spread)
+    return expected
