@@ -149,9 +149,7 @@ class CostModel:
         n_prices = np.count_nonzero(prices > _NO_PRICE, axis=1).mean()
         return self._with_discrepancy(means, rows, seen, errors, n_prices, rng)
 
-    def _unit(
-        self, rows: NDArray[np.int64], seen: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def _unit(self, rows: NDArray[np.int64], seen: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return by what to divide each term, so that one prior serves all prices.
 
         A price of 1 then explains all of the cost of that sample in which its term weighs most.
@@ -186,7 +184,8 @@ class CostModel:
         departures = size * departures
         missed = residuals - departures[:, rows] + errors * rng.standard_normal(residuals.shape)
         gain = size**2 * self._covariance[:, rows]
-        return means + departures + (gain @ cho_solve(known, missed.T)).T
+        corrected: NDArray[np.float64] = means + departures + (gain @ cho_solve(known, missed.T)).T
+        return corrected
 
 
 def _terms(
@@ -230,7 +229,11 @@ def _covariance(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
     """Return how alike configurations depart from a sum of terms, 0 to 1."""
     places = np.array(
         [
-            (np.log2(each.block_size), np.log2(each.fetch_factor), 2 * np.log2(1 + each.num_workers))
+            (
+                np.log2(each.block_size),
+                np.log2(each.fetch_factor),
+                2 * np.log2(1 + each.num_workers),
+            )
             for each in configurations
         ]
     ).reshape(-1, 3)

@@ -8,14 +8,13 @@ from scipy.stats import norm
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._cost_model import CostModel, Geometry, Observation
+from cellfeed_tuner._goal import Goal
+from cellfeed_tuner._measure import LEAST_ROUNDS
 
-__all__ = ["Affords", "Goal", "Planner"]
+__all__ = ["Affords", "Planner"]
 
 Affords = Callable[[Configuration], bool]
 """Whether there is budget left to measure a configuration."""
-
-Goal = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""From logarithms of cells per second, shape (..., n_candidates), to what is to be maximised."""
 
 _N_DRAWS = 64
 _PROBES = 4
@@ -70,7 +69,10 @@ class Planner:
         self._model = CostModel(self._candidates, batch_size, geometry)
         self._goal = goal
         self._rng = np.random.default_rng(seed)
-        self._samples: dict[Configuration, list[float]] = {}
+        self._samples: dict[Configuration, NDArray[np.float64]] = {}
+        # How far each round is from its mean; all of them, with a few that stand for what is usual.
+        self._residuals: dict[Configuration, NDArray[np.float64]] = {}
+        self._pool = np.empty(0)
         self._withdrawn: set[Configuration] = set()
         self._lap: list[Configuration] = []
         self._expected: NDArray[np.float64] | None = None
@@ -90,8 +92,15 @@ class Planner:
         return None
 
     def tell(self, configuration: Configuration, seconds_per_cell: Iterable[float]) -> None:
-        """Add samples of a configuration."""
-        self._samples.setdefault(configuration, []).extend(seconds_per_cell)
+        """Take note of all samples that there are of a configuration by now."""
+        samples = np.fromiter(seconds_per_cell, dtype=np.float64)
+        if samples.size == 0:
+            self.withdraw(configuration)
+            return
+        self._samples[configuration] = samples
+        self._residuals[configuration] = _residuals(samples)
+        usual = _PRIOR_SPREAD * np.array([-1.0, -1.0, 1.0, 1.0])
+        self._pool = np.concatenate([usual, *self._residuals.values()])
         self._expected = None
 
     def withdraw(self, configuration: Configuration) -> None:
@@ -100,14 +109,11 @@ class Planner:
 
     def expected_seconds_per_cell(self, configuration: Configuration) -> float | None:
         """Return about what a configuration costs; None where nothing was measured so far."""
-        if not self._measured():
+        if not self._samples:
             return None
         if self._expected is None:
             self._expected = np.exp(np.median(self._draws(), axis=0))
         return float(self._expected[self._candidates.index(configuration)])
-
-    def _measured(self) -> list[Configuration]:
-        return [each for each, samples in self._samples.items() if samples]
 
     def _open(self, affords: Affords) -> NDArray[np.intp]:
         """Return the places of what was not measured and can be."""
@@ -135,25 +141,23 @@ class Planner:
             apart = apart - apart.mean(axis=1, keepdims=True)
         covariance = apart.T @ apart / len(draws)
         told = covariance[fresh] ** 2 / (np.diag(covariance)[fresh] + _PRIOR_SPREAD**2)[:, None]
-        return self._candidates[fresh[np.argmax(told @ wins)]]
+        return self._candidates[int(fresh[np.argmax(told @ wins)])]
 
     def _most_promising(self, affords: Affords) -> Configuration | None:
         """Return what promises the largest gain over the best so far, if that is worth it."""
         fresh = self._open(affords)
         if not fresh.size:
             return None
-        if not self._measured():
-            return self._candidates[fresh[0]]
         values = self._goal(-self._draws())
         places = [self._candidates.index(each) for each in self._racing()]
         best = values[:, places].max(axis=1) if places else values.min(axis=1)
         gains = _expected_gains(values[:, fresh] - best[:, None])
         if gains.max() < _NOT_WORTH:
             return None
-        return self._candidates[fresh[np.argmax(gains)]]
+        return self._candidates[int(fresh[np.argmax(gains)])]
 
     def _racing(self) -> list[Configuration]:
-        return [each for each in self._measured() if each not in self._withdrawn]
+        return [each for each in self._samples if each not in self._withdrawn]
 
     def _rivals(self) -> list[Configuration]:
         """Return what may still be the best and is not known precisely."""
@@ -164,28 +168,29 @@ class Planner:
         places = [self._candidates.index(each) for each in racing]
         draws[:, places] = np.column_stack([self._bootstrap(each) for each in racing])
         wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
-        rivals = [each for each, place in zip(racing, places, strict=True) if wins[place] >= _LEAVES]
-        return [
-            each
-            for each in rivals
-            if len(rivals) > 1
-            and len(self._samples[each]) < _MOST_ROUNDS
-            and self._error(each) > _PRECISE
-        ]
+        rivals = [each for each, win in zip(racing, wins[places], strict=True) if win >= _LEAVES]
+        return [each for each in rivals if not self._is_settled(each, alone=len(rivals) == 1)]
+
+    def _is_settled(self, configuration: Configuration, *, alone: bool) -> bool:
+        """Return whether no more samples of a configuration are needed."""
+        n = self._samples[configuration].size
+        if n < LEAST_ROUNDS:
+            return False
+        return alone or n >= _MOST_ROUNDS or self._error(configuration) <= _PRECISE
 
     def _best_of(self, draws: NDArray[np.float64]) -> NDArray[np.intp]:
         """Return the place of the best in each draw of logarithms of seconds per cell."""
-        return np.argmax(self._goal(-draws), axis=1)
+        best: NDArray[np.intp] = np.argmax(self._goal(-draws), axis=1)
+        return best
 
     def _draws(self) -> NDArray[np.float64]:
         """Return what the costs may be: by its own samples, else by the model."""
-        measured = self._measured()
         observations = {
-            each: Observation(float(np.mean(self._samples[each])), self._error(each))
-            for each in measured
+            each: Observation(float(samples.mean()), self._error(each))
+            for each, samples in self._samples.items()
         }
         draws = self._model.draw(observations, _N_DRAWS, self._rng)
-        for each in measured:
+        for each in observations:
             draws[:, self._candidates.index(each)] = self._bootstrap(each)
         return draws
 
@@ -194,36 +199,34 @@ class Planner:
 
         As a few rounds say little of their own spread, some are drawn from all residuals.
         """
-        samples = np.array(self._samples[configuration])
+        samples = self._samples[configuration]
         n = samples.size
-        own, pool = self._residuals(configuration), self._pool()
+        own, pool = self._residuals[configuration], self._pool
         shape = (_N_DRAWS, n)
         redrawn = self._rng.choice(pool, shape)
         if own.size:
             from_own = self._rng.random(shape) < n / (n + _PRIOR_ROUNDS)
             redrawn = np.where(from_own, self._rng.choice(own, shape), redrawn)
-        return np.log(samples.mean()) + np.log1p(np.maximum(redrawn.mean(axis=1), -0.9))
+        means: NDArray[np.float64] = samples.mean() * np.maximum(1 + redrawn.mean(axis=1), 0.1)
+        return np.log(means)
 
     def _error(self, configuration: Configuration) -> float:
         """Return the relative standard error of a configuration's mean."""
-        n = len(self._samples[configuration])
-        own, pool = self._residuals(configuration), self._pool()
+        n = self._samples[configuration].size
+        own, pool = self._residuals[configuration], self._pool
         variance = (own @ own + _PRIOR_ROUNDS * (pool @ pool) / pool.size) / (
             own.size + _PRIOR_ROUNDS
         )
         return float(np.sqrt(variance / n))
 
-    def _pool(self) -> NDArray[np.float64]:
-        """Return the residuals of all samples, with a few that stand for what is usual."""
-        usual = _PRIOR_SPREAD * np.array([-1.0, -1.0, 1.0, 1.0])
-        return np.concatenate([usual, *map(self._residuals, self._samples)])
 
-    def _residuals(self, configuration: Configuration) -> NDArray[np.float64]:
-        samples = np.array(self._samples[configuration])
-        if samples.size < 2:  # noqa: PLR2004 - a spread needs two
-            return np.empty(0)
-        # A mean is nearer to its samples than to the truth.
-        return (samples / samples.mean() - 1) * np.sqrt(samples.size / (samples.size - 1))
+def _residuals(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return relative departures from the mean, free of its being nearer to them than the truth."""
+    if samples.size < 2:  # noqa: PLR2004 - a spread needs two
+        return np.empty(0)
+    residuals: NDArray[np.float64] = samples / samples.mean() - 1
+    residuals *= np.sqrt(samples.size / (samples.size - 1))
+    return residuals
 
 
 def _expected_gains(gains: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -232,5 +235,7 @@ def _expected_gains(gains: NDArray[np.float64]) -> NDArray[np.float64]:
     Smoother than the mean over the draws, of which few may be positive.
     """
     mean, spread = gains.mean(axis=0), gains.std(axis=0) + _PRECISE
-    expected: NDArray[np.float64] = spread * norm.pdf(mean / spread) + mean * norm.cdf(mean / spread)
+    expected: NDArray[np.float64] = spread * norm.pdf(mean / spread) + mean * norm.cdf(
+        mean / spread
+    )
     return expected

@@ -13,6 +13,9 @@ __all__ = ["Choice", "choose", "nearest"]
 # Shares of random sampling's entropy that differ by less than this are the same: a replay of the
 # plan is not more exact.
 _SAME_ENTROPY_SHARE = 0.001
+# A throughput that is lower than the highest by more than this share is not as fast, however wide
+# the intervals.
+_SAME_SPEED_SHARE = 0.02
 
 
 class _Timed(NamedTuple):
@@ -45,9 +48,9 @@ class Choice(NamedTuple):
 def choose(results: Sequence[ConfigurationResult], constraints: Constraints) -> Choice | None:
     """Return the configuration to use, or None if none is feasible.
 
-    Without a need, the cheapest (memory, then workers) that cannot be told from the fastest,
-    among those that mix well enough and fit in memory. With a need, the best mixed of these
-    whose throughput is at least as high.
+    Without a need, the cheapest (memory, then workers) that is within 2 % of the fastest and
+    cannot be told from it, among those that mix well enough and fit in memory. With a need, the
+    best mixed of these whose throughput is at least as high.
     """
     feasible = _feasible(results, constraints)
     if not feasible:
@@ -106,7 +109,12 @@ def _log_ratio(wanted: float, given: float) -> float:
 
 def _as_fast_as_the_fastest(feasible: Sequence[_Timed]) -> list[_Timed]:
     fastest = max(feasible, key=lambda each: each.speed.value)
-    return [each for each in feasible if each.speed.overlaps(fastest.speed)]
+    least = (1 - _SAME_SPEED_SHARE) * fastest.speed.value
+    return [
+        each
+        for each in feasible
+        if each.speed.value >= least and each.speed.overlaps(fastest.speed)
+    ]
 
 
 def _cheapest_of_the_fastest(feasible: Sequence[_Timed]) -> Choice:
