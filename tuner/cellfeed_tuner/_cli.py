@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cellfeed import __version__, open_collection
-from cellfeed.console import ByteSize, OneLineErrorCommand
+from cellfeed.console import ByteSize
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._page_cache import CacheState
+from cellfeed_tuner._replay_cli import replay_command
 from cellfeed_tuner._report import print_report
+from cellfeed_tuner._subcommands import CommandWithSubcommands
 from cellfeed_tuner.plots import autotune_figure
 
 __all__ = ["main"]
@@ -53,7 +55,7 @@ def _listed(sizes: Sequence[int]) -> str:
     return ",".join(map(str, sizes))
 
 
-@click.command(cls=OneLineErrorCommand)
+@click.command(cls=CommandWithSubcommands)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--label", required=True, metavar="COLUMN", help="obs column to mix minibatches by.")
 @click.option("--layer", help="Layer to read in place of X.")
@@ -112,6 +114,9 @@ def main(
     click.echo(f"\nWrote {output / 'autotune.json'} and {output / 'autotune.png'}")
     if result.recommended is None:
         raise SystemExit(1)
+
+
+main.add_command(replay_command)
 
 
 class _Bars:

@@ -184,8 +184,8 @@ class CostModel:
         departures = size * departures
         missed = residuals - departures[:, rows] + errors * rng.standard_normal(residuals.shape)
         gain = size**2 * self._covariance[:, rows]
-        corrected: NDArray[np.float64] = means + departures + (gain @ cho_solve(known, missed.T)).T
-        return corrected
+        draws: NDArray[np.float64] = means + departures + (gain @ cho_solve(known, missed.T)).T
+        return draws
 
 
 def _terms(
