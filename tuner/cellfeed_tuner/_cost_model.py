@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import nnls
 
 from cellfeed_tuner._configuration import Configuration
@@ -155,7 +154,8 @@ class CostModel:
         A price of 1 then explains all of the cost of that sample in which its term weighs most.
         """
         if not rows.size:
-            return self._terms.mean(axis=0)
+            means: NDArray[np.float64] = self._terms.mean(axis=0)
+            return means
         weights = (self._terms[rows] / np.exp(seen)[:, None]).max(axis=0)
         # A term that no sample has is held against the cheapest.
         unseen = self._terms.max(axis=0) / np.exp(seen.min())
@@ -179,12 +179,12 @@ class CostModel:
         near = self._covariance[np.ix_(rows, rows)]
         residuals = seen - means[:, rows]
         size = _discrepancy(residuals.mean(axis=0), n_prices)
-        known = cho_factor(size**2 * near + np.diag(errors**2 + _JITTER))
+        known = size**2 * near + np.diag(errors**2 + _JITTER)
         # A prior draw, corrected by what it misses of the samples, is a posterior draw.
         departures = size * departures
         missed = residuals - departures[:, rows] + errors * rng.standard_normal(residuals.shape)
         gain = size**2 * self._covariance[:, rows]
-        draws: NDArray[np.float64] = means + departures + (gain @ cho_solve(known, missed.T)).T
+        draws: NDArray[np.float64] = means + departures + missed @ np.linalg.solve(known, gain.T)
         return draws
 
 

@@ -66,6 +66,7 @@ class Planner:
         seed: int,
     ) -> None:
         self._candidates = list(candidates)
+        self._place = {each: place for place, each in enumerate(self._candidates)}
         self._model = CostModel(self._candidates, batch_size, geometry)
         self._goal = goal
         self._rng = np.random.default_rng(seed)
@@ -75,7 +76,6 @@ class Planner:
         self._pool = np.empty(0)
         self._withdrawn: set[Configuration] = set()
         self._lap: list[Configuration] = []
-        self._expected: NDArray[np.float64] | None = None
 
     def ask(self, affords: Affords) -> Configuration | None:
         """Return what to measure next, or None if nothing is worth it or to be afforded."""
@@ -101,19 +101,10 @@ class Planner:
         self._residuals[configuration] = _residuals(samples)
         usual = _PRIOR_SPREAD * np.array([-1.0, -1.0, 1.0, 1.0])
         self._pool = np.concatenate([usual, *self._residuals.values()])
-        self._expected = None
 
     def withdraw(self, configuration: Configuration) -> None:
         """Leave a configuration out: it has failed, or turned out not to be feasible."""
         self._withdrawn.add(configuration)
-
-    def expected_seconds_per_cell(self, configuration: Configuration) -> float | None:
-        """Return about what a configuration costs; None where nothing was measured so far."""
-        if not self._samples:
-            return None
-        if self._expected is None:
-            self._expected = np.exp(np.median(self._draws(), axis=0))
-        return float(self._expected[self._candidates.index(configuration)])
 
     def _open(self, affords: Affords) -> NDArray[np.intp]:
         """Return the places of what was not measured and can be."""
@@ -149,7 +140,7 @@ class Planner:
         if not fresh.size:
             return None
         values = self._goal(-self._draws())
-        places = [self._candidates.index(each) for each in self._racing()]
+        places = [self._place[each] for each in self._racing()]
         best = values[:, places].max(axis=1) if places else values.min(axis=1)
         gains = _expected_gains(values[:, fresh] - best[:, None])
         if gains.max() < _NOT_WORTH:
@@ -165,7 +156,7 @@ class Planner:
         if not racing:
             return []
         draws = np.full((_N_DRAWS, len(self._candidates)), np.inf)
-        places = [self._candidates.index(each) for each in racing]
+        places = [self._place[each] for each in racing]
         draws[:, places] = np.column_stack([self._bootstrap(each) for each in racing])
         wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
         rivals = [each for each, win in zip(racing, wins[places], strict=True) if win >= _LEAVES]
@@ -191,7 +182,7 @@ class Planner:
         }
         draws = self._model.draw(observations, _N_DRAWS, self._rng)
         for each in observations:
-            draws[:, self._candidates.index(each)] = self._bootstrap(each)
+            draws[:, self._place[each]] = self._bootstrap(each)
         return draws
 
     def _bootstrap(self, configuration: Configuration) -> NDArray[np.float64]:

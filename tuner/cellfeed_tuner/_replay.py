@@ -344,6 +344,9 @@ def _block_shuffling(table: pd.DataFrame, path: Path) -> pd.DataFrame:
     if not np.isfinite(numbers).all(axis=None) or not (numbers["cells_per_second"] > 0).all():
         msg = f"{path}: throughputs must be above 0, and no number may be missing"
         raise FormatError(msg)
+    if not (numbers[_SETTINGS] % 1 == 0).all(axis=None):
+        msg = f"{path}: each of {', '.join(_SETTINGS)} must be a whole number"
+        raise FormatError(msg)
     return numbers
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -102,15 +103,26 @@ def _json(grid: Path, share: float, noise: float, replays: list[Replay]) -> dict
 
 def _print(grid: Path, share: float, replays: list[Replay]) -> None:
     n = replays[0].n_configurations
-    table = Table(title=f"{grid.name}: {n} configurations, at most {share:.0%} measured")
-    headings = ["floor", "feasible", "best", "cells/s", "within 5 %", "median regret",
-                "worst regret", "measured"]  # fmt: skip
-    for heading in headings:
+    click.echo(f"{grid.name}: {n} configurations, of which at most {share:.0%} are timed\n")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for heading in (
+        "floor",
+        "feasible",
+        "best",
+        "cells/s",
+        "within 5%",
+        "median",
+        "worst",
+        "timed",
+    ):
         table.add_column(heading, justify="left" if heading == "best" else "right")
     for each in replays:
         table.add_row(*_row(each))
     Console().print(table)
-    click.echo("best: block size x fetch factor, workers; measured: mean share of the grid")
+    click.echo(
+        "\nbest: block size x fetch factor, workers; within 5%: of the best, in how many of the "
+        "searches;\nmedian, worst: regret, as a share of the best; timed: mean share of the grid"
+    )
 
 
 def _row(found: Replay) -> list[str]:
@@ -123,7 +135,7 @@ def _row(found: Replay) -> list[str]:
         *start,
         f"{best.block_size} x {best.fetch_factor}, {best.num_workers}",
         f"{found.best_cells_per_second:,.0f}",
-        f"{within} of {len(found.regrets)}",
+        f"{within}/{len(found.regrets)}",
         f"{np.median(found.regrets):.1%}",
         f"{max(found.regrets):.1%}",
         f"{np.mean(found.shares_measured):.1%}",

@@ -1,0 +1,95 @@
+"""What is measured next, in worlds of which everything is known."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from cellfeed_tuner import Configuration
+from cellfeed_tuner._cost_model import Geometry
+from cellfeed_tuner._goal import best_mixed, fastest
+from cellfeed_tuner._planner import Planner
+
+GRID = [
+    Configuration(block_size=b, fetch_factor=f, num_workers=w)
+    for b, f, w in product((1, 4, 16, 64, 256), (1, 4, 16, 64), (0, 1, 2))
+]
+
+
+def seconds_per_cell(configuration):
+    blocks = 1 / min(configuration.block_size, 64 * configuration.fetch_factor)
+    fetch = 1 / configuration.fetch_factor
+    return (blocks + fetch + 0.1) * 1e-4 * (1 + 0.3 * configuration.num_workers)
+
+
+def played(goal=fastest, most=1000, noise=0.02, withdrawn=(), seed=0):
+    """Return all samples after a search, in the order of the first ones, and the planner."""
+    planner = Planner(GRID, batch_size=64, geometry=Geometry(), goal=goal, seed=seed)
+    rng = np.random.default_rng(seed)
+    samples: dict[Configuration, list[float]] = {}
+
+    def affords(configuration):
+        return configuration in samples or len(samples) < most
+
+    while (asked := planner.ask(affords)) is not None:
+        assert affords(asked)
+        new = seconds_per_cell(asked) * np.exp(noise * rng.standard_normal(4))
+        samples.setdefault(asked, []).extend(new)
+        planner.tell(asked, samples[asked])
+        if asked in withdrawn:
+            planner.withdraw(asked)
+    return samples, planner
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_fastest_is_measured_though_most_are_not(seed):
+    samples, _ = played(seed=seed)
+    assert min(GRID, key=seconds_per_cell) in samples
+    assert len(samples) < len(GRID) / 2
+
+
+def test_no_more_is_measured_than_can_be_afforded():
+    samples, _ = played(most=3)
+    assert len(samples) == 3
+
+
+def test_with_nothing_to_be_afforded_nothing_is_asked_for():
+    assert played(most=0)[0] == {}
+
+
+def test_a_search_repeats_itself_by_its_seed():
+    assert played(seed=3)[0] == played(seed=3)[0]
+
+
+def test_what_was_withdrawn_is_not_asked_for_again():
+    best = min(GRID, key=seconds_per_cell)
+    samples, _ = played(withdrawn=[best])
+    assert len(samples[best]) == 4
+    others = [each for each in GRID if each != best]
+    assert min(others, key=seconds_per_cell) in samples
+
+
+def test_what_failed_is_not_asked_for_again():
+    planner = Planner(GRID, batch_size=64, geometry=Geometry(), goal=fastest, seed=0)
+    asked = []
+    while (configuration := planner.ask(lambda each: True)) is not None:
+        asked.append(configuration)
+        planner.tell(configuration, [])
+    assert len(set(asked)) == len(asked)
+
+
+def test_slow_configurations_leave_the_race_early():
+    samples, _ = played(noise=0.1)
+    best = min(GRID, key=seconds_per_cell)
+    slow = [each for each in samples if seconds_per_cell(each) > 2 * seconds_per_cell(best)]
+    assert all(len(samples[each]) == 4 for each in slow)
+
+
+def test_with_a_need_the_best_mixed_of_the_fast_ones_is_measured():
+    shares = [1 - 0.1 * np.log2(each.block_size) / 8 for each in GRID]
+    need = 1 / 3e-5
+    samples, _ = played(goal=best_mixed(need, shares))
+    fast = [each for each in GRID if 1 / seconds_per_cell(each) >= need]
+    least_block = min(each.block_size for each in fast)
+    assert least_block in {each.block_size for each in samples}
+    assert len(samples) < len(GRID) / 2

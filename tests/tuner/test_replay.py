@@ -1,0 +1,241 @@
+"""The search on recorded grids: is the choice right, after a quarter of them?"""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from cellfeed import FormatError, ParameterError
+from cellfeed_tuner import Configuration, theory
+from cellfeed_tuner._cli import main
+from cellfeed_tuner._replay import read_grid, replay
+
+PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "published"
+FLOORS = (0.9, 0.95, 0.99)
+BATCH_SIZE, N_CELLS, PLATES = 64, 10**6, 14
+GRID = list(product((1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2, 4)))
+
+# Prices in seconds, drawn anew for each world within a factor of two or so.
+PLAIN = {
+    "fetch": 1e-3, "file": 0.0, "seek": 2e-4, "chunk": 2e-4, "rows_per_chunk": 8.0, "cell": 1e-5,
+    "transfer": 1e-5, "contention": 0.0, "ceiling": 0.0, "serial": 0.1, "departure": 0.0,
+}  # fmt: skip
+CHARACTERS = {
+    "disk-bound": {"seek": 5e-3, "fetch": 3e-3, "serial": 0.5},
+    "decompression-bound": {"chunk": 4e-3, "rows_per_chunk": 24.0, "serial": 0.02},
+    "overhead-bound": {"fetch": 0.2, "seek": 1e-5, "chunk": 1e-5},
+    "many files": {"file": 0.2},
+    "worker-friendly": {"serial": 1e-3, "transfer": 1e-7},
+    "worker-hostile": {"serial": 0.7, "transfer": 2e-4, "contention": 1e-4},
+    "plateau": {"ceiling": 2e-4},
+    "not monotone": {"departure": 0.15},
+}
+
+
+def world(character: str, seed: int) -> pd.DataFrame:
+    """A grid as a machine of that character would give it, without noise."""
+    rng = np.random.default_rng(seed)
+    prices = {
+        name: price * np.exp(0.5 * rng.standard_normal())
+        for name, price in (PLAIN | CHARACTERS[character]).items()
+    }
+    rows = [(b, f, w, 1 / _seconds_per_cell(b, f, w, prices, rng)) for b, f, w in GRID]
+    return pd.DataFrame(
+        rows, columns=["block_size", "fetch_factor", "num_workers", "cells_per_second"]
+    )
+
+
+def _seconds_per_cell(block, fetch_factor, workers, prices, rng):
+    cells = BATCH_SIZE * fetch_factor
+    blocks, rows = max(1.0, cells / block), min(block, cells)
+    chunks = N_CELLS / prices["rows_per_chunk"]
+    touched = 1 + (rows - 1) / prices["rows_per_chunk"]
+    fetch = (
+        prices["fetch"]
+        + prices["file"] * PLATES * (1 - (1 - 1 / PLATES) ** blocks)
+        + prices["seek"] * blocks
+        + prices["chunk"] * chunks * (1 - (1 - touched / chunks) ** blocks)
+        + prices["cell"] * cells
+    ) / cells
+    serial = min(1.0, prices["serial"])
+    seconds = max(fetch / max(1, workers), serial * fetch)
+    seconds += (prices["transfer"] if workers else 0) + prices["contention"] * max(0, workers - 1)
+    seconds = (seconds**4 + prices["ceiling"] ** 4) ** 0.25
+    return seconds * np.exp(prices["departure"] * rng.standard_normal())
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Writes a table and reads it as a grid."""
+
+    def read(table, **options):
+        table.to_csv(tmp_path / "grid.csv", index=False)
+        return read_grid(tmp_path / "grid.csv", **options)
+
+    return read
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the shared data are not beside this clone")
+@pytest.mark.parametrize(("noise", "n_seeds"), [(0.03, 100), (0.1, 20)])
+@pytest.mark.parametrize("name", ["tahoe_anndata_grid.csv", "tahoe_anndata_workers.csv"])
+def test_on_published_grids_the_choice_is_within_5_percent_after_a_quarter(name, noise, n_seeds):
+    for found in replay(read_grid(PUBLISHED / name), floors=FLOORS, noise=noise, n_seeds=n_seeds):
+        assert len(found.chosen) == n_seeds
+        assert max(found.shares_measured) <= 0.25
+        assert found.share_within(0.05) >= 0.95, found.floor
+
+
+@pytest.mark.parametrize("noise", [0.03, 0.1])
+@pytest.mark.parametrize("character", CHARACTERS)
+def test_in_worlds_of_any_character_the_choice_is_within_5_percent(character, noise, recorded):
+    regrets = []
+    for seed in range(10):
+        grid = recorded(world(character, seed), distribution=[1] * PLATES)
+        (found,) = replay(grid, floors=[FLOORS[seed % 3]], n_seeds=2, noise=noise)
+        assert max(found.shares_measured) <= 0.25
+        regrets.extend(found.regrets)
+    assert np.mean(np.array(regrets) <= 0.05) >= 0.95, regrets
+
+
+def test_noise_with_a_long_tail_is_raced_away(recorded):
+    """Each configuration has forty runs, some of which a busy machine held up."""
+    rng = np.random.default_rng(0)
+    runs = world("disk-bound", 0).loc[lambda table: table.index.repeat(40)]
+    held_up = 1 + rng.lognormal(-3, 1.2, len(runs))
+    runs["cells_per_second"] /= held_up
+    grid = recorded(runs, distribution=[1] * PLATES)
+    for found in replay(grid, floors=FLOORS, n_seeds=20):
+        assert found.share_within(0.05) >= 0.95, found.floor
+
+
+def test_a_search_repeats_itself(recorded):
+    grid = recorded(world("plateau", 0), distribution=[1] * PLATES)
+    assert replay(grid, floors=[0.95], n_seeds=2) == replay(grid, floors=[0.95], n_seeds=2)
+
+
+def test_only_block_shuffling_is_taken_and_runs_are_put_together(recorded):
+    table = pd.DataFrame(
+        [
+            ["BlockShuffling", 4, 16, 0, 100.0, 3.0],
+            ["BlockShuffling", 4, 16, 0, 300.0, 3.2],
+            ["BlockShuffling", 1, 16, 0, 50.0, 3.5],
+            ["Streaming", np.nan, 16, 0, 900.0, 0.0],
+            ["BlockWeightedSampling", 4, 16, 0, 700.0, 3.0],
+        ],
+        columns=[
+            "strategy",
+            "block_size",
+            "fetch_factor",
+            "num_workers",
+            "cells_per_second",
+            "entropy_bits",
+        ],
+    )
+    grid = recorded(table)
+    slow, fast = (Configuration(block_size=b, fetch_factor=16) for b in (1, 4))
+    assert grid.configurations == (slow, fast)
+    # So many cells in so many seconds: the harmonic mean.
+    assert grid.cells_per_second() == {slow: pytest.approx(50), fast: pytest.approx(150)}
+    assert grid.random_entropy == 3.5  # recorded at block size 1
+    assert grid.feasible(0.9) == [slow]
+    assert grid.feasible(3.0 / 3.5) == [slow, fast]
+
+
+def test_without_recorded_entropies_they_are_the_exact_expectation(recorded):
+    grid = recorded(world("plateau", 0), distribution=[2] * PLATES, batch_size=32)
+    place = grid.configurations.index(Configuration(block_size=16, fetch_factor=4))
+    assert grid.entropies[place] == theory.expected_entropy_bits([1] * PLATES, 32, 16, 4)
+    assert grid.random_entropy == theory.expected_entropy_bits([1] * PLATES, 32, 1, 1)
+
+
+def test_a_floor_that_nothing_meets_has_no_choice(recorded):
+    table = world("plateau", 0).query("block_size == 1024 and fetch_factor == 1")
+    (found,) = replay(recorded(table, distribution=[1] * PLATES), floors=[0.9])
+    assert (found.n_feasible, found.best, found.chosen) == (0, None, ())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda table: table.drop(columns="fetch_factor"), "has no column fetch_factor"),
+        (lambda table: table.assign(cells_per_second="fast"), "something other than numbers"),
+        (lambda table: table.assign(cells_per_second=0), "must be above 0"),
+        (lambda table: table.assign(block_size=np.nan), "no row of block shuffling"),
+        (lambda table: table.assign(block_size=0.5), "a whole number"),
+    ],
+)
+def test_what_is_no_grid_is_refused(changed, said, recorded):
+    with pytest.raises(FormatError, match=said):
+        recorded(changed(world("plateau", 0)), distribution=[1, 1])
+
+
+@pytest.mark.parametrize("wrong", [{"share": 2}, {"floors": [1.5]}, {"n_seeds": 0}])
+def test_impossible_settings_are_refused(wrong, recorded):
+    grid = recorded(world("plateau", 0), distribution=[1, 1])
+    with pytest.raises(ParameterError, match=next(iter(wrong)).removesuffix("s")):
+        replay(grid, **wrong)
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def grid_csv(tmp_path):
+    world("disk-bound", 0).to_csv(tmp_path / "grid.csv", index=False)
+    return tmp_path / "grid.csv"
+
+
+def test_the_command_prints_a_row_for_each_floor(grid_csv):
+    printed = run("replay", grid_csv, "--plates", 14, "--seeds", 2, "--floors", "0.9,0.99")
+    assert printed.exit_code == 0, printed.output
+    assert "120 configurations, of which at most 25% are timed" in printed.stdout
+    assert printed.stdout.count("/2") == 2
+
+
+def test_the_command_prints_json(grid_csv):
+    printed = run("replay", grid_csv, "--distribution", "3,1", "--seeds", 2, "--json")
+    found = json.loads(printed.stdout)
+    assert found["schema"] == "cellfeed.replay/1"
+    assert [each["floor"] for each in found["floors"]] == list(FLOORS)
+    for each in found["floors"]:
+        assert len(each["regrets"]) == len(each["shares_measured"]) == len(each["chosen"]) == 2
+        assert 0 <= each["within_5_percent"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.csv"], "No such file"),
+        (["{grid}"], "has no column entropy_bits; say how labels are distributed"),
+        (["{grid}", "--plates", "2", "--distribution", "1,1"], "give one of them"),
+        (["{grid}", "--floors", "1.5"], "within 0 and 1"),
+        (["{grid}", "--floors", "high"], "are not numbers"),
+        (["{grid}", "--distribution", "0,0"], "must be frequencies"),
+        (["{grid}", "--seeds", "0"], "Invalid value"),
+    ],
+)
+def test_mistakes_are_one_error_and_exit_code_2(grid_csv, arguments, said):
+    printed = run("replay", *(each.format(grid=grid_csv) for each in arguments))
+    assert printed.exit_code == 2
+    assert printed.stdout == ""
+    assert said in printed.stderr
+    assert "Traceback" not in printed.stderr
+
+
+def test_the_help_of_autotune_names_its_subcommands():
+    printed = run("--help")
+    assert "Commands:" in printed.stdout
+    assert "replay" in printed.stdout
+
+
+def test_a_path_may_have_the_name_of_a_subcommand(small_collection, tmp_path, monkeypatch):
+    (tmp_path / "replay").symlink_to(small_collection)
+    monkeypatch.chdir(tmp_path)
+    printed = run("./replay", "--label", "nope")
+    assert printed.exit_code == 2
+    assert "has no column 'nope'" in printed.stderr
