@@ -92,7 +92,7 @@ def test_on_published_grids_the_choice_is_within_5_percent_after_a_quarter(name,
 @pytest.mark.parametrize("noise", [0.03, 0.1])
 @pytest.mark.parametrize("character", CHARACTERS)
 def test_in_worlds_of_any_character_the_choice_is_within_5_percent(character, noise, recorded):
-    regrets = []
+    regrets: list[float] = []
     for seed in range(10):
         grid = recorded(world(character, seed), distribution=[1] * PLATES)
         (found,) = replay(grid, floors=[FLOORS[seed % 3]], n_seeds=2, noise=noise)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate, theory
+from cellfeed_tuner._cost_model import Geometry
 from cellfeed_tuner._measuring_process import Outcome
 from cellfeed_tuner._recommend import choose
 from cellfeed_tuner._search import Search
@@ -29,24 +30,31 @@ def seconds_per_round(configuration: Configuration) -> float:
 
 @dataclass
 class ModelProcess:
-    """Answers as a measuring process would, at once."""
+    """Answers as a measuring process would, at once; its clock goes on as if it had worked."""
 
+    slowness: float = 1.0
+    now: float = 0.0
     asked: list[Configuration] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return self.now
 
     def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
         self.asked.append(request.configuration)
-        seconds = seconds_per_round(request.configuration)
-        n_rounds = max(request.least_rounds, int(request.seconds / seconds))
-        rounds = [Round(seconds, counts=False), *[Round(seconds, counts=True)] * n_rounds]
+        seconds = self.slowness * seconds_per_round(request.configuration)
+        n_rounds = 1 + max(request.least_rounds, int(request.seconds / seconds))
+        n_rounds = min(n_rounds, request.most_rounds, int(limit_seconds / seconds))
+        self.now += n_rounds * seconds if n_rounds > request.least_rounds else limit_seconds
+        rounds = [Round(seconds, counts=number > 0) for number in range(n_rounds)]
         memory = 100 + request.configuration.minibatches_per_round
         return Outcome(
             events=(Started(0.0, 0.0, 0), *rounds), peak_memory_bytes=memory, failure=None
         )
 
 
-def run_search(*, floor=0.95, need=None, memory=10**9, budget=60.0):
+def run_search(*, floor=0.95, need=None, memory=10**9, budget=60.0, slowness=1.0):
     constraints = Constraints(entropy_floor=floor, memory_bytes=memory, need_cells_per_second=need)
-    process = ModelProcess()
+    process = ModelProcess(slowness)
     entropies = {}
     for b in BLOCKS:
         for f in FETCHES:
@@ -63,6 +71,7 @@ def run_search(*, floor=0.95, need=None, memory=10**9, budget=60.0):
         process=process,  # type: ignore[arg-type]
         n_cells=N_CELLS,
         row_bytes=100.0,
+        geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=8.0, n_files=14),
         label="plate",
         batch_size=BATCH_SIZE,
         cache="cold",
@@ -71,13 +80,17 @@ def run_search(*, floor=0.95, need=None, memory=10**9, budget=60.0):
         constraints=constraints,
         entropies=entropies,
         on_progress=lambda stage, done, total: None,
+        clock=process.clock,
     )
-    search.survey(GRID)
-    search.race()
+    search.run(GRID)
     surveyed = list(process.asked)
     search.fill()
     results = search.results(GRID)
-    return results, choose(results, constraints), surveyed
+    choice = choose(results, constraints)
+    if choice is not None:
+        search.confirm(choice)
+    assert process.now <= 1.1 * budget
+    return results, choice, surveyed
 
 
 def true_speed(configuration: Configuration) -> float:

@@ -13,6 +13,7 @@ from cellfeed import Collection, ColumnError, ParameterError
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._cost_model import Geometry
 from cellfeed_tuner._judge import Judge
 from cellfeed_tuner._label_counts import LabelCounts, count_labels
 from cellfeed_tuner._label_entropy import LabelEntropy, label_entropy
@@ -64,8 +65,9 @@ def autotune(
     """Measure a grid of configurations, and recommend one.
 
     Entropy is computed for the whole grid from the labels alone. Then throughput is measured:
-    roughly of what could be recommended; again and again of what may be the fastest; of the
-    rest of the grid as far as time allows; last, afresh, of the choice.
+    of a few configurations, from which a cost model ranks the others; of those that may be the
+    best, again and again until that is clear; of the rest of the grid as far as time allows;
+    last, afresh, of the choice.
 
     Parameters
     ----------
@@ -131,6 +133,11 @@ def autotune(
             process=process,
             n_cells=len(collection),
             row_bytes=collection.mean_row_bytes(),
+            geometry=Geometry(
+                n_cells=len(collection),
+                rows_per_chunk=collection.rows_per_chunk,
+                n_files=len(collection.paths),
+            ),
             label=label,
             batch_size=batch_size,
             cache=cache,
@@ -140,8 +147,7 @@ def autotune(
             entropies=entropies,
             on_progress=on_progress,
         )
-        search.survey(grid)
-        search.race()
+        search.run(grid)
         search.fill()
         results = search.results(grid)
         choice = choose(results, constraints)

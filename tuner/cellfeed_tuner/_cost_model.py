@@ -113,6 +113,7 @@ class CostModel:
     def __init__(
         self, configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> None:
+        self.configurations = tuple(configurations)
         self._place = {each: number for number, each in enumerate(configurations)}
         self._terms, self._decades = _terms(configurations, batch_size, geometry)
         self._covariance = _covariance(configurations)

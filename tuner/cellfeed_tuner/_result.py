@@ -32,7 +32,7 @@ Status = Literal[
     "not enough samples",  # timed, but for too few whole fetches
     "too few cells",  # an epoch holds too few whole fetches to time any
     "over memory",  # its buffers alone exceed the memory given
-    "too slow",  # not timed, since larger blocks are too slow already
+    "too slow",  # not timed, since by its like it cannot be the best
     "below entropy floor",  # not timed, since it mixes too little to be chosen
     "out of budget",  # not timed for want of time
     "failed",

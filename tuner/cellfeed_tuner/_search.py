@@ -1,13 +1,14 @@
-"""Spending a time budget on measuring: survey the grid, race the contenders, confirm the choice."""
+"""Spending a time budget: on what the planner asks for, on the rest, and on the choice afresh."""
 
-import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import log
+
+import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._cost_model import CostModel, Geometry, Observation
+from cellfeed_tuner._goal import Goal, best_mixed, fastest
 from cellfeed_tuner._measure import (
     LEAST_ROUNDS,
     Measurement,
@@ -17,6 +18,7 @@ from cellfeed_tuner._measure import (
 )
 from cellfeed_tuner._measuring_process import MeasuringProcess
 from cellfeed_tuner._page_cache import CacheState
+from cellfeed_tuner._planner import Planner
 from cellfeed_tuner._progress import Progress
 from cellfeed_tuner._recommend import Choice
 from cellfeed_tuner._result import ConfigurationResult, Constraints, EntropyBits, Status
@@ -24,19 +26,22 @@ from cellfeed_tuner._timing import TimingRequest
 
 __all__ = ["Search"]
 
-# Shares of the budget at which each phase ends; the rest confirms the choice.
-_SURVEY_UNTIL, _RACE_UNTIL, _FILL_UNTIL = 0.4, 0.65, 0.8
+# Shares of the budget until which something is measured for the first time, raced, and filled in;
+# the rest confirms the choice.
+_PROBE_UNTIL, _RACE_UNTIL, _FILL_UNTIL = 0.45, 0.65, 0.8
 _SLICE_SECONDS = 0.5
 _MOST_ROUNDS = 64
 _MOST_CONFIRM_SECONDS = 5.0
 # A child that takes longer than this is stopped: a share of the budget, and its least.
 _LIMIT_SHARE, _LEAST_LIMIT_SECONDS = 0.25, 5.0
-# What a single rough sample may be mistaken by: slower than this share of the best is out.
-_ROUGH = 0.75
-# An interval this narrow needs no further samples.
-_PRECISE = 0.02
+# What a slow disk gives: as long as nothing is known, so large fetches are not begun with.
+_UNKNOWN_CELLS_PER_SECOND = 1000.0
+# How far a throughput may be mistaken in reckoning what else costs; and draws to reckon from.
+_ROUGH_ERROR, _N_DRAWS = 0.1, 32
 # Epochs that one measurement may go through, at most.
 _EPOCHS_APART = 1000
+_OUT_OF_BUDGET: tuple[Status, str] = ("out of budget", "")
+_BELOW_FLOOR: tuple[Status, str] = ("below entropy floor", "")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +54,8 @@ class Search:
         Where configurations run.
     n_cells, row_bytes
         Rows of the collection, and the mean size of one in a fetch's buffer.
+    geometry
+        How it lies in storage.
     label, batch_size, cache, seed
         What is measured; see `autotune`.
     budget
@@ -59,11 +66,14 @@ class Search:
         Label entropy for each (block size, fetch factor).
     on_progress
         Told how much of the budget is spent.
+    clock
+        Tells the time, in seconds from anywhere.
     """
 
     process: MeasuringProcess
     n_cells: int
     row_bytes: float
+    geometry: Geometry
     label: str
     batch_size: int
     cache: CacheState
@@ -72,39 +82,42 @@ class Search:
     constraints: Constraints
     entropies: Mapping[tuple[int, int], EntropyBits]
     on_progress: Progress
-    _start: float = field(default_factory=time.monotonic)
-    _measurements: dict[Configuration, Measurement] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    _start: float = field(init=False)
+    _slices: dict[Configuration, list[Measurement]] = field(default_factory=dict)
     _not_timed: dict[Configuration, tuple[Status, str]] = field(default_factory=dict)
     _n_slices: int = 0
+    _costs: CostModel = field(init=False)
+    # Seconds per cell, as the cost model has them after what was measured last.
+    _expected: dict[Configuration, float] = field(default_factory=dict)
 
-    def survey(self, grid: Sequence[Configuration]) -> None:
-        """Time roughly what may be chosen, large blocks and fetches first.
+    def __post_init__(self) -> None:
+        self._start = self.clock()
 
-        Larger blocks touch fewer chunks, so they bound what smaller ones can reach: one that
-        cannot come near the best is not timed.
-        """
-        for configuration in grid:
-            self._not_timed[configuration] = self._obstacle(configuration) or ("out of budget", "")
-        to_time = [each for each in grid if self._not_timed[each][0] == "out of budget"]
-        for configuration in sorted(to_time, key=_size, reverse=True):
-            if not self._mixes(configuration):
-                self._not_timed[configuration] = "below entropy floor", ""
-            elif self._bound(configuration) < _ROUGH * self._aim():
-                self._not_timed[configuration] = "too slow", "as larger blocks are"
-            elif self._affords(configuration, until=_SURVEY_UNTIL, n_rounds=0):
-                self._measure(configuration, least_rounds=0)
-
-    def race(self) -> None:
-        """Time again, round by round in random order, what cannot be told from the fastest."""
-        # The first round goes from cheap to dear, so that little time brings the most samples.
-        rivals = sorted(self._open_rivals(), key=self._expected_seconds)
-        order = random.Random(self.seed)  # noqa: S311 - no secret depends on it
-        while rivals:
-            for configuration in rivals:
-                if self._affords(configuration, until=_RACE_UNTIL):
-                    self._measure(configuration)
-            rivals = self._open_rivals()
-            order.shuffle(rivals)
+    def run(self, grid: Sequence[Configuration]) -> None:
+        """Measure what may be chosen, as the planner says, until the best is clear."""
+        self._not_timed = {each: self._obstacle(each) or _OUT_OF_BUDGET for each in grid}
+        runnable = [each for each, status in self._not_timed.items() if status == _OUT_OF_BUDGET]
+        candidates = [each for each in runnable if self._mixes(each)]
+        self._costs = CostModel(runnable, self.batch_size, self.geometry)
+        self._not_timed |= dict.fromkeys(set(runnable) - set(candidates), _BELOW_FLOOR)
+        if not candidates:
+            return
+        planner = Planner(
+            candidates,
+            batch_size=self.batch_size,
+            geometry=self.geometry,
+            goal=self._goal(candidates),
+            seed=self.seed,
+        )
+        while (configuration := planner.ask(self._affords_search)) is not None:
+            found = self._measure(configuration, self._least_rounds(configuration))
+            planner.tell(configuration, self._samples(configuration))
+            if found.failure or found.peak_memory_bytes > self.constraints.memory_bytes:
+                planner.withdraw(configuration)
+        for each in candidates:
+            if each in self._not_timed and self._affords_search(each):
+                self._not_timed[each] = "too slow", "as its like were"
 
     def fill(self) -> None:
         """Spend what is left on the rest of the grid, so that it can be seen.
@@ -116,7 +129,9 @@ class Search:
             for configuration, (status, _) in self._not_timed.items()
             if status in {"too slow", "below entropy floor", "out of budget"}
         ]
-        rest += [each for each, found in self._measurements.items() if found.status != "measured"]
+        rest += [
+            each for each, slices in self._slices.items() if pooled(slices).status != "measured"
+        ]
         for configuration in sorted(
             rest, key=lambda each: (not self._mixes(each), self._expected_seconds(each))
         ):
@@ -136,49 +151,40 @@ class Search:
         """Return what is known of each configuration."""
         return [self._result(configuration) for configuration in grid]
 
-    def _open_rivals(self) -> list[Configuration]:
-        """Return what may be the fastest, can still be timed, and is not known precisely."""
-        feasible = [
-            (configuration, found)
-            for configuration, found in self._measurements.items()
-            if self._mixes(configuration)
-            and found.rough_cells_per_second
-            and found.peak_memory_bytes <= self.constraints.memory_bytes
-        ]
-        best = max((found.rough_cells_per_second for _, found in feasible), default=0.0)
-        aim = min(best, self._aim())
-        rivals = [
-            (configuration, found.cells_per_second)
-            for configuration, found in feasible
-            if _may_reach(found, aim)
-        ]
-        return [
-            configuration
-            for configuration, speed in rivals
-            if (speed is None or (len(rivals) > 1 and not _is_precise(speed)))
-            and self._affords(configuration, until=_RACE_UNTIL)
-        ]
-
-    def _aim(self) -> float:
-        """Return the throughput to reach: the best so far, or the need if that is less."""
-        best = max((each.rough_cells_per_second for each in self._measurements.values()), default=0)
+    def _goal(self, candidates: Sequence[Configuration]) -> Goal:
         need = self.constraints.need_cells_per_second
-        return best if need is None else min(best, need)
+        if need is None:
+            return fastest
+        return best_mixed(need, [self._entropy(each).share_of_random for each in candidates])
 
-    def _bound(self, configuration: Configuration) -> float:
-        """Return what a configuration can reach at most, from larger blocks."""
-        larger = {
-            each.block_size: found.rough_cells_per_second
-            for each, found in self._measurements.items()
-            if each.num_workers == configuration.num_workers
-            and each.fetch_factor == configuration.fetch_factor
-            and each.block_size > configuration.block_size
-            and found.rough_cells_per_second
-        }
-        return larger[min(larger)] if larger else float("inf")
+    def _samples(self, configuration: Configuration) -> list[float]:
+        """Return seconds per cell, a few samples for each slice of time.
+
+        Rounds of one slice have the moment in common, so many of them are no better than a few.
+        """
+        cells = configuration.minibatches_per_round * self.batch_size
+        slices = [each.round_seconds for each in self._slices[configuration]]
+        groups = [
+            group
+            for rounds in slices
+            for group in np.array_split(rounds, min(len(rounds), LEAST_ROUNDS) or 1)
+            if group.size
+        ]
+        if groups:
+            return [float(group.mean()) / cells for group in groups]
+        return [self._rough_seconds(configuration) / cells]
+
+    def _rough_seconds(self, configuration: Configuration) -> float:
+        """Return what a round takes at least, where none came in time that counts."""
+        first = self._slices[configuration][0].first_round_seconds
+        return self._limit_seconds() if first is None else first
+
+    def _least_rounds(self, configuration: Configuration) -> int:
+        """Return one for a first look, and what a throughput needs after that."""
+        return LEAST_ROUNDS if configuration in self._slices else 1
 
     def _spent(self) -> float:
-        return time.monotonic() - self._start
+        return self.clock() - self._start
 
     def _mixes(self, configuration: Configuration) -> bool:
         return self._entropy(configuration).share_of_random >= self.constraints.entropy_floor
@@ -206,32 +212,38 @@ class Search:
         needed = self._expected_seconds(configuration, n_rounds)
         return self._spent() + needed <= until * self.budget
 
+    def _affords_search(self, configuration: Configuration) -> bool:
+        until = _RACE_UNTIL if configuration in self._slices else _PROBE_UNTIL
+        return self._affords(configuration, until=until, n_rounds=self._least_rounds(configuration))
+
     def _expected_seconds(
         self, configuration: Configuration, n_rounds: int = LEAST_ROUNDS
     ) -> float:
-        """Return about how long rounds and the first take, judged by the nearest relative."""
-        relatives = [
-            (
-                each.block_size >= configuration.block_size,
-                -abs(log(each.block_size / configuration.block_size)),
-                each.num_workers == configuration.num_workers,
-                -abs(log(each.fetch_factor / configuration.fetch_factor)),
-                found.rough_cells_per_second,
-            )
-            for each, found in self._measurements.items()
-            if found.rough_cells_per_second
-        ]
-        if not relatives:
-            return _SLICE_SECONDS
+        """Return about how long rounds and the first take, by the cost model."""
         cells = (n_rounds + 1) * configuration.minibatches_per_round * self.batch_size
-        return max(_SLICE_SECONDS, cells / max(relatives)[-1])
+        if not self._slices:
+            return cells / _UNKNOWN_CELLS_PER_SECOND
+        if not self._expected:
+            seen = {
+                each: Observation(float(np.mean(self._samples(each))), _ROUGH_ERROR)
+                for each in self._slices
+            }
+            draws = self._costs.draw(seen, _N_DRAWS, np.random.default_rng(self.seed))
+            self._expected = dict(
+                zip(self._costs.configurations, np.exp(np.median(draws, axis=0)), strict=True)
+            )
+        return max(_SLICE_SECONDS, cells * float(self._expected[configuration]))
 
-    def _measure(self, configuration: Configuration, least_rounds: int = LEAST_ROUNDS) -> None:
+    def _measure(
+        self, configuration: Configuration, least_rounds: int = LEAST_ROUNDS
+    ) -> Measurement:
         new = self._timed(configuration, seconds=_SLICE_SECONDS, least_rounds=least_rounds)
-        known = self._measurements.get(configuration)
-        self._measurements[configuration] = new if known is None else pooled([known, new])
+        slices = self._slices.setdefault(configuration, [])
+        slices.append(new)
         self._not_timed.pop(configuration, None)
+        self._expected.clear()
         self._n_slices += 1
+        return pooled(slices)
 
     def _timed(
         self, configuration: Configuration, *, seconds: float, least_rounds: int = LEAST_ROUNDS
@@ -251,8 +263,11 @@ class Search:
                 # Other rows each time, as over the epochs of a training.
                 first_epoch=_EPOCHS_APART * self._n_slices,
             ),
-            limit_seconds=max(_LEAST_LIMIT_SECONDS, _LIMIT_SHARE * self.budget),
+            limit_seconds=self._limit_seconds(),
         )
+
+    def _limit_seconds(self) -> float:
+        return max(_LEAST_LIMIT_SECONDS, _LIMIT_SHARE * self.budget)
 
     def _result(self, configuration: Configuration) -> ConfigurationResult:
         entropy = self._entropy(configuration)
@@ -261,7 +276,7 @@ class Search:
             return ConfigurationResult(
                 configuration=configuration, status=status, note=note, entropy_bits=entropy
             )
-        measurement = self._measurements[configuration]
+        measurement = pooled(self._slices[configuration])
         return ConfigurationResult(
             configuration=configuration,
             status=measurement.status,
@@ -273,19 +288,3 @@ class Search:
             worker_start_seconds=measurement.worker_start_seconds,
             first_minibatch_seconds=measurement.first_minibatch_seconds,
         )
-
-
-def _size(configuration: Configuration) -> tuple[int, int, int]:
-    return configuration.block_size, configuration.fetch_factor, -configuration.num_workers
-
-
-def _may_reach(measurement: Measurement, aim: float) -> bool:
-    """Return whether a throughput may turn out to be as high as ``aim``."""
-    speed = measurement.cells_per_second
-    if speed is None:
-        return measurement.rough_cells_per_second >= _ROUGH * aim
-    return speed.high >= aim
-
-
-def _is_precise(speed: Estimate | None) -> bool:
-    return speed is not None and speed.high - speed.low <= 2 * _PRECISE * speed.value
