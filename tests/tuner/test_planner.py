@@ -1,5 +1,7 @@
 """What is measured next, in worlds of which everything is known."""
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -22,17 +24,28 @@ def seconds_per_cell(configuration):
     return (blocks + fetch + 0.1) * 1e-4 * (1 + 0.3 * configuration.num_workers)
 
 
+@dataclass
+class Number:
+    """So many configurations may be measured."""
+
+    measured: Collection[Configuration]
+    most: int
+
+    def affords(self, configuration):
+        return configuration in self.measured or len(self.measured) < self.most
+
+    def cost(self, configuration):
+        return 1.0
+
+
 def played(goal=fastest, most=1000, noise=0.02, withdrawn=(), seed=0):
     """Return all samples after a search, in the order of the first ones, and the planner."""
     planner = Planner(GRID, batch_size=64, geometry=Geometry(), goal=goal, seed=seed)
     rng = np.random.default_rng(seed)
     samples: dict[Configuration, list[float]] = {}
-
-    def affords(configuration):
-        return configuration in samples or len(samples) < most
-
-    while (asked := planner.ask(affords)) is not None:
-        assert affords(asked)
+    budget = Number(samples, most)
+    while (asked := planner.ask(budget)) is not None:
+        assert budget.affords(asked)
         new = seconds_per_cell(asked) * np.exp(noise * rng.standard_normal(4))
         samples.setdefault(asked, []).extend(new)
         planner.tell(asked, samples[asked])
@@ -72,7 +85,7 @@ def test_what_was_withdrawn_is_not_asked_for_again():
 def test_what_failed_is_not_asked_for_again():
     planner = Planner(GRID, batch_size=64, geometry=Geometry(), goal=fastest, seed=0)
     asked = []
-    while (configuration := planner.ask(lambda each: True)) is not None:
+    while (configuration := planner.ask(Number([], 1))) is not None:
         asked.append(configuration)
         planner.tell(configuration, [])
     assert len(set(asked)) == len(asked)

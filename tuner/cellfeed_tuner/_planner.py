@@ -1,6 +1,7 @@
 """What to measure next: probes first, then a race of what could still be chosen."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +12,20 @@ from cellfeed_tuner._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._goal import Goal
 from cellfeed_tuner._measure import LEAST_ROUNDS
 
-__all__ = ["Affords", "Planner"]
+__all__ = ["Budget", "Planner"]
 
-Affords = Callable[[Configuration], bool]
-"""Whether there is budget left to measure a configuration."""
+
+class Budget(Protocol):
+    """What measuring may cost."""
+
+    def affords(self, configuration: Configuration) -> bool:
+        """Return whether there is enough left to measure a configuration."""
+        ...
+
+    def cost(self, configuration: Configuration) -> float:
+        """Return what it costs to measure a configuration for the first time, in any unit."""
+        ...
+
 
 _N_DRAWS = 64
 _PROBES = 4
@@ -36,7 +47,8 @@ class Planner:
 
     1. *Probes*: the configurations whose samples tell most of those that may be the best.
     2. *What may be better*: by the `CostModel`, the configuration from which the largest gain
-       over the best so far is expected, until none is worth it or to be afforded.
+       over the best so far is expected for what it costs, until none is worth it or to be
+       afforded.
     3. *The race*: another sample of each that may still be the best, in random order, round by
        round; by bootstrap over the rounds, a configuration leaves when it cannot win any more,
        and the race ends when one is left or all are known precisely. As the best becomes clear,
@@ -77,17 +89,16 @@ class Planner:
         self._withdrawn: set[Configuration] = set()
         self._lap: list[Configuration] = []
 
-    def ask(self, affords: Affords) -> Configuration | None:
+    def ask(self, budget: Budget) -> Configuration | None:
         """Return what to measure next, or None if nothing is worth it or to be afforded."""
         if not self._lap:
-            fresh = self._probe(affords) or self._most_promising(affords)
+            fresh = self._probe(budget) or self._most_promising(budget)
             if fresh is not None:
                 return fresh
-            self._lap = self._rivals()
-            self._rng.shuffle(self._lap)
+            self._lap = self._next_lap()
         while self._lap:
             rival = self._lap.pop()
-            if affords(rival) and rival not in self._withdrawn:
+            if budget.affords(rival) and rival not in self._withdrawn:
                 return rival
         return None
 
@@ -106,22 +117,24 @@ class Planner:
         """Leave a configuration out: it has failed, or turned out not to be feasible."""
         self._withdrawn.add(configuration)
 
-    def _open(self, affords: Affords) -> NDArray[np.intp]:
+    def _open(self, budget: Budget) -> NDArray[np.intp]:
         """Return the places of what was not measured and can be."""
         return np.array(
             [
                 place
                 for place, each in enumerate(self._candidates)
-                if each not in self._samples and each not in self._withdrawn and affords(each)
+                if each not in self._samples
+                and each not in self._withdrawn
+                and budget.affords(each)
             ],
             dtype=np.intp,
         )
 
-    def _probe(self, affords: Affords) -> Configuration | None:
+    def _probe(self, budget: Budget) -> Configuration | None:
         """Return what tells most of the configurations that may be the best."""
         if len(self._samples) >= _PROBES:
             return None
-        fresh = self._open(affords)
+        fresh = self._open(budget)
         if not fresh.size:
             return None
         draws = self._draws()
@@ -132,23 +145,44 @@ class Planner:
             apart = apart - apart.mean(axis=1, keepdims=True)
         covariance = apart.T @ apart / len(draws)
         told = covariance[fresh] ** 2 / (np.diag(covariance)[fresh] + _PRIOR_SPREAD**2)[:, None]
-        return self._candidates[int(fresh[np.argmax(told @ wins)])]
+        return self._best_for_its_cost(fresh, told @ wins, budget)
 
-    def _most_promising(self, affords: Affords) -> Configuration | None:
+    def _most_promising(self, budget: Budget) -> Configuration | None:
         """Return what promises the largest gain over the best so far, if that is worth it."""
-        fresh = self._open(affords)
+        fresh = self._open(budget)
         if not fresh.size:
             return None
         values = self._goal(-self._draws())
         places = [self._place[each] for each in self._racing()]
         best = values[:, places].max(axis=1) if places else values.min(axis=1)
         gains = _expected_gains(values[:, fresh] - best[:, None])
-        if gains.max() < _NOT_WORTH:
+        worth = gains >= _NOT_WORTH
+        return self._best_for_its_cost(fresh[worth], gains[worth], budget)
+
+    def _best_for_its_cost(
+        self, places: NDArray[np.intp], gains: NDArray[np.float64], budget: Budget
+    ) -> Configuration | None:
+        if not places.size:
             return None
-        return self._candidates[int(fresh[np.argmax(gains)])]
+        costs = np.array([budget.cost(self._candidates[place]) for place in places])
+        return self._candidates[int(places[np.argmax(gains / costs)])]
 
     def _racing(self) -> list[Configuration]:
         return [each for each in self._samples if each not in self._withdrawn]
+
+    def _next_lap(self) -> list[Configuration]:
+        """Return the rivals in random order, those first (from the end) that have few rounds.
+
+        These go from cheap to dear, so that little time brings the most samples.
+        """
+        lap = self._rivals()
+        self._rng.shuffle(lap)
+        lap.sort(
+            key=lambda each: (
+                self._samples[each].size < LEAST_ROUNDS and 1 / each.minibatches_per_round
+            )
+        )
+        return lap
 
     def _rivals(self) -> list[Configuration]:
         """Return what may still be the best and is not known precisely."""

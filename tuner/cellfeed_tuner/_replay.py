@@ -254,15 +254,20 @@ class _Search:
         # Apart from the planner's chance, so that the two have nothing to do with each other.
         rng = np.random.default_rng((self.seed, 1))
         runs = dict(zip(self.grid.configurations, self.grid.runs, strict=True))
-        while (configuration := planner.ask(self._affords)) is not None:
+        while (configuration := planner.ask(self)) is not None:
             measurement = self._measure(configuration, runs[configuration], rng)
             self.measurements[configuration] = measurement
             cells = measurement.cells_per_round
             planner.tell(configuration, (each / cells for each in measurement.round_seconds))
         return self._choice()
 
-    def _affords(self, configuration: Configuration) -> bool:
+    def affords(self, configuration: Configuration) -> bool:
+        """Return whether the share of the grid allows it."""
         return configuration in self.measurements or len(self.measurements) < self.most
+
+    def cost(self, _: Configuration) -> float:
+        """Return 1: what counts is how many configurations are measured."""
+        return 1.0
 
     def _measure(
         self, configuration: Configuration, runs: NDArray[np.float64], rng: np.random.Generator

@@ -110,14 +110,25 @@ class Search:
             goal=self._goal(candidates),
             seed=self.seed,
         )
-        while (configuration := planner.ask(self._affords_search)) is not None:
+        while (configuration := planner.ask(self)) is not None:
             found = self._measure(configuration, self._least_rounds(configuration))
             planner.tell(configuration, self._samples(configuration))
             if found.failure or found.peak_memory_bytes > self.constraints.memory_bytes:
                 planner.withdraw(configuration)
         for each in candidates:
-            if each in self._not_timed and self._affords_search(each):
+            if each in self._not_timed and self.affords(each):
                 self._not_timed[each] = "too slow", "as its like were"
+
+    def affords(self, configuration: Configuration) -> bool:
+        """Return whether there is time for a first look at a configuration, or for another."""
+        until = _RACE_UNTIL if configuration in self._slices else _PROBE_UNTIL
+        n_rounds = self._least_rounds(configuration)
+        seconds = self._expected_seconds(configuration, n_rounds)
+        return seconds <= min(until * self.budget - self._spent(), self._limit_seconds())
+
+    def cost(self, configuration: Configuration) -> float:
+        """Return about how many seconds a first look takes."""
+        return self._expected_seconds(configuration, self._least_rounds(configuration))
 
     def fill(self) -> None:
         """Spend what is left on the rest of the grid, so that it can be seen.
@@ -180,8 +191,11 @@ class Search:
         return self._limit_seconds() if first is None else first
 
     def _least_rounds(self, configuration: Configuration) -> int:
-        """Return one for a first look, and what a throughput needs after that."""
-        return LEAST_ROUNDS if configuration in self._slices else 1
+        """Return one for a first look, and then what a throughput still needs."""
+        slices = self._slices.get(configuration, [])
+        if not slices:
+            return 1
+        return max(1, LEAST_ROUNDS - sum(len(each.round_seconds) for each in slices))
 
     def _spent(self) -> float:
         return self.clock() - self._start
@@ -211,10 +225,6 @@ class Search:
     ) -> bool:
         needed = self._expected_seconds(configuration, n_rounds)
         return self._spent() + needed <= until * self.budget
-
-    def _affords_search(self, configuration: Configuration) -> bool:
-        until = _RACE_UNTIL if configuration in self._slices else _PROBE_UNTIL
-        return self._affords(configuration, until=until, n_rounds=self._least_rounds(configuration))
 
     def _expected_seconds(
         self, configuration: Configuration, n_rounds: int = LEAST_ROUNDS
