@@ -52,9 +52,9 @@ class ModelProcess:
         )
 
 
-def run_search(*, floor=0.95, need=None, memory=10**9, budget=60.0, slowness=1.0):
+def run_search(*, floor=0.95, need=None, memory=10**9, budget=60.0, process=None):
     constraints = Constraints(entropy_floor=floor, memory_bytes=memory, need_cells_per_second=need)
-    process = ModelProcess(slowness)
+    process = process or ModelProcess()
     entropies = {}
     for b in BLOCKS:
         for f in FETCHES:
@@ -68,7 +68,7 @@ def run_search(*, floor=0.95, need=None, memory=10**9, budget=60.0, slowness=1.0
                 random=theory.expected_entropy_bits([1] * 14, BATCH_SIZE, 1, 1),
             )
     search = Search(
-        process=process,  # type: ignore[arg-type]
+        process=process,
         n_cells=N_CELLS,
         row_bytes=100.0,
         geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=8.0, n_files=14),
@@ -152,3 +152,36 @@ def test_a_need_beyond_reach_leaves_the_fastest_measured():
     measured = [each.configuration for each in results if each.status == "measured"]
     mixing = [e.configuration for e in results if e.entropy_bits.share_of_random >= 0.95]
     assert max(map(true_speed, measured)) >= max(map(true_speed, mixing)) * 0.999
+
+
+@dataclass
+class FailingProcess(ModelProcess):
+    """A process in which workers cannot be started."""
+
+    def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
+        if request.configuration.num_workers == 0:
+            return ModelProcess.run(self, request, limit_seconds=limit_seconds)
+        self.asked.append(request.configuration)
+        self.now += 0.1
+        return Outcome(events=(), peak_memory_bytes=0, failure="no workers here")
+
+
+def test_what_fails_is_reported_and_the_rest_is_searched():
+    results, choice, surveyed = run_search(process=FailingProcess())
+    failed = [each for each in results if each.status == "failed"]
+    assert failed
+    assert {each.note for each in failed} == {"no workers here"}
+    assert all(surveyed.count(each.configuration) <= 1 for each in failed)
+    best = max(
+        true_speed(each.configuration)
+        for each in results
+        if each.entropy_bits.share_of_random >= 0.95 and each.configuration.num_workers == 0
+    )
+    assert choice is not None
+    assert true_speed(choice.result.configuration) >= 0.97 * best
+
+
+@pytest.mark.parametrize("slowness", [0.01, 0.1, 10.0, 30.0])
+def test_a_choice_is_made_within_the_budget_however_fast_the_disk(slowness):
+    _, choice, _ = run_search(process=ModelProcess(slowness))
+    assert choice is not None

@@ -23,6 +23,7 @@ from cellfeed_tuner._label_entropy import (
 from cellfeed_tuner._machine import Machine, describe_machine
 from cellfeed_tuner._measure import Measurement, measure
 from cellfeed_tuner._published import published_grid
+from cellfeed_tuner._replay import RecordedGrid, Replay, read_grid, replay
 from cellfeed_tuner._result import (
     AutotuneResult,
     ConfigurationResult,
@@ -50,6 +51,8 @@ __all__ = [
     "Measurement",
     "Nearest",
     "Recommended",
+    "RecordedGrid",
+    "Replay",
     "StorageOrder",
     "Verdict",
     "autotune",
@@ -65,6 +68,8 @@ __all__ = [
     "plots",
     "published_grid",
     "random_conditional_entropy_bits",
+    "read_grid",
+    "replay",
     "storage_order",
     "theory",
 ]

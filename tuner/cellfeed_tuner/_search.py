@@ -183,12 +183,11 @@ class Search:
         ]
         if groups:
             return [float(group.mean()) / cells for group in groups]
-        return [self._rough_seconds(configuration) / cells]
-
-    def _rough_seconds(self, configuration: Configuration) -> float:
-        """Return what a round takes at least, where none came in time that counts."""
-        first = self._slices[configuration][0].first_round_seconds
-        return self._limit_seconds() if first is None else first
+        first = self._slices[configuration][0]
+        if first.failure:
+            return []
+        # Where no round came in time, one takes at least as long as was waited for it.
+        return [(first.first_round_seconds or self._limit_seconds()) / cells]
 
     def _least_rounds(self, configuration: Configuration) -> int:
         """Return one for a first look, and then what a throughput still needs."""
@@ -231,13 +230,14 @@ class Search:
     ) -> float:
         """Return about how long rounds and the first take, by the cost model."""
         cells = (n_rounds + 1) * configuration.minibatches_per_round * self.batch_size
-        if not self._slices:
-            return cells / _UNKNOWN_CELLS_PER_SECOND
         if not self._expected:
             seen = {
-                each: Observation(float(np.mean(self._samples(each))), _ROUGH_ERROR)
+                each: Observation(float(np.mean(samples)), _ROUGH_ERROR)
                 for each in self._slices
+                if (samples := self._samples(each))
             }
+            if not seen:
+                return cells / _UNKNOWN_CELLS_PER_SECOND
             draws = self._costs.draw(seen, _N_DRAWS, np.random.default_rng(self.seed))
             self._expected = dict(
                 zip(self._costs.configurations, np.exp(np.median(draws, axis=0)), strict=True)
