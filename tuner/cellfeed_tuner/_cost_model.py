@@ -19,8 +19,8 @@ _MISFIT = 0.1
 _PRIOR_SHARE = 0.5
 # By how much a price may depart from what its prior is in one draw, relative to that.
 _PRIOR_SPREAD = 2.0
-# Standard deviations of the logarithm by which neighbouring configurations may depart together.
-# What they usually are, and for how many samples that counts.
+# Standard deviation of the logarithm by which configurations depart from the sum: what it usually
+# is, and for how many samples that counts.
 _USUAL_DISCREPANCY, _USUAL_COUNTS = 0.15, 4
 # Steps of a factor of four over which a departure fades.
 _REACH = 1.5
@@ -92,7 +92,7 @@ class CostModel:
     touches ``1 + (b - 1) / c`` chunks of c rows); blocks, each a seek; and cells, where the price
     per minibatch is included, as minibatches are of one size. Workers divide a part of every
     term; another part, such as a disk's, is not divided by them. Transfer between processes costs
-    a price per cell, and workers beyond what the machine has cost a price each.
+    a price per cell, and so does each worker, for standing in the way of the others.
 
     Prices are fitted by least squares on relative errors. To know what is not known, they are
     fitted many times, to samples and to prior prices that are both drawn at random (randomise,
@@ -203,6 +203,7 @@ def _terms(
     cells = batch_size * np.array([each.fetch_factor for each in configurations], dtype=np.float64)
     blocks = np.maximum(1.0, cells / block)
     rows = np.minimum(block, cells)
+    # Cells and their places are paid for everywhere; what else may cost next to nothing.
     counts, rare = [np.ones_like(cells), blocks, cells], [2.0, 1.0, 1.0]
     if geometry.n_files is not None and geometry.n_files > 1:
         counts.append(distinct(geometry.n_files, blocks))
@@ -221,7 +222,7 @@ def _terms(
     divided = per_cell / np.maximum(1.0, workers)[:, None]
     if np.ptp(workers) == 0:
         return divided, np.array(rare)
-    by_workers = [workers > 0, workers]
+    by_workers = [workers > 0, workers]  # transfer, and standing in each other's way
     decades = [*rare, *(each + 1 for each in rare), 2.0, 2.0]
     return np.column_stack([divided, per_cell, *by_workers]), np.array(decades)
 
