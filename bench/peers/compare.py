@@ -232,7 +232,7 @@ def processor() -> str:
 
 def write(output: Path, run: dict, results: dict[str, Result], stores: Stores) -> str:
     """Write tables and picture, and return the tables for people."""
-    rows = table.rows_of(results)
+    rows = table.rows_of(results, stores.all)
     held = verdicts(results, stores.all)
     text = table.markdown(run=run, rows=rows, stores=stores.all, verdicts=held)
     (output / "peers.md").write_text(text)

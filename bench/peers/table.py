@@ -18,15 +18,17 @@ from targets import Verdict
 Row = dict[str, Any]
 
 
-def rows_of(results: Results) -> list[Row]:
+def rows_of(results: Results, stores: dict[str, Store]) -> list[Row]:
     """Return one row per entry, in the order of sections."""
     order = sorted(results.values(), key=lambda result: SECTIONS.index(result.entry.section))
-    return [_row(result, results) for result in order]
+    return [_row(result, results, stores) for result in order]
 
 
-def _row(result: Result, results: Results) -> Row:
+def _row(result: Result, results: Results, stores: dict[str, Store]) -> Row:
     entry = result.entry
     limit = None if entry.is_limit else figures.lowest_limit(result, results)
+    store = stores.get(entry.storage or "")
+    converted = [] if store is None else store.runs
     return {
         "section": entry.section,
         "name": entry.name,
@@ -38,6 +40,8 @@ def _row(result: Result, results: Results) -> Row:
         "rounds": len(result.rounds),
         **_columns("first_minibatch_s", figures.first_minibatch_seconds(result)),
         "peak_bytes": result.peak_bytes,
+        **_columns("conversion_s", median_with_interval([run["seconds"] for run in converted])),
+        "store_bytes": converted[-1]["disk_bytes"] if converted else None,
         **_columns("cellfeed_is_times_as_fast", figures.versus_cellfeed(result, results)),
         **_columns("of_limit", None if limit is None else figures.ratio(result, limit)),
         "limit": None if limit is None else limit.entry.name,
@@ -127,6 +131,8 @@ def _loaders_table(rows: Sequence[Row]) -> str:
             _share(row),
             _interval(row, "first_minibatch_s", ".2f", unit=" s"),
             _gigabytes(row["peak_bytes"]),
+            "none" if row["conversion_s"] is None else f"{row['conversion_s']:.0f} s",
+            _gigabytes(row["store_bytes"]),
         )
         for row in rows
     ]
@@ -137,6 +143,8 @@ def _loaders_table(rows: Sequence[Row]) -> str:
         "of the limit",
         "first minibatch",
         "memory",
+        "conversion",
+        "its size on disk",
     )
     return _table(header, lines)
 
