@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from entries import MACHINE, SECTIONS
+from entries import MACHINE, PROCESSES, SECTIONS
 from intervals import interval_name
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ def draw(path: Path, rows: Sequence[Row], run: dict) -> None:
             key=lambda row: row["cells_per_s"] or 0,
         )
         for section in SECTIONS
-        if section != MACHINE
+        if section not in {MACHINE, PROCESSES}  # which compare cellfeed with nobody
     }
     sections = {section: chosen for section, chosen in sections.items() if chosen}
     if not any(row["cells_per_s"] for chosen in sections.values() for row in chosen):

@@ -27,6 +27,8 @@ from cellfeed.machine import usable_cpu_count
 
 __all__ = ["CellDataset"]
 
+# What waits in a worker that reads ahead by itself: enough to even out a slow step.
+_MINIBATCHES_AHEAD = 8
 # Each takes a file descriptor while it waits, of which a process often has 1024.
 _MOST_MINIBATCHES_AHEAD = 512
 
@@ -235,7 +237,9 @@ class CellDataset(IterableDataset[Any]):
     def loader(self, num_workers: int | None = None, **options: Any) -> DataLoader[Any]:
         """Return a DataLoader that passes minibatches on as they are.
 
-        Workers run ahead by one fetch, so that they read while the training loop computes.
+        Workers read one fetch ahead by themselves. Where a function of yours works on a whole
+        fetch, or reads it, as many minibatches wait as a fetch has, so that the training loop
+        goes on meanwhile.
 
         Parameters
         ----------
@@ -246,17 +250,29 @@ class CellDataset(IterableDataset[Any]):
         """
         workers = self.num_workers if num_workers is None else num_workers
         if workers:
-            ahead = min(self.fetch_factor + 1, max(2, _MOST_MINIBATCHES_AHEAD // workers))
-            options.setdefault("prefetch_factor", ahead)
+            ahead = _MINIBATCHES_AHEAD if self._is_placed else self.fetch_factor + 1
+            most = max(2, _MOST_MINIBATCHES_AHEAD // workers)
+            options.setdefault("prefetch_factor", min(ahead, self.fetch_factor + 1, most))
         return DataLoader(self, batch_size=None, num_workers=workers, **options)
+
+    @property
+    def _is_read_ahead(self) -> bool:
+        """Whether fetches are read here, by threads, rather than by a function or an indexable."""
+        return isinstance(self.collection, Collection) and self.fetch_callback is None
+
+    @property
+    def _is_placed(self) -> bool:
+        """Whether rows go straight into the minibatches that they leave in."""
+        is_transformed = self.fetch_transform is not None or self.batch_callback is not None
+        return self._is_read_ahead and not is_transformed
 
     def _minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
         """Deal out an epoch's minibatches."""
-        if not isinstance(self.collection, Collection) or self.fetch_callback is not None:
-            return self._from_indexable(plan, fetch_numbers)
-        if self.fetch_transform is not None or self.batch_callback is not None:
+        if self._is_placed:
+            return self._from_collection(plan, fetch_numbers)
+        if self._is_read_ahead:
             return self._from_transformed(plan, fetch_numbers)
-        return self._from_collection(plan, fetch_numbers)
+        return self._from_indexable(plan, fetch_numbers)
 
     def _from_collection(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
         """Rows go straight into the minibatches that they leave in."""

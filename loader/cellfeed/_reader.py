@@ -103,6 +103,7 @@ class Reader:
             self._n_threads, thread_name_prefix="cellfeed-dense"
         )
         self._pool = MemoryPool() if pool is None else pool
+        self._dense_pool = MemoryPool()  # pieces of one size, which others would take the place of
 
     def __enter__(self) -> Self:
         return self
@@ -206,7 +207,7 @@ class Reader:
         if not isinstance(cells.X, CsrRows):
             return cells
         group = DenseGroup(*cells.X.shape, cells.X.data.dtype)
-        dense = group.over(self._pool.take(group.n_bytes))
+        dense = group.over(self._dense_pool.take(group.n_bytes))
         cells.X.densify_into(dense)
         return Cells(dense, cells.obs, cells.rows)
 

@@ -141,6 +141,15 @@ def test_a_loader_runs_ahead_by_a_fetch_within_bounds():
     assert dataset.loader(2, prefetch_factor=3).prefetch_factor == 3
 
 
+@pytest.mark.parametrize(
+    ("function", "ahead"), [({}, 8), ({"fetch_transform": lambda fetched: fetched}, 21)]
+)
+def test_a_loader_over_files_lets_few_minibatches_wait(write_h5ad, function, ahead):
+    collection = open_collection(write_h5ad(np.eye(80, dtype=np.float32)))
+    dataset = CellDataset(collection, BlockShuffling(4), 2, 20, seed=0, **function)
+    assert dataset.loader(2).prefetch_factor == ahead
+
+
 def test_more_workers_than_fetches():
     dataset = CellDataset(np.arange(10), BlockShuffling(4), 8, 2, seed=0)
     found = batches(dataset.loader(2))
