@@ -180,7 +180,7 @@ def test_x_has_the_dtype_asked_for(collection, in_memory, plates, dtype, dense):
     assert np.array_equal(got, expected.astype(name))
 
 
-@pytest.mark.parametrize("dtype", ["str", object, "no such", torch.complex64])
+@pytest.mark.parametrize("dtype", ["str", object, "no such", torch.complex64, ">f4", "longdouble"])
 def test_a_dtype_that_is_no_number_is_refused(collection, dtype):
     with pytest.raises(ParameterError, match="`dtype` must be a numeric dtype"):
         first_minibatch(collection, dtype=dtype)
