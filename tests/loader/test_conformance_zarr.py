@@ -134,12 +134,14 @@ def create(group, name, values, chunks, storage):
         options["chunk_key_encoding"] = {"name": "default", "separator": storage.separator}
         if storage.shard:
             options["shards"] = tuple(n * storage.shard for n in chunks)
+    # Where stored values were never written, nobody can tell zeros from a lost file.
+    writes_zeros = storage.empty_chunks or name == "data"
     array = group.create_array(
         name,
         shape=values.shape,
         dtype=values.dtype,
         chunks=chunks,
-        config={"write_empty_chunks": storage.empty_chunks},
+        config={"write_empty_chunks": writes_zeros},
         **options,
     )
     if values.size:

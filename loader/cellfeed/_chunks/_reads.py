@@ -186,5 +186,6 @@ _FAILURES = {
     "the file is damaged, copy or download it again",
     kernels.BAD_INDEX: "hold a column index outside of the matrix; "
     "the file is damaged, copy or download it again",
-    kernels.MISSING: "are missing; copy or download it again",
+    kernels.MISSING: "are missing; copy or download it again, "
+    "or, if they are zeros that were never written, write those too",
 }

@@ -118,7 +118,8 @@ class CsrSource(MatrixSource):
         if n_lost:
             msg = (
                 f"{self.path}: `{self._element}`: {n_lost} of its chunks or shards are missing; "
-                "copy or download it again"
+                "copy or download it again, or, if they are zeros that were never written, "
+                "write those too"
             )
             raise FormatError(msg)
 
