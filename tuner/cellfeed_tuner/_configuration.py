@@ -47,6 +47,14 @@ class Configuration:
         """Minibatches after which every worker has delivered one whole fetch."""
         return self.fetch_factor * self.fetches_per_round
 
+    @property
+    def minibatches_in_memory(self) -> int:
+        """Minibatches that buffers hold at most.
+
+        While one fetch is dealt out, the next is read; of those of workers, one more may wait.
+        """
+        return self.minibatches_per_round * (3 if self.num_workers else 2)
+
     def rounds_per_epoch(self, plan: EpochPlan) -> int:
         """Return how many rounds of whole fetches an epoch has."""
         return plan.n_whole_fetches // self.fetches_per_round

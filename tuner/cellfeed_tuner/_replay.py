@@ -283,8 +283,8 @@ class _Search:
             cache="unknown",
             cells_per_round=cells,
             round_seconds=(known.round_seconds if known else ()) + tuple(cells / speeds),
-            # Not bytes, but as memory grows: a fetch that is dealt out, and those that are read.
-            peak_memory_bytes=cells * (3 if configuration.num_workers else 2),
+            # Not bytes, but as memory grows.
+            peak_memory_bytes=configuration.minibatches_in_memory * self.grid.batch_size,
         )
 
     def _choice(self) -> Configuration:

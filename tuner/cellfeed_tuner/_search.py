@@ -212,9 +212,7 @@ class Search:
         needed = cells_needed(configuration, self.batch_size)
         if needed > self.n_cells:
             return "too few cells", f"whole fetches need {needed:,} cells"
-        cells_in_memory = configuration.minibatches_per_round * self.batch_size
-        # While one fetch is dealt out, the next is read; workers have one more waiting.
-        buffers = cells_in_memory * self.row_bytes * (3 if configuration.num_workers else 2)
+        buffers = configuration.minibatches_in_memory * self.batch_size * self.row_bytes
         if buffers > self.constraints.memory_bytes:
             return "over memory", f"its buffers alone take {buffers / 1e6:,.0f} MB"
         return None

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._grid import chunk_grid
 from cellfeed._chunks._placing import array_row
 from cellfeed._chunks._planning import plan_flat, plan_grid, trim
 from cellfeed._chunks._reads import ChunkReads
@@ -260,7 +261,7 @@ class ChunkedArray:
         located = self.places.locate(np.array([chunk], np.int64))
         path = self.files.path_of(int(located.files[0]))
         first, size = int(located.offsets[0]), int(located.sizes[0])
-        grid = [-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True)]
+        grid = chunk_grid(self.shape, self.chunk_shape)
         corner = [int(k) for k in np.unravel_index(chunk, grid)]
         bounds = [
             f"{k * c} to {min((k + 1) * c, n)}"

@@ -16,6 +16,7 @@ from cellfeed._chunks._array import (
     ContiguousChunks,
 )
 from cellfeed._chunks._codecs import can_decode
+from cellfeed._chunks._grid import chunk_grid
 
 __all__ = ["hdf5_array"]
 
@@ -133,7 +134,7 @@ def _table(
     if dataset.maxshape[0] is not None and None in dataset.maxshape[1:]:
         return None  # HDF5 gives wrong places of chunks if only a dimension after the first grows
     chunk_shape = dataset.chunks
-    grid = [-(-n // c) for n, c in zip(dataset.shape, chunk_shape, strict=True)]
+    grid = chunk_grid(dataset.shape, chunk_shape)
     n_chunks = math.prod(grid)
     chunk_bytes = math.prod(chunk_shape) * dataset.dtype.itemsize
     offsets = np.full(n_chunks, -1, np.int64)

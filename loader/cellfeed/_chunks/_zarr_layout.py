@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._codecs import can_decode
+from cellfeed._chunks._grid import chunk_grid
 
 __all__ = ["ZarrLayout", "zarr_layout"]
 
@@ -66,17 +67,17 @@ class ZarrLayout:
     @property
     def file_grid(self) -> Shape:
         """Files along each dimension."""
-        return _grid(self.shape, self.file_shape)
+        return chunk_grid(self.shape, self.file_shape)
 
     @property
     def chunk_grid(self) -> Shape:
         """Chunks along each dimension, without those of a shard that are outside the array."""
-        return _grid(self.shape, self.chunk_shape)
+        return chunk_grid(self.shape, self.chunk_shape)
 
     @property
     def chunks_of_a_file(self) -> Shape:
         """Chunks of one file along each dimension."""
-        return _grid(self.file_shape, self.chunk_shape)
+        return chunk_grid(self.file_shape, self.chunk_shape)
 
     @property
     def decoded_bytes(self) -> int:
@@ -216,7 +217,3 @@ def _is_zero(fill_value: Any) -> bool:
 
 def _shape(values: Sequence[int]) -> Shape:
     return tuple(int(n) for n in values)
-
-
-def _grid(shape: Shape, chunk_shape: Shape) -> Shape:
-    return tuple(-(-n // c) for n, c in zip(shape, chunk_shape, strict=True))

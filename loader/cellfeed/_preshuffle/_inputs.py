@@ -12,6 +12,7 @@ import zarr
 from numpy.typing import NDArray
 
 from cellfeed._errors import MismatchError, PathError
+from cellfeed._identity import identity
 from cellfeed._preshuffle._row_reading import pick, runs_with_gaps
 
 __all__ = ["InputFile", "file_labels", "opened", "stored_elements", "stored_row_lengths"]
@@ -49,11 +50,11 @@ class InputFile:
         if absolute.is_dir():  # zarr 3 or 2
             stamped = absolute / ("zarr.json" if (absolute / "zarr.json").exists() else ".zgroup")
         try:
-            status = stamped.stat()
+            n_bytes, modified_ns = identity(stamped.stat())
         except OSError as error:
             msg = f"{path}: no such file; give a path that every worker can read"
             raise PathError(msg) from error
-        return cls(path=str(absolute), n_bytes=status.st_size, modified_ns=status.st_mtime_ns)
+        return cls(path=str(absolute), n_bytes=n_bytes, modified_ns=modified_ns)
 
     def check(self) -> None:
         """Check that the file is what it was.

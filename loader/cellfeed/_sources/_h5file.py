@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._chunks import ChunkedArray, hdf5_array
+from cellfeed._chunks import ChunkedArray, chunk_grid, hdf5_array
 from cellfeed._errors import FormatError, PathError
 from cellfeed._identity import Identity, identity, removed, replaced
 
@@ -64,8 +64,7 @@ class H5File:
         dataset = self()[name]
         if dataset.chunks is None or not dataset.size or dataset.fillvalue != 0:
             return 0
-        grid = (-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True))
-        n_chunks: int = math.prod(grid)
+        n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
         return n_chunks - int(dataset.id.get_num_chunks())
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:

@@ -11,7 +11,14 @@ import pandas as pd
 import zarr
 from anndata.io import read_elem
 
-from cellfeed._chunks import ChunkedArray, ZarrFiles, ZarrLayout, zarr_array, zarr_layout
+from cellfeed._chunks import (
+    ChunkedArray,
+    ZarrFiles,
+    ZarrLayout,
+    chunk_grid,
+    zarr_array,
+    zarr_layout,
+)
 from cellfeed._identity import Identity, identity, removed, replaced
 from cellfeed._sources._zarr_groups import open_group
 
@@ -95,7 +102,7 @@ class ZarrStore:
         if name not in self._n_lost:
             array = self.array(name)
             file_shape = array.shards or array.chunks
-            n_files = math.prod(-(-n // c) for n, c in zip(array.shape, file_shape, strict=True))
+            n_files = math.prod(chunk_grid(array.shape, file_shape))
             found = (entry for _, _, files in os.walk(self._absolute / name) for entry in files)
             n_found = sum(entry not in _NO_CHUNKS for entry in found)
             self._n_lost[name] = max(0, n_files - n_found)
