@@ -1,10 +1,29 @@
-"""A small collection that lies on disk."""
+"""A small collection that lies on disk, and results of every kind that were made by hand."""
+
+from dataclasses import replace
 
 import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+
+from cellfeed_tuner import (
+    AutotuneResult,
+    Configuration,
+    ConfigurationResult,
+    Constraints,
+    Dataset,
+    EntropyBits,
+    Estimate,
+    Machine,
+    Nearest,
+    Recommended,
+    StorageOrder,
+    Verdict,
+)
+from cellfeed_tuner._machine import Cpu, Memory, Packages, Platform
+from cellfeed_tuner._storage import ReadSpeed, Storage
 
 N_CELLS_PER_FILE = 1500
 
@@ -29,3 +48,158 @@ def small_collection(tmp_path_factory):
         adata = ad.AnnData(matrix, obs=obs)
         adata.write_h5ad(folder / f"plate{number}.h5ad", compression="gzip")
     return folder
+
+
+MACHINE = Machine(
+    cpu=Cpu(model="A Processor", logical_cores=4, usable_cores=2.5),
+    memory=Memory(total_bytes=16 * 10**9, available_bytes=12 * 10**9),
+    storage=(
+        Storage(
+            mount_point="/", file_system="ext4", kind="local", device="/dev/vda", rotational=False,
+            model=None, sequential=ReadSpeed(bytes_per_second=5e8, bytes_read=10**9, seconds=2.0),
+            random=None, note="too few bytes",
+        ),
+    ),
+    platform=Platform(
+        system="Debian", kernel="Linux 6.1", architecture="x86_64", python="3.11.7",
+        packages=Packages(
+            cellfeed="0.1.0", anndata="0.12", h5py="3.16", hdf5="2.0", numpy="2.4", scipy="1.17",
+            torch=None,
+        ),
+    ),
+)  # fmt: skip
+DATASET = Dataset(
+    paths=("plates/plate01.h5ad", "plates/plate02.h5ad"),
+    n_cells=28_000, n_vars=62_710, layout="csr", dtype="float32", bytes_on_disk=174_293_460,
+    rows_per_chunk=4.4, label="plate", n_labels=14, n_missing=3, label_entropy_bits=3.78,
+    batch_size=64,
+)  # fmt: skip
+SENTENCES = {
+    "inside": "Measured as the plan gives.",
+    "outside": "Measured as planned, outside the paper's bounds.",
+    "assumptions": "Theory does not apply, since there are few blocks.",
+    "loader": "THE LOADER IS WRONG: measured something else.",
+}
+
+
+def entropy(share, *, measured=True):
+    bits = 3.6 * share
+    return EntropyBits(
+        measured=Estimate(bits, bits - 0.02, bits + 0.02) if measured else None,
+        expected=Estimate(bits, bits - 0.01, bits + 0.01),
+        homogeneous=bits,
+        lower_bound=max(0.0, bits - 0.2),
+        upper_bound=3.63,
+        random=3.6,
+    )
+
+
+def timed(block_size, fetch_factor, num_workers, speed, share, kind):
+    return ConfigurationResult(
+        configuration=Configuration(
+            block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers
+        ),
+        status="measured",
+        cells_per_second=Estimate(speed, 0.9 * speed, 1.2 * speed),
+        n_rounds=7,
+        entropy_bits=entropy(share),
+        peak_memory_bytes=400_000_000,
+        worker_start_seconds=0.1,
+        first_minibatch_seconds=0.2,
+        verdict=Verdict(
+            kind=kind, bits=0.0, error_bits=0.01, assumptions=(), sentence=SENTENCES[kind]
+        ),
+    )
+
+
+def untimed(block_size, fetch_factor, num_workers, status, share, note=""):
+    return ConfigurationResult(
+        configuration=Configuration(
+            block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers
+        ),
+        status=status,
+        note=note,
+        entropy_bits=entropy(share, measured=False),
+    )
+
+
+GRID = (
+    timed(4, 4, 0, 2_000.0, 0.97, "inside"),
+    timed(4, 4, 1, 3_000.0, 0.97, "outside"),
+    timed(4, 64, 0, 1_500.0, 1.0, "inside"),
+    untimed(4, 64, 1, "over memory", 1.0, "its buffers alone take 9,000 MB"),
+    untimed(64, 4, 0, "below entropy floor", 0.5),
+    untimed(64, 4, 1, "failed", 0.5, "no workers here"),
+    timed(64, 64, 0, 9_000.0, 0.96, "assumptions"),
+    timed(64, 64, 1, 8_000.0, 0.96, "inside"),
+    timed(1024, 4, 0, 12_000.0, 0.2, "inside"),
+    untimed(1024, 4, 1, "out of budget", 0.2),
+    untimed(1024, 64, 0, "too few cells", 0.6, "whole fetches need 32,768 cells"),
+    untimed(1024, 64, 1, "too slow", 0.6, "as its like were"),
+)
+CHOICE = Recommended(
+    configuration=GRID[6].configuration,
+    cells_per_second=Estimate(8_800.0, 8_500.0, 9_100.0),
+    measured_afresh=True,
+    peak_memory_bytes=400_000_000,
+    reason="It is the fastest of the 4 measured configurations that mix well enough.",
+)
+RECOMMENDED = AutotuneResult(
+    machine=MACHINE,
+    dataset=DATASET,
+    constraints=Constraints(entropy_floor=0.95, memory_bytes=8 * 10**9, need_cells_per_second=None),
+    cache="cold",
+    configurations=GRID,
+    recommended=CHOICE,
+    nearest=None,
+    seconds=61.4,
+    storage_order=StorageOrder(
+        block_size=1024, expected_bits=0.1, random_bits=3.6, tolerance_bits=0.02
+    ),
+)
+NOTHING_FEASIBLE = replace(
+    RECOMMENDED,
+    recommended=None,
+    nearest=Nearest(configuration=CHOICE.configuration, problem="its entropy is below the floor"),
+    constraints=Constraints(
+        entropy_floor=1.0, memory_bytes=8 * 10**9, need_cells_per_second=50_000.0
+    ),
+)
+
+
+def with_too_few_rounds(each):
+    bits = replace(each.entropy_bits, measured=Estimate(3.0, -np.inf, np.inf))
+    return replace(
+        each, status="not enough samples", cells_per_second=None, verdict=None, entropy_bits=bits
+    )
+
+
+RESULTS = {
+    "recommended": RECOMMENDED,
+    "not measured afresh": replace(RECOMMENDED, recommended=replace(CHOICE, measured_afresh=False)),
+    "nothing feasible": NOTHING_FEASIBLE,
+    "not enough samples": replace(
+        NOTHING_FEASIBLE,
+        nearest=None,
+        storage_order=None,
+        configurations=tuple(with_too_few_rounds(each) for each in GRID),
+    ),
+    "warm": replace(RECOMMENDED, cache="warm"),
+    "unknown cache": replace(RECOMMENDED, cache="unknown"),
+    "wrong loader": replace(
+        RECOMMENDED, configurations=(timed(4, 4, 0, 2_000.0, 0.97, "loader"), *GRID[1:])
+    ),
+    "one configuration": replace(RECOMMENDED, configurations=GRID[6:7]),
+}
+
+
+@pytest.fixture
+def result_of():
+    """Returns the result of a kind."""
+    return RESULTS.__getitem__
+
+
+@pytest.fixture(params=list(RESULTS.values()), ids=list(RESULTS))
+def any_result(request):
+    """A result of each kind."""
+    return request.param

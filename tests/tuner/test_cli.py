@@ -1,5 +1,6 @@
 """The ``autotune`` command, from its arguments to its files."""
 
+import html
 import json
 import subprocess
 import sys
@@ -117,6 +118,31 @@ def test_a_loader_that_is_wrong_is_named_as_such(small_collection, capsys):
 def test_the_picture_is_a_picture(tuned):
     _, output = tuned
     assert (output / "autotune.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_has_the_recommendation_and_its_code(tuned):
+    printed, output = tuned
+    page = html.unescape((output / "autotune.html").read_text(encoding="utf-8"))
+    recommended = json.loads((output / "autotune.json").read_text())["recommended"]
+    assert recommended["reason"] in page
+    code = printed.stdout.split("To train with it:")[1].split("Wrote")[0]
+    assert textwrap.dedent(code).strip() in page
+    assert str(output / "autotune.html") in printed.stdout
+
+
+@pytest.mark.parametrize(("floor", "exit_code"), [("0.5", 0), ("1", 1)])
+def test_with_json_stdout_has_the_result_and_nothing_else(
+    small_collection, tmp_path, floor, exit_code
+):
+    grid = ["--block-sizes", "64", "--fetch-factors", "4", "--workers", "0", "--budget", "10"]
+    settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", floor, *grid]
+    printed = run(small_collection, *settings, "--json")
+    assert printed.exit_code == exit_code, printed.output
+    assert json.loads(printed.stdout) == json.loads((tmp_path / "autotune.json").read_text())
+    assert "Measuring throughput" in printed.stderr
+    assert "Wrote" in printed.stderr
+    said = "No configuration is feasible" if exit_code else "Recommended: block size 64"
+    assert said in printed.stderr
 
 
 def test_the_result_is_used(tuned, small_collection):

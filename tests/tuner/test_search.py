@@ -7,6 +7,7 @@ import pytest
 from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate, theory
 from cellfeed_tuner._cost_model import Geometry
 from cellfeed_tuner._measuring_process import Outcome
+from cellfeed_tuner._progress import Standings, unwatched
 from cellfeed_tuner._recommend import choose
 from cellfeed_tuner._search import Search
 from cellfeed_tuner._timing import Round, Started, TimingRequest
@@ -52,7 +53,9 @@ class ModelProcess:
         )
 
 
-def run_search(*, floor=0.95, need=None, memory=10**9, budget=60.0, process=None):
+def run_search(
+    *, floor=0.95, need=None, memory=10**9, budget=60.0, process=None, on_race=unwatched
+):
     constraints = Constraints(entropy_floor=floor, memory_bytes=memory, need_cells_per_second=need)
     process = process or ModelProcess()
     entropies = {}
@@ -80,6 +83,7 @@ def run_search(*, floor=0.95, need=None, memory=10**9, budget=60.0, process=None
         constraints=constraints,
         entropies=entropies,
         on_progress=lambda stage, done, total: None,
+        on_race=on_race,
         clock=process.clock,
     )
     search.run(GRID)
@@ -185,3 +189,21 @@ def test_what_fails_is_reported_and_the_rest_is_searched():
 def test_a_choice_is_made_within_the_budget_however_fast_the_disk(slowness):
     _, choice, _ = run_search(process=ModelProcess(slowness))
     assert choice is not None
+
+
+def test_those_who_watch_see_how_the_race_stands():
+    handed = list[Standings]()
+    results, _, _ = run_search(on_race=handed.append)
+    (standings,) = handed
+    race = {each.configuration: each for each in standings()}
+    measured = {each.configuration: each for each in results if each.status == "measured"}
+    assert measured.keys() <= race.keys()
+    for configuration, each in measured.items():
+        assert race[configuration].cells_per_second == each.cells_per_second
+        assert race[configuration].n_rounds == each.n_rounds
+        mixes = each.entropy_bits.share_of_random >= 0.95
+        assert (race[configuration].state == "below floor") == (not mixes)
+    mixing = [each for each in race.values() if each.state != "below floor"]
+    fastest = max(mixing, key=lambda each: each.rough_cells_per_second)
+    assert fastest.state == "racing"
+    assert {"racing", "left", "below floor"} == {each.state for each in race.values()}

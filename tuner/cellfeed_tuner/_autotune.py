@@ -22,7 +22,7 @@ from cellfeed_tuner._machine import describe_machine
 from cellfeed_tuner._measure import Measurement, cells_needed, prepare_cache
 from cellfeed_tuner._measuring_process import MeasuringProcess
 from cellfeed_tuner._page_cache import CacheState
-from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
 from cellfeed_tuner._recommend import Choice, choose, nearest
 from cellfeed_tuner._result import (
     AutotuneResult,
@@ -61,6 +61,7 @@ def autotune(
     cache: CacheState = "cold",
     seed: int = 0,
     on_progress: Progress = silent,
+    on_race: RaceWatcher = unwatched,
 ) -> AutotuneResult:
     """Measure a grid of configurations, and recommend one.
 
@@ -93,6 +94,8 @@ def autotune(
         Seed of plans and of the order of measurements.
     on_progress
         Told how far the work has come.
+    on_race
+        Handed, before throughput is measured, what says how the race stands.
 
     Raises
     ------
@@ -146,6 +149,7 @@ def autotune(
             constraints=constraints,
             entropies=entropies,
             on_progress=on_progress,
+            on_race=on_race,
         )
         search.run(grid)
         search.fill()

@@ -1,32 +1,29 @@
 """The ``autotune`` command. Results go to stdout, progress and errors to stderr."""
 
+import json
 import re
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cellfeed import __version__, open_collection
 from cellfeed.console import ByteSize
 from cellfeed_tuner import _autotune
+from cellfeed_tuner._code import code_to_paste
+from cellfeed_tuner._html_report import html_report
+from cellfeed_tuner._live import LiveDisplay
 from cellfeed_tuner._page_cache import CacheState
 from cellfeed_tuner._replay_cli import replay_command
 from cellfeed_tuner._report import print_report
+from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._subcommands import CommandWithSubcommands
 from cellfeed_tuner.plots import autotune_figure
 
 __all__ = ["main"]
-
-_STAGES = {
-    "machine": "Looking at the machine",
-    "entropy": "Computing label entropy",
-    "start": "Starting the measuring process",
-    "throughput": "Measuring throughput",
-}
 
 
 class _Sizes(click.ParamType[tuple[int, ...]]):
@@ -81,8 +78,10 @@ def _listed(sizes: Sequence[int]) -> str:
 @click.option("--cache", default="cold", show_default=True, type=click.Choice(["cold", "warm"]),
               help="State of the page cache to measure in.")  # fmt: skip
 @click.option("--output", default=Path(), type=click.Path(file_okay=False, path_type=Path),
-              help="Folder for autotune.json and autotune.png.")  # fmt: skip
+              help="Folder for autotune.json, autotune.png and autotune.html.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the plans.")
+@click.option("--json", "as_json", is_flag=True,
+              help="Print the result as JSON on stdout, and the report on stderr.")  # fmt: skip
 @click.version_option(__version__, prog_name="autotune")
 def main(
     *,
@@ -91,6 +90,7 @@ def main(
     layer: str | None,
     cache: CacheState,
     output: Path,
+    as_json: bool,
     **settings: Any,
 ) -> None:
     """Measure loaders of the AnnData files at PATH, and recommend the settings to train with.
@@ -104,14 +104,20 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=output):
         pass  # whether files can be written there had better be known before measuring
-    with _Bars() as bars:
+    with LiveDisplay() as display:
         result = _autotune.autotune(
-            collection, label=label, cache=cache, on_progress=bars.show, **settings
+            collection,
+            label=label,
+            cache=cache,
+            on_progress=display.show,
+            on_race=display.watch,
+            **settings,
         )
-    print_report(result, output / "autotune.json", layer=layer)
-    result.save(output / "autotune.json")
-    autotune_figure(result).savefig(output / "autotune.png")
-    click.echo(f"\nWrote {output / 'autotune.json'} and {output / 'autotune.png'}")
+    print_report(result, output / "autotune.json", layer=layer, to_stderr=as_json)
+    written = ", ".join(map(str, _write(result, output, layer)))
+    click.echo(f"\nWrote {written}", err=as_json)
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
     if result.recommended is None:
         raise SystemExit(1)
 
@@ -119,34 +125,13 @@ def main(
 main.add_command(replay_command)
 
 
-class _Bars:
-    """Progress bars on stderr: one line for each stage where it is no terminal."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-        self._tasks = dict[str, Any]()
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def show(self, stage: str, done: float, total: float) -> None:
-        """Show how far a stage has come."""
-        if stage not in self._tasks:
-            for task in self._tasks.values():
-                self._bars.update(task, completed=float("inf"), visible=False)
-            self._tasks[stage] = self._bars.add_task(_STAGES[stage], total=total)
-            if not self._console.is_terminal:
-                self._console.print(f"{_STAGES[stage]} ...")
-        self._bars.update(self._tasks[stage], completed=done, total=total)
+def _write(result: AutotuneResult, output: Path, layer: str | None) -> list[Path]:
+    """Write the result as JSON, picture and page, and return where."""
+    as_json, picture, page = (output / f"autotune.{kind}" for kind in ("json", "png", "html"))
+    result.save(as_json)
+    autotune_figure(result).savefig(picture)
+    paths = [Path(path) for path in result.dataset.paths]
+    code = code_to_paste(paths, result.dataset.label, as_json, layer=layer)
+    now = datetime.now(UTC).astimezone()
+    page.write_text(html_report(result, code=code, written=now), encoding="utf-8")
+    return [as_json, picture, page]

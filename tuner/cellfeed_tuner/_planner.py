@@ -87,6 +87,7 @@ class Planner:
         self._residuals: dict[Configuration, NDArray[np.float64]] = {}
         self._pool = np.empty(0)
         self._withdrawn: set[Configuration] = set()
+        self._left: set[Configuration] = set()
         self._lap: list[Configuration] = []
 
     def ask(self, budget: Budget) -> Configuration | None:
@@ -116,6 +117,11 @@ class Planner:
     def withdraw(self, configuration: Configuration) -> None:
         """Leave a configuration out: it has failed, or turned out not to be feasible."""
         self._withdrawn.add(configuration)
+
+    def is_racing(self, configuration: Configuration) -> bool:
+        """Return whether a configuration was measured and may still be the best."""
+        left = self._left | self._withdrawn
+        return configuration in self._samples and configuration not in left
 
     def _open(self, budget: Budget) -> NDArray[np.intp]:
         """Return the places of what was not measured and can be."""
@@ -194,6 +200,7 @@ class Planner:
         draws[:, places] = np.column_stack([self._bootstrap(each) for each in racing])
         wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
         rivals = [each for each, win in zip(racing, wins[places], strict=True) if win >= _LEAVES]
+        self._left = set(racing) - set(rivals)
         return [each for each in rivals if not self._is_settled(each, alone=len(rivals) == 1)]
 
     def _is_settled(self, configuration: Configuration, *, alone: bool) -> bool:

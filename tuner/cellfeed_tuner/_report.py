@@ -11,9 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from cellfeed_tuner._code import code_to_paste
-from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
-from cellfeed_tuner._storage import Storage
+from cellfeed_tuner._wording import (
+    cache_in_words,
+    how_measured,
+    interval,
+    loader_faults,
+    proof_of_choice,
+    storage_in_words,
+    untimed_in_words,
+    why_nothing,
+)
 
 __all__ = ["print_report"]
 
@@ -21,7 +29,9 @@ _WIDTH_WITHOUT_TERMINAL = 100
 _MOST_REMARKS = 3
 
 
-def print_report(result: AutotuneResult, saved_as: Path, *, layer: str | None = None) -> None:
+def print_report(
+    result: AutotuneResult, saved_as: Path, *, layer: str | None = None, to_stderr: bool = False
+) -> None:
     """Print the grid, the recommendation with its reason, and the code to paste.
 
     Parameters
@@ -32,10 +42,12 @@ def print_report(result: AutotuneResult, saved_as: Path, *, layer: str | None = 
         Where the result was written, for the code.
     layer
         The layer that was read, for the code.
+    to_stderr
+        Whether stdout is for something else.
     """
-    console = Console()
+    console = Console(stderr=to_stderr)
     if not console.is_terminal:
-        console = Console(width=_WIDTH_WITHOUT_TERMINAL)
+        console = Console(stderr=to_stderr, width=_WIDTH_WITHOUT_TERMINAL)
     console.print(_setting(result), _grid(result), _recommendation(result), sep="\n")
     if result.recommended is not None:
         paths = [Path(path) for path in result.dataset.paths]
@@ -52,8 +64,8 @@ def _setting(result: AutotuneResult) -> RenderableType:
             f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, "
             f"{memory.available_bytes / 1e9:,.1f} GB available"
         ),
-        *(_storage_line(storage) for storage in result.machine.storage),
-        _cache_line(result),
+        *(storage_in_words(storage) for storage in result.machine.storage),
+        "page cache: " + "\n".join(cache_in_words(result)),
     ]
     return Text("\n".join(lines) + "\n")
 
@@ -73,30 +85,6 @@ def _dataset_lines(result: AutotuneResult) -> list[str]:
             f"{dataset.batch_size}, random sampling gives {entropy.random:.3f} bits"
         ),
     ]
-
-
-def _storage_line(storage: Storage) -> str:
-    speeds = ", ".join(
-        f"{kind} reads {speed.bytes_per_second / 1e6:,.0f} MB/s"
-        for kind, speed in (("sequential", storage.sequential), ("random", storage.random))
-        if speed is not None
-    )
-    return (
-        f"{storage.file_system or 'unknown file system'} on {storage.device or 'unknown'}: "
-        f"{speeds or storage.note or 'read speed unknown'}"
-    )
-
-
-def _cache_line(result: AutotuneResult) -> str:
-    said = {
-        "cold": "page cache: cold, dropped before every round, as where files exceed memory",
-        "warm": "page cache: warm, all files read beforehand",
-        "unknown": "page cache: unknown, since the kernel kept pages that were to be dropped",
-    }[result.cache]
-    fits = result.dataset.bytes_on_disk < result.machine.memory.available_bytes / 2
-    if result.cache == "cold" and fits:
-        said += "\n(these files fit in memory: see --cache warm for epochs after the first)"
-    return said
 
 
 def _grid(result: AutotuneResult) -> Table:
@@ -138,7 +126,7 @@ def _row(rows: list[ConfigurationResult]) -> list[str]:
         str(first.configuration.block_size),
         str(first.configuration.fetch_factor),
         str(workers[0]) if len(workers) == 1 else f"{workers[0]}-{workers[-1]}",
-        first.status if speed is None else _interval(speed),
+        first.status if speed is None else interval(speed),
         "" if entropy.measured is None else f"{entropy.measured.value:.2f}",
         f"{entropy.expected.value:.2f}",
         f"{entropy.share_of_random:.0%}",
@@ -146,10 +134,6 @@ def _row(rows: list[ConfigurationResult]) -> list[str]:
         entropy.verdict,
         f"{first.peak_memory_bytes / 1e6:,.0f}" if first.peak_memory_bytes else "",
     ]
-
-
-def _interval(speed: Estimate) -> str:
-    return f"{speed.value:,.0f} [{speed.low:,.0f}, {speed.high:,.0f}]"
 
 
 def _style(result: ConfigurationResult) -> str:
@@ -160,44 +144,22 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
     chosen = result.recommended
     if chosen is None:
         return _nothing_feasible(result)
-    speed = chosen.cells_per_second
-    how = (
-        "measured afresh"
-        if chosen.measured_afresh
-        else "as searched, could not be measured afresh in time"
-    )
-    untimed = sum(each.status == "out of budget" for each in result.configurations)
+    speed, memory = chosen.cells_per_second, chosen.peak_memory_bytes
     lines = [
         Text(f"\nRecommended: {chosen.configuration}", style="bold green"),
-        Text(f"{_interval(speed)} cells/s, {how}; {chosen.peak_memory_bytes / 1e6:,.0f} MB"),
+        Text(f"{interval(speed)} cells/s, {how_measured(chosen)}; {memory / 1e6:,.0f} MB"),
         Text(chosen.reason),
         *_proof(result),
+        *_remarks(result),
+        *map(Text, untimed_in_words(result)),
     ]
-    lines += _remarks(result)
-    if untimed:
-        lines.append(
-            Text(f"{untimed} configurations were not timed for want of budget (see --budget).")
-        )
     return Group(*lines, Text("\nTo train with it:"))
 
 
 def _proof(result: AutotuneResult) -> list[Text]:
     """Say what the entropy of the choice proves, which loaders are wrong, and what is shuffled."""
-    chosen = result.recommended and result.recommended.configuration
-    judged = [(each.configuration, each.verdict) for each in result.configurations if each.verdict]
-    lines = [
-        Text(f"{configuration}: {verdict.sentence}", style="bold red")
-        for configuration, verdict in judged
-        if verdict.kind == "loader"
-    ][:_MOST_REMARKS]
-    lines += [
-        Text(verdict.sentence)
-        for configuration, verdict in judged
-        if configuration == chosen and verdict.kind != "loader"
-    ]
-    if result.storage_order is not None and result.storage_order.already_shuffled:
-        lines.append(Text(result.storage_order.sentence))
-    return lines
+    faults = [Text(fault, style="bold red") for fault in loader_faults(result)]
+    return [*faults, *map(Text, proof_of_choice(result))]
 
 
 def _remarks(result: AutotuneResult) -> list[Text]:
@@ -212,11 +174,5 @@ def _remarks(result: AutotuneResult) -> list[Text]:
 def _nothing_feasible(result: AutotuneResult) -> RenderableType:
     headline = Text("\nNo configuration is feasible.", style="bold red")
     if result.nearest is None:
-        reasons = {each.note or each.status for each in result.configurations}
-        return Group(headline, Text(f"None could be timed: {'; '.join(sorted(reasons)[:3])}."))
-    return Group(
-        headline,
-        *_remarks(result),
-        *_proof(result),
-        Text(f"Nearest is {result.nearest.configuration}, but {result.nearest.problem}."),
-    )
+        return Group(headline, Text(why_nothing(result)))
+    return Group(headline, *_remarks(result), *_proof(result), Text(why_nothing(result)))

@@ -19,7 +19,7 @@ from cellfeed_tuner._measure import (
 from cellfeed_tuner._measuring_process import MeasuringProcess
 from cellfeed_tuner._page_cache import CacheState
 from cellfeed_tuner._planner import Planner
-from cellfeed_tuner._progress import Progress
+from cellfeed_tuner._progress import Progress, RaceState, RaceWatcher, Standing, unwatched
 from cellfeed_tuner._recommend import Choice
 from cellfeed_tuner._result import ConfigurationResult, Constraints, EntropyBits, Status
 from cellfeed_tuner._timing import TimingRequest
@@ -66,6 +66,8 @@ class Search:
         Label entropy for each (block size, fetch factor).
     on_progress
         Told how much of the budget is spent.
+    on_race
+        Handed what says how the race stands, before it begins.
     clock
         Tells the time, in seconds from anywhere.
     """
@@ -82,12 +84,14 @@ class Search:
     constraints: Constraints
     entropies: Mapping[tuple[int, int], EntropyBits]
     on_progress: Progress
+    on_race: RaceWatcher = unwatched
     clock: Callable[[], float] = time.monotonic
     _start: float = field(init=False)
     _slices: dict[Configuration, list[Measurement]] = field(default_factory=dict)
     _not_timed: dict[Configuration, tuple[Status, str]] = field(default_factory=dict)
     _n_slices: int = 0
     _costs: CostModel = field(init=False)
+    _planner: Planner | None = field(default=None, init=False)
     # Seconds per cell, as the cost model has them after what was measured last.
     _expected: dict[Configuration, float] = field(default_factory=dict)
 
@@ -96,6 +100,7 @@ class Search:
 
     def run(self, grid: Sequence[Configuration]) -> None:
         """Measure what may be chosen, as the planner says, until the best is clear."""
+        self.on_race(self._standings)
         self._not_timed = {each: self._obstacle(each) or _OUT_OF_BUDGET for each in grid}
         runnable = [each for each, status in self._not_timed.items() if status == _OUT_OF_BUDGET]
         candidates = [each for each in runnable if self._mixes(each)]
@@ -103,7 +108,7 @@ class Search:
         self._not_timed |= dict.fromkeys(set(runnable) - set(candidates), _BELOW_FLOOR)
         if not candidates:
             return
-        planner = Planner(
+        planner = self._planner = Planner(
             candidates,
             batch_size=self.batch_size,
             geometry=self.geometry,
@@ -161,6 +166,21 @@ class Search:
     def results(self, grid: Iterable[Configuration]) -> list[ConfigurationResult]:
         """Return what is known of each configuration."""
         return [self._result(configuration) for configuration in grid]
+
+    def _standings(self) -> list[Standing]:
+        """Return how everything that was measured stands in the race by now."""
+        return [self._standing(each, pooled(slices)) for each, slices in self._slices.items()]
+
+    def _standing(self, configuration: Configuration, found: Measurement) -> Standing:
+        racing = self._planner is not None and self._planner.is_racing(configuration)
+        state: RaceState = "left" if self._mixes(configuration) else "below floor"
+        return Standing(
+            configuration=configuration,
+            state="racing" if racing else state,
+            n_rounds=len(found.round_seconds),
+            cells_per_second=found.cells_per_second,
+            rough_cells_per_second=found.rough_cells_per_second,
+        )
 
     def _goal(self, candidates: Sequence[Configuration]) -> Goal:
         need = self.constraints.need_cells_per_second

@@ -1,0 +1,220 @@
+"""The page: complete, escaped, and in need of nothing beside it."""
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+import pytest
+from matplotlib.image import imread
+
+from cellfeed_tuner._html_report import html_report
+
+CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"
+WRITTEN = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
+VOID = {"br", "meta"}
+SECTIONS = [
+    "recommendation", "code", "trade-off", "grid", "bounds", "configurations", "conditions"
+]  # fmt: skip
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page, as far as it matters here."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags = Counter[str]()
+        self.attributes = list[tuple[str, str]]()
+        self.texts = dict[str, str]()
+        self.open = list[str]()
+        self._section = ""
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] += 1
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "section":
+            self._section = dict(attrs)["id"]
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags[tag] += 1
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open:
+            for where in (self._section, f"<{self.open[-1]}>"):
+                self.texts[where] = self.texts.get(where, "") + data
+
+    def values(self, name):
+        return [value for key, value in self.attributes if key == name]
+
+
+def page_of(result):
+    return html_report(result, code=CODE, written=WRITTEN)
+
+
+def test_every_section_is_there_for_results_of_every_kind(any_result):
+    page = Page(page_of(any_result))
+    wanted = [name for name in SECTIONS if name != "code" or any_result.recommended]
+    assert [name for name in page.values("id") if name in SECTIONS] == wanted
+    assert all(page.texts[name].strip() for name in wanted)
+    timed = any(each.cells_per_second for each in any_result.configurations)
+    assert page.tags["svg"] == (3 if timed else 2)
+    assert page.tags["tr"] == 1 + len(any_result.configurations)
+
+
+def test_the_recommendation_has_reason_figure_and_proof(result_of):
+    said = Page(page_of(result_of("recommended"))).texts["recommendation"]
+    assert "block size 64, fetch factor 64, 0 workers" in said
+    assert "It is the fastest of the 4 measured" in said
+    assert "throughput, measured afresh8,800 [8,500, 9,100] cells/s" in said
+    assert "3.456 bits, 96.0% of random sampling's" in said
+    assert "Theory does not apply, since there are few blocks." in said
+    assert "1 configuration was not timed for want of budget" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "section", "sentence"),
+    [
+        ("not measured afresh", "recommendation", "could not be measured afresh in time"),
+        ("nothing feasible", "recommendation", "No configuration is feasible.Nearest is block"),
+        ("nothing feasible", "conditions", "at least 50,000 cells/s"),
+        ("not enough samples", "recommendation", "None could be timed: "),
+        ("not enough samples", "trade-off", "No throughput could be measured"),
+        ("not enough samples", "bounds", "No measured configuration could be judged"),
+        ("not enough samples", "conditions", "storage ordernot looked at"),
+        ("wrong loader", "recommendation", "0 workers: THE LOADER IS WRONG"),
+        ("wrong loader", "bounds", "1 loader: not as planned"),
+        ("recommended", "bounds", "4 inside: as planned"),
+        ("recommended", "conditions", "cold, dropped before every round"),
+        ("recommended", "conditions", "The files are not shuffled"),
+        ("recommended", "conditions", "torchnot installed"),
+        ("recommended", "conditions", "2026-11-21 09:30 UTC"),
+        ("warm", "conditions", "warm, all files read beforehand"),
+        ("unknown cache", "conditions", "unknown, since the kernel kept pages"),
+    ],
+)
+def test_what_sets_a_kind_of_result_apart_is_said(result_of, kind, section, sentence):
+    assert sentence in Page(page_of(result_of(kind))).texts[section]
+
+
+def test_each_configuration_says_what_became_of_it(result_of):
+    result = result_of("recommended")
+    table = Page(page_of(result)).texts["configurations"]
+    for each in result.configurations:
+        assert each.status in table
+        assert each.note in table
+        assert each.verdict is None or each.verdict.sentence in table
+
+
+def test_the_code_is_there_as_it_is_pasted(result_of):
+    assert Page(page_of(result_of("recommended"))).texts["code"].count(CODE) == 1
+
+
+def test_nothing_leaves_the_page(any_result):
+    html = page_of(any_result)
+    page = Page(html)
+    assert not {"script", "link", "img", "image", "iframe", "object", "embed"} & page.tags.keys()
+    assert not {"src", "srcset", "xlink:href", "onload", "onclick"} & dict(page.attributes).keys()
+    places = {f"#{name}" for name in page.values("id")}
+    assert page.values("href")
+    assert set(page.values("href")) <= places
+    assert set(re.findall(r"url\(([^)]*)\)", html)) <= places
+    assert "@import" not in html
+    assert "//" not in html
+    assert "default-src 'none'" in " ".join(page.values("content"))
+
+
+def test_ids_are_unique(any_result):
+    ids = Counter(Page(page_of(any_result)).values("id"))
+    assert ids.most_common(1)[0][1] == 1
+
+
+def test_text_in_figures_is_text(result_of):
+    drawn = Page(page_of(result_of("recommended"))).texts["<text>"]
+    for text in ("throughput (cells/s)", "Pareto front", "block size (cells)", "upper bound"):
+        assert text in drawn
+
+
+def test_what_comes_from_the_user_is_escaped(result_of):
+    evil = "</title></style><script>alert(1)</script><img src=x onerror='alert(\"2\")'>&amp;"
+    result = result_of("recommended")
+    dataset = replace(result.dataset, label=evil, paths=(f"{evil}.h5ad", "\udcff.h5ad"))
+    failed = replace(result.configurations[5], note=evil)
+    grid = (*result.configurations[:5], failed, *result.configurations[6:])
+    html = html_report(
+        replace(result, dataset=dataset, configurations=grid), code=evil, written=WRITTEN
+    )
+    html.encode()
+    page = Page(html)
+    assert not {"script", "img"} & page.tags.keys()
+    assert page.texts["<title>"].endswith(evil)
+    assert f"{evil}.h5ad" in page.texts["conditions"]
+    assert evil in page.texts["configurations"]
+    assert evil in page.texts["code"]
+
+
+def test_the_same_result_gives_the_same_page(result_of):
+    assert page_of(result_of("recommended")) == page_of(result_of("recommended"))
+
+
+@pytest.fixture(scope="module")
+def browse(tmp_path_factory):
+    """Opens a page in a browser without a window; gives its DOM and what its console said."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("there is no Chromium; apt-get install chromium")
+    profile = tmp_path_factory.mktemp("profile")
+
+    def browse(page, *options):
+        ran = subprocess.run(
+            [
+                browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                "--no-first-run", "--hide-scrollbars", "--force-color-profile=srgb",
+                "--enable-logging=stderr", f"--user-data-dir={profile}", *options, page.as_uri(),
+            ],
+            capture_output=True, text=True, check=True, timeout=120,
+        )  # fmt: skip
+        return ran.stdout, [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
+
+    return browse
+
+
+def test_a_browser_shows_it_without_complaints(any_result, browse, tmp_path):
+    file = tmp_path / "autotune.html"
+    file.write_text(page_of(any_result), encoding="utf-8")
+    dom, complaints = browse(file, "--dump-dom")
+    assert complaints == []
+    written, shown = Page(file.read_text(encoding="utf-8")), Page(dom)
+    assert shown.values("id") == written.values("id")
+    assert shown.tags == written.tags
+
+
+def test_a_browser_draws_the_figures(result_of, browse, tmp_path):
+    file, picture = tmp_path / "autotune.html", tmp_path / "page.png"
+    file.write_text(page_of(result_of("recommended")), encoding="utf-8")
+    _, complaints = browse(file, f"--screenshot={picture}", "--window-size=1200,3600")
+    assert complaints == []
+    pixels = (imread(picture)[:, :, :3] * 255).round().astype(int)
+    assert pixels.shape[:2] == (3600, 1200)
+    colours = {tuple(pixel) for pixel in pixels.reshape(-1, 3)[::7].tolist()}
+    assert (68, 1, 84) in colours  # the darkest of the colour map, in the heat maps
+
+
+def test_a_complaint_of_a_browser_would_be_heard(result_of, browse, tmp_path):
+    file = tmp_path / "autotune.html"
+    page = page_of(result_of("recommended"))
+    file.write_text(page.replace("</main>", "<script>alert(1)</script></main>"), encoding="utf-8")
+    _, complaints = browse(file, "--dump-dom")
+    assert complaints

@@ -1,0 +1,74 @@
+"""The pictures, drawn from results that were made by hand."""
+
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+import pytest
+from matplotlib.container import ErrorbarContainer
+
+from cellfeed_tuner import Configuration, plots
+
+FIGURES = (
+    plots.autotune_figure,
+    plots.bounds_figure,
+    plots.heat_map_figure,
+    plots.trade_off_figure,
+)
+
+
+@pytest.mark.parametrize("draw", FIGURES)
+def test_results_of_every_kind_can_be_drawn(any_result, draw):
+    file = BytesIO()
+    draw(any_result).savefig(file)
+    assert file.getvalue().startswith(b"\x89PNG")
+
+
+def test_on_the_front_lies_what_nothing_beats_in_both_respects(result_of):
+    (axes,) = plots.trade_off_figure(result_of("recommended")).axes
+    (front,) = (line for line in axes.lines if line.get_label() == "Pareto front")
+    places = [[1.0, 1_500.0], [0.97, 3_000.0], [0.96, 9_000.0], [0.2, 12_000.0]]
+    assert front.get_xydata() == pytest.approx(np.array(places))
+    assert front.get_drawstyle() == "steps-post"
+
+
+def test_the_chosen_point_is_marked_with_the_figure_that_is_published(result_of):
+    (axes,) = plots.trade_off_figure(result_of("recommended")).axes
+    chosen = axes.containers[-1]
+    assert isinstance(chosen, ErrorbarContainer)
+    assert chosen.get_label() == "recommended, measured afresh"
+    assert list(chosen.lines[0].get_ydata()) == [8_800.0]
+
+
+def test_what_has_no_throughput_says_why_in_its_place(result_of):
+    speeds, _ = plots.heat_map_figure(result_of("recommended")).axes
+    texts = {text.get_text() for text in speeds.texts}
+    assert {"3.0k\n1 w", "below\nfloor", "too few\ncells"} <= texts
+
+
+def test_verdicts_are_told_apart(result_of):
+    figure = plots.bounds_figure(result_of("wrong loader"))
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    kinds = ("inside", "outside", "assumptions", "loader")
+    assert names[-4:] == [f"measured, verdict: {kind}" for kind in kinds]
+
+
+def test_many_block_sizes_take_several_rows(result_of):
+    result = result_of("recommended")
+    grid = [
+        replace(result.configurations[0], configuration=Configuration(block_size=b, fetch_factor=f))
+        for b in range(1, 9)
+        for f in (1, 4)
+    ]
+    figure = plots.bounds_figure(replace(result, configurations=tuple(grid), recommended=None))
+    titled = [axes.get_title(loc="left") for axes in figure.axes if axes.axison]
+    assert titled == ["1 cell per block", *(f"{n} cells per block" for n in range(2, 9))]
+    numbered = [axes.get_xlabel() != "" for axes in figure.axes if axes.axison]
+    assert numbered == [False, False, True, True, True, True, True, True]
+
+
+def test_a_label_with_dollars_is_no_formula(result_of):
+    result = result_of("recommended")
+    result = replace(result, dataset=replace(result.dataset, label=r"a $\nonsense{$ b"))
+    plots.autotune_figure(result).savefig(BytesIO())

@@ -1,0 +1,20 @@
+"""Every picture of the project, in one visual language.
+
+Block sizes keep their colour in all pictures, from dark (small) to light (large), in a map that
+colour-blind readers can follow. Intervals are drawn wherever there are any, and the caption
+names the machine.
+"""
+
+from cellfeed_tuner.plots._autotune import autotune_figure
+from cellfeed_tuner.plots._bounds import bounds_figure
+from cellfeed_tuner.plots._figure4 import entropy_figure
+from cellfeed_tuner.plots._heat_maps import heat_map_figure
+from cellfeed_tuner.plots._trade_off import trade_off_figure
+
+__all__ = [
+    "autotune_figure",
+    "bounds_figure",
+    "entropy_figure",
+    "heat_map_figure",
+    "trade_off_figure",
+]

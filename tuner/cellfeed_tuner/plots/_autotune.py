@@ -1,0 +1,55 @@
+"""All that ``autotune`` found, in one picture."""
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner.plots._heat_maps import draw_entropy, draw_throughput
+from cellfeed_tuner.plots._style import BOUND, STYLE
+from cellfeed_tuner.plots._trade_off import draw_trade_off
+
+__all__ = ["autotune_figure"]
+
+
+def autotune_figure(result: AutotuneResult) -> Figure:
+    """Draw what ``autotune`` found: throughput and entropy over the grid, and the trade-off.
+
+    Parameters
+    ----------
+    result
+        What it found.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(14.5, 4.9), layout="constrained")
+        speed_axes, entropy_axes, trade_off_axes = figure.subplots(1, 3, width_ratios=(1, 1, 1.25))
+        draw_throughput(speed_axes, result)
+        draw_entropy(entropy_axes, result)
+        draw_trade_off(trade_off_axes, result)
+        figure.suptitle(_headline(result), x=0.01, ha="left", fontsize=11)
+        # A label may have dollars in its name, which are no formula.
+        figure.supxlabel(
+            _caption(result), x=0.01, ha="left", fontsize=7.5, color=BOUND, parse_math=False
+        )
+    return figure
+
+
+def _headline(result: AutotuneResult) -> str:
+    if result.recommended is None:
+        return "autotune: no configuration is feasible"
+    chosen, speed = result.recommended.configuration, result.recommended.cells_per_second
+    return (
+        f"Recommended: {chosen}; {speed.value:,.0f} cells/s ({speed.low:,.0f} to {speed.high:,.0f})"
+    )
+
+
+def _caption(result: AutotuneResult) -> str:
+    dataset, cpu = result.dataset, result.machine.cpu
+    disks = ", ".join(
+        sorted({storage.file_system or "unknown" for storage in result.machine.storage})
+    )
+    return (
+        f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes, {dataset.layout}, "
+        f"label {dataset.label} ({dataset.n_labels} values), minibatch {dataset.batch_size}; "
+        f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, {disks}, "
+        f"page cache {result.cache}"
+    )

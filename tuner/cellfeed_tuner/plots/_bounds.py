@@ -1,0 +1,122 @@
+"""Measured entropy against the plan, the exact expectation and the paper's bounds."""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
+from cellfeed_tuner.plots._entropy_axes import (
+    LOWER,
+    REPLAYED,
+    UPPER,
+    draw_bounds,
+    scale_fetch_factors,
+    title_of_block,
+)
+from cellfeed_tuner.plots._style import BOUND, CONTEXT, STYLE, around, block_colours
+
+__all__ = ["bounds_figure"]
+
+_MOST_COLUMNS = 6
+# Measured values stand right of their place, one number of workers beside the other.
+_FIRST_STEP, _LAST_STEP = 0.2, 0.6
+_MEASURED: Any = {"ls": "", "mfc": "none", "ms": 5, "elinewidth": 1}
+_NOT_JUDGED: Any = {"marker": "o", "color": BOUND}
+_VERDICTS: dict[str, Any] = {
+    "inside": {"marker": "o", "color": "black"},
+    "outside": {"marker": "s", "color": "#7b3294"},
+    "assumptions": {"marker": "^", "color": "#0072b2"},
+    "loader": {"marker": "X", "color": "#c1121f"},
+}
+
+
+def bounds_figure(result: AutotuneResult) -> Figure:
+    """Draw entropy over the fetch factor for each block size, with what theory says of it.
+
+    Parameters
+    ----------
+    result
+        What ``autotune`` found.
+    """
+    parts = _by_block(result)
+    colours = block_colours(list(parts))
+    n_columns = min(_MOST_COLUMNS, len(parts))
+    n_rows = ceil(len(parts) / n_columns)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(1.5 + 1.9 * n_columns, 1.2 + 2.8 * n_rows), layout="constrained")
+        rows = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
+        used = rows.flat[: len(parts)]
+        for axes in rows.flat[len(parts) :]:
+            axes.set_axis_off()
+        for axes, (block_size, part) in zip(used, parts.items(), strict=True):
+            for other in parts.values():
+                _draw_exact(axes, other, color=CONTEXT, lw=0.8)
+            bounds = part[0].entropy_bits
+            if bounds.upper_bound > 0:
+                draw_bounds(axes, bounds.lower_bound, bounds.upper_bound)
+            _draw_exact(axes, part, color=colours[block_size], lw=2)
+            _draw_planned(axes, part)
+            _draw_measured(axes, part)
+            axes.set_title(title_of_block(block_size))
+        scale_fetch_factors(rows[0, 0], _fetch_factors(result.configurations))
+        for axes in used[-n_columns:]:  # the lowest of each column
+            axes.tick_params(axis="x", labelbottom=True)
+            axes.set_xlabel("fetch factor\n(minibatches)")
+        for axes in rows[:, 0]:
+            axes.set_ylabel("minibatch label entropy (bits)")
+        _name_marks(figure, rows[0, 0], result)
+    return figure
+
+
+def _by_block(result: AutotuneResult) -> Mapping[int, list[ConfigurationResult]]:
+    parts = dict[int, list[ConfigurationResult]]()
+    for each in sorted(result.configurations, key=lambda each: each.configuration):
+        parts.setdefault(each.configuration.block_size, []).append(each)
+    return parts
+
+
+def _fetch_factors(results: Sequence[ConfigurationResult]) -> list[int]:
+    return sorted({each.configuration.fetch_factor for each in results})
+
+
+def _draw_exact(axes: Axes, part: Sequence[ConfigurationResult], **style: Any) -> None:
+    exact = {each.configuration.fetch_factor: each.entropy_bits.homogeneous for each in part}
+    axes.plot(list(exact), list(exact.values()), **style)
+
+
+def _draw_planned(axes: Axes, part: Sequence[ConfigurationResult]) -> None:
+    planned = {each.configuration.fetch_factor: each.entropy_bits.expected for each in part}
+    for fetch_factor, bits in planned.items():
+        axes.errorbar(fetch_factor, bits.value, yerr=around(bits), **REPLAYED)
+
+
+def _draw_measured(axes: Axes, part: Sequence[ConfigurationResult]) -> None:
+    workers = sorted({each.configuration.num_workers for each in part})
+    steps = dict(zip(workers, np.linspace(_FIRST_STEP, _LAST_STEP, len(workers)), strict=True))
+    for each in part:
+        bits = each.entropy_bits.measured
+        if bits is not None:
+            place = each.configuration.fetch_factor * 2 ** steps[each.configuration.num_workers]
+            style = _VERDICTS[each.verdict.kind] if each.verdict else _NOT_JUDGED
+            axes.errorbar(place, bits.value, yerr=around(bits), **_MEASURED, **style)
+
+
+def _name_marks(figure: Figure, axes: Axes, result: AutotuneResult) -> None:
+    """Say once what lines and marks mean; those of lines in grey, whatever their colour."""
+    marks: dict[str, Any] = {
+        "exact, homogeneous blocks": axes.plot([], [], lw=2, color=BOUND)[0],
+        "plan replayed over labels, 95 % interval": axes.errorbar([], [], [], **REPLAYED),
+        "upper bound": axes.plot([], [], **UPPER)[0],
+        "lower bound of this block size": axes.plot([], [], **LOWER)[0],
+    }
+    found = {each.verdict.kind for each in result.configurations if each.verdict is not None}
+    for kind, style in _VERDICTS.items():
+        if kind in found:
+            label = f"measured, verdict: {kind}"
+            marks[label] = axes.errorbar([], [], [], **_MEASURED, **style)
+    figure.legend(list(marks.values()), list(marks), loc="outside upper left", ncols=4)

@@ -1,0 +1,152 @@
+"""Throughput and entropy over the grid."""
+
+from collections.abc import Mapping
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
+from cellfeed_tuner.plots._style import BOUND, CHOSEN, COLOURS, NOT_TIMED, STYLE
+
+__all__ = ["draw_entropy", "draw_throughput", "heat_map_figure"]
+
+# Why a place on the grid has no throughput, short enough for its square.
+_ABSENT: dict[str, str] = {
+    "not enough samples": "few\nsamples",
+    "too few cells": "too few\ncells",
+    "over memory": "over\nmemory",
+    "too slow": "too\nslow",
+    "below entropy floor": "below\nfloor",
+    "out of budget": "no\ntime",
+    "failed": "failed",
+}
+
+
+def heat_map_figure(result: AutotuneResult) -> Figure:
+    """Draw throughput and entropy over block sizes and fetch factors.
+
+    Parameters
+    ----------
+    result
+        What ``autotune`` found.
+    """
+    block_sizes, fetch_factors = _sizes(result)
+    with mpl.rc_context(STYLE):
+        figure = Figure(
+            figsize=(2 * (1.2 + 0.75 * max(4, len(fetch_factors))), 1.2 + 0.55 * len(block_sizes)),
+            layout="constrained",
+        )
+        speed_axes, entropy_axes = figure.subplots(1, 2)
+        draw_throughput(speed_axes, result)
+        draw_entropy(entropy_axes, result)
+    return figure
+
+
+def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
+    """Draw the throughput of the best number of workers at each place of the grid."""
+    best = dict[tuple[int, int], ConfigurationResult]()
+    for each in result.configurations:
+        place = each.configuration.block_size, each.configuration.fetch_factor
+        if _speed(each) > _speed(best.get(place)):
+            best[place] = each
+    values = {place: _speed(each) for place, each in best.items()}
+    texts = {
+        place: f"{_short(_speed(each))}\n{each.configuration.num_workers} w"
+        for place, each in best.items()
+    }
+    for each in result.configurations:
+        place = each.configuration.block_size, each.configuration.fetch_factor
+        if place not in best:
+            texts.setdefault(place, _ABSENT.get(each.status, ""))
+    axes.set_title("Throughput (cells/s), best workers (w)")
+    _draw_grid(axes, result, values, texts, logarithmic=True)
+
+
+def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
+    """Draw the expected entropy at each place of the grid."""
+    entropies = {
+        (each.configuration.block_size, each.configuration.fetch_factor): each.entropy_bits
+        for each in result.configurations
+    }
+    values = {place: entropy.share_of_random for place, entropy in entropies.items()}
+    texts = {
+        place: f"{entropy.expected.value:.2f}\n{entropy.share_of_random:.0%}"
+        for place, entropy in entropies.items()
+    }
+    axes.set_title("Entropy (bits), share of random")
+    _draw_grid(axes, result, values, texts, logarithmic=False)
+
+
+def _draw_grid(
+    axes: Axes,
+    result: AutotuneResult,
+    values: Mapping[tuple[int, int], float],
+    texts: Mapping[tuple[int, int], str],
+    *,
+    logarithmic: bool,
+) -> None:
+    block_sizes, fetch_factors = _sizes(result)
+    cells = np.full((len(block_sizes), len(fetch_factors)), np.nan)
+    for (block_size, fetch_factor), value in values.items():
+        cells[block_sizes.index(block_size), fetch_factors.index(fetch_factor)] = value
+    shades = _shades(cells, logarithmic=logarithmic)
+    axes.pcolormesh(
+        np.arange(len(fetch_factors) + 1) - 0.5,
+        np.arange(len(block_sizes) + 1) - 0.5,
+        shades,
+        cmap=mpl.colormaps[COLOURS].with_extremes(bad=NOT_TIMED),
+        vmin=0,
+        vmax=1,
+        edgecolors="white",
+        linewidth=1,
+    )
+    for row, block_size in enumerate(block_sizes):
+        for column, fetch_factor in enumerate(fetch_factors):
+            text = texts[block_size, fetch_factor]
+            shade = shades[row, column]
+            colour = BOUND if np.isnan(shade) else "white" if shade < 0.6 else "black"  # noqa: PLR2004 - of the colour map
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+    if result.recommended is not None:
+        chosen = result.recommended.configuration
+        corner = (
+            fetch_factors.index(chosen.fetch_factor) - 0.48,
+            block_sizes.index(chosen.block_size) - 0.48,
+        )
+        axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, ec=CHOSEN, lw=2.5))
+    axes.set_xticks(range(len(fetch_factors)), [str(factor) for factor in fetch_factors])
+    axes.set_yticks(range(len(block_sizes)), [str(size) for size in block_sizes])
+    axes.set(xlabel="fetch factor (minibatches)", ylabel="block size (cells)")
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+
+
+def _sizes(result: AutotuneResult) -> tuple[list[int], list[int]]:
+    """Return the block sizes and the fetch factors of the grid."""
+    settings = [each.configuration for each in result.configurations]
+    block_sizes = sorted({each.block_size for each in settings})
+    fetch_factors = sorted({each.fetch_factor for each in settings})
+    return block_sizes, fetch_factors
+
+
+def _shades(cells: NDArray[np.float64], *, logarithmic: bool) -> NDArray[np.float64]:
+    """Return values scaled to 0 .. 1, NaN where there are none."""
+    if np.all(np.isnan(cells)):
+        return cells
+    scaled = np.log(cells) if logarithmic else cells
+    low, high = np.nanmin(scaled), np.nanmax(scaled)
+    shades: NDArray[np.float64] = (scaled - low) / max(float(high - low), 1e-9)
+    return shades
+
+
+def _speed(result: ConfigurationResult | None) -> float:
+    return (
+        0.0 if result is None or result.cells_per_second is None else result.cells_per_second.value
+    )
+
+
+def _short(value: float) -> str:
+    return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"  # noqa: PLR2004 - a kilo

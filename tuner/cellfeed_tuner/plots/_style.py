@@ -1,0 +1,59 @@
+"""What all pictures have in common."""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+
+from cellfeed_tuner._interval import Estimate
+
+__all__ = [
+    "BOUND",
+    "CHOSEN",
+    "COLOURS",
+    "CONTEXT",
+    "NOT_TIMED",
+    "STYLE",
+    "around",
+    "block_colours",
+]
+
+COLOURS = "viridis"
+CHOSEN = "#d55e00"
+BOUND = "#555555"
+NOT_TIMED = "#eeeeee"
+CONTEXT = "#d5d5d5"
+STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "figure.dpi": 150,
+    "legend.frameon": False,
+}
+
+
+def block_colours(block_sizes: Sequence[int]) -> dict[int, Any]:
+    """Return the colour of each block size, from dark (small) to light (large)."""
+    shades = mpl.colormaps[COLOURS](np.linspace(0.0, 0.9, len(block_sizes)))
+    return dict(zip(block_sizes, shades, strict=True))
+
+
+def around(estimate: Estimate, *, unit: float = 1.0) -> list[list[float]] | None:
+    """Return an interval as error bars want it, None where there is none.
+
+    Parameters
+    ----------
+    estimate
+        What is drawn.
+    unit
+        The value that is drawn as 1.
+    """
+    below, above = estimate.value - estimate.low, estimate.high - estimate.value
+    if not (isfinite(below) and isfinite(above)):
+        return None
+    return [[below / unit], [above / unit]]

@@ -1,0 +1,126 @@
+"""Throughput against entropy."""
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
+from cellfeed_tuner.plots._style import BOUND, CHOSEN, STYLE, around, block_colours
+
+__all__ = ["draw_trade_off", "trade_off_figure"]
+
+_WORKER_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def trade_off_figure(result: AutotuneResult) -> Figure:
+    """Draw throughput against entropy, the Pareto front of the two, and the chosen point.
+
+    Parameters
+    ----------
+    result
+        What ``autotune`` found.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 4.6), layout="constrained")
+        draw_trade_off(figure.subplots(), result)
+    return figure
+
+
+def draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
+    """Draw what was measured, with the front of what nothing beats in both respects."""
+    block_sizes = sorted({each.configuration.block_size for each in result.configurations})
+    workers = sorted({each.configuration.num_workers for each in result.configurations})
+    colours = block_colours(block_sizes)
+    timed = [
+        (each, each.cells_per_second)
+        for each in result.configurations
+        if each.cells_per_second is not None
+    ]
+    for each, speed in timed:
+        axes.errorbar(
+            each.entropy_bits.share_of_random,
+            speed.value,
+            xerr=around(each.entropy_bits.expected, unit=each.entropy_bits.random or 1.0),
+            yerr=around(speed),
+            fmt=_marker(workers, each.configuration.num_workers),
+            color=colours[each.configuration.block_size],
+            ms=5,
+            lw=1,
+        )
+    _draw_front(axes, timed)
+    floor = result.constraints.entropy_floor
+    axes.axvline(floor, color=BOUND, ls="--", lw=1)
+    axes.annotate(
+        f"floor {floor:g}", (floor, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3),
+        textcoords="offset points", rotation=90, ha="right", va="top", fontsize=8, color=BOUND,
+    )  # fmt: skip
+    _mark_choice(axes, result)
+    _label_axes(axes)
+    for size in block_sizes:
+        axes.plot([], [], "o", color=colours[size], label=f"block {size}")
+    for number in workers:
+        axes.plot([], [], _marker(workers, number), color=BOUND, label=_workers(number))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
+
+
+def _draw_front(axes: Axes, timed: Sequence[tuple[ConfigurationResult, Estimate]]) -> None:
+    """Draw the Pareto front: steps through what is mixed better than all that is faster."""
+    front = list[tuple[float, float]]()
+    places = [(each.entropy_bits.share_of_random, speed.value) for each, speed in timed]
+    for share, speed in sorted(places, reverse=True):
+        if not front or speed > front[-1][1]:
+            front.append((share, speed))
+    if front:
+        shares, speeds = zip(*front, strict=True)
+        axes.step(
+            shares, speeds, where="post", color=BOUND, lw=1, alpha=0.6, zorder=0,
+            label="Pareto front",
+        )  # fmt: skip
+
+
+def _label_axes(axes: Axes) -> None:
+    axes.set_title("Trade-off, with 95 % intervals")
+    axes.set(xlabel="entropy, share of random sampling's", ylabel="throughput (cells/s)")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(visible=True, lw=0.3, alpha=0.5)
+
+
+def _mark_choice(axes: Axes, result: AutotuneResult) -> None:
+    if result.recommended is None:
+        return
+    chosen = result.recommended.configuration
+    share = next(
+        each.entropy_bits.share_of_random
+        for each in result.configurations
+        if each.configuration == chosen
+    )
+    speed = result.recommended.cells_per_second
+    axes.errorbar(
+        share,
+        speed.value,
+        yerr=around(speed),
+        fmt="o",
+        mfc="none",
+        mec=CHOSEN,
+        ecolor=CHOSEN,
+        ms=13,
+        mew=2,
+        label="recommended, measured afresh"
+        if result.recommended.measured_afresh
+        else "recommended",
+    )
+
+
+def _workers(number: int) -> str:
+    return "1 worker" if number == 1 else f"{number} workers"
+
+
+def _marker(workers: Sequence[int], number: int) -> str:
+    return _WORKER_MARKERS[workers.index(number) % len(_WORKER_MARKERS)]
