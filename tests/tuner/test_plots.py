@@ -37,7 +37,7 @@ def test_the_chosen_point_is_marked_with_the_figure_that_is_published(result_of)
     chosen = axes.containers[-1]
     assert isinstance(chosen, ErrorbarContainer)
     assert chosen.get_label() == "recommended, measured afresh"
-    assert list(chosen.lines[0].get_ydata()) == [8_800.0]
+    assert np.asarray(chosen.lines[0].get_ydata()).tolist() == [8_800.0]
 
 
 def test_what_has_no_throughput_says_why_in_its_place(result_of):

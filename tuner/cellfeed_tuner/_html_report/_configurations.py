@@ -15,6 +15,7 @@ _HEADINGS = (
     "fetch factor",
     "workers",
     "status",
+    "verdict",
     "cells/s [95 % interval]",
     "rounds",
     "measured bits [95 % interval]",
@@ -23,7 +24,6 @@ _HEADINGS = (
     "bounds (bits)",
     "within them",
     "memory",
-    "verdict",
     "remark",
 )
 
@@ -43,6 +43,7 @@ def _row(each: ConfigurationResult, *, is_chosen: bool) -> Html:
         settings.fetch_factor,
         settings.num_workers,
         each.status,
+        verdict.kind if verdict else "",
         interval(speed) if speed else "",
         each.n_rounds or "",
         _bits(entropy.measured),
@@ -51,7 +52,6 @@ def _row(each: ConfigurationResult, *, is_chosen: bool) -> Html:
         f"{entropy.lower_bound:.3f} to {entropy.upper_bound:.3f}",
         entropy.verdict,
         format_bytes(each.peak_memory_bytes) if each.peak_memory_bytes else "",
-        verdict.kind if verdict else "",
     ]
     remark = " ".join(filter(None, [each.note, verdict.sentence if verdict else ""]))
     return element(

@@ -48,7 +48,7 @@ def bounds_figure(result: AutotuneResult) -> Figure:
     n_columns = min(_MOST_COLUMNS, len(parts))
     n_rows = ceil(len(parts) / n_columns)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(1.5 + 1.9 * n_columns, 1.2 + 2.8 * n_rows), layout="constrained")
+        figure = Figure(figsize=(0.9 + 1.7 * n_columns, 1.2 + 2.6 * n_rows), layout="constrained")
         rows = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
         used = rows.flat[: len(parts)]
         for axes in rows.flat[len(parts) :]:
@@ -100,7 +100,7 @@ def _draw_measured(axes: Axes, part: Sequence[ConfigurationResult]) -> None:
     steps = dict(zip(workers, np.linspace(_FIRST_STEP, _LAST_STEP, len(workers)), strict=True))
     for each in part:
         bits = each.entropy_bits.measured
-        if bits is not None:
+        if bits is not None and each.status == "measured":
             place = each.configuration.fetch_factor * 2 ** steps[each.configuration.num_workers]
             style = _VERDICTS[each.verdict.kind] if each.verdict else _NOT_JUDGED
             axes.errorbar(place, bits.value, yerr=around(bits), **_MEASURED, **style)
@@ -119,4 +119,7 @@ def _name_marks(figure: Figure, axes: Axes, result: AutotuneResult) -> None:
         if kind in found:
             label = f"measured, verdict: {kind}"
             marks[label] = axes.errorbar([], [], [], **_MEASURED, **style)
-    figure.legend(list(marks.values()), list(marks), loc="outside upper left", ncols=4)
+    measured = [each for each in result.configurations if each.status == "measured"]
+    if any(each.verdict is None for each in measured):
+        marks["measured, not judged"] = axes.errorbar([], [], [], **_MEASURED, **_NOT_JUDGED)
+    figure.legend(list(marks.values()), list(marks), loc="outside upper left", ncols=3)
