@@ -22,7 +22,8 @@ _STAGES = {
     "start": "Starting the measuring process",
     "throughput": "Measuring throughput",
 }
-_LEAST_SECONDS_APART = 0.5
+# Drawing takes about 20 ms of the budget.
+_LEAST_SECONDS_APART = 1.0
 _BAR_WIDTH = 30
 # Lines around the rows of the table, and the fewest rows that are worth showing.
 _OTHER_LINES, _LEAST_ROWS = 6, 3
@@ -33,7 +34,7 @@ class LiveDisplay:
     """A progress bar and, while it races, a table; one line for each stage outside of a terminal.
 
     It has no thread, and draws only when it is told of progress, which happens while nothing is
-    being timed; then at most twice a second, so that it takes no time from measuring either.
+    being timed; then at most once a second, so that it takes little time from measuring either.
 
     Parameters
     ----------
