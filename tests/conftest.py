@@ -1,7 +1,16 @@
 """Settings of every test."""
 
+import pytest
 from hypothesis import settings
 
 # A shared machine may be slow at any moment; how long a test takes says nothing about the code.
 settings.register_profile("cellfeed", deadline=None)
 settings.load_profile("cellfeed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder_of_session(tmp_path_factory):
+    """No test writes to the user's cache folder, nor do fixtures of a whole module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELLFEED_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -167,6 +167,11 @@ class Collection:
         """The files and zarr stores, in the order of their rows."""
         return tuple(source.path for source in self._sources)
 
+    @property
+    def cells_per_path(self) -> tuple[int, ...]:
+        """Number of cells in each of the `paths`."""
+        return tuple(np.diff(self._starts).tolist())
+
     @cached_property
     def files(self) -> tuple[Path, ...]:
         """All files that hold the collection: the paths, or what lies in those that are stores."""

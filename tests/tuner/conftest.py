@@ -1,6 +1,7 @@
-"""A small collection that lies on disk, and results of every kind that were made by hand."""
+"""A small collection on disk, what earlier runs have left, and results of every kind, by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -22,10 +23,72 @@ from cellfeed_tuner import (
     StorageOrder,
     Verdict,
 )
+from cellfeed_tuner._earlier_run import Asked, EarlierRun, EarlierTrial, Key
+from cellfeed_tuner._fingerprint import fingerprint
 from cellfeed_tuner._machine import Cpu, Memory, Packages, Platform
 from cellfeed_tuner._storage import ReadSpeed, Storage
 
 N_CELLS_PER_FILE = 1500
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(cache_folder_of_session, tmp_path_factory, monkeypatch):
+    """Each test has a cache folder of its own: what one finds, another does not know."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("CELLFEED_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def earlier_run():
+    """Make a run from the seconds per cell that it measured; others of its facts may be given."""
+
+    def make(costs, *, machine="here", data="cells", versions="1", choice=None, **changes):
+        key = Key(
+            data=fingerprint(
+                {"n_files": 2, "n_cells": 3000, "n_vars": 50, "bytes_on_disk": 10**6, "of": data}
+            ),
+            machine=fingerprint(
+                {
+                    "cpu": f"cpu of {machine}",
+                    "usable_cores": 2.0,
+                    "memory_gb": 16,
+                    "storage": [{"file_system": "ext4"}],
+                }
+            ),
+            versions=fingerprint({"cellfeed": versions}),
+        )
+        asked = Asked(
+            label="plate",
+            batch_size=changes.pop("batch_size", 64),
+            cache=changes.pop("cache", "cold"),
+            budget=changes.pop("budget", 60.0),
+            entropy_floor=changes.pop("entropy_floor", 0.95),
+            block_sizes=tuple(sorted({each.block_size for each in costs})),
+            fetch_factors=tuple(sorted({each.fetch_factor for each in costs})),
+            workers=tuple(sorted({each.num_workers for each in costs})),
+        )
+        choice = choice or min(costs, key=costs.__getitem__)
+        speed = 1 / costs[choice]
+        facts: dict[str, Any] = {
+            "began": "2026-11-20T10:00:00.000+00:00",
+            "path": "plates/plate0.h5ad",
+            "load": 0.5,
+            "is_short": False,
+            "cells_per_second": Estimate(speed, 0.9 * speed, 1.1 * speed),
+        } | changes
+        trials = []
+        for configuration, cost in costs.items():
+            cells = configuration.minibatches_per_round * asked.batch_size
+            rounds = tuple(cost * cells * factor for factor in (0.99, 1.01) * 4)
+            trials.append(
+                EarlierTrial(
+                    configuration=configuration, cells_per_round=cells, round_seconds=rounds
+                )
+            )
+        return EarlierRun(key=key, asked=asked, choice=choice, trials=tuple(trials), **facts)
+
+    return make
 
 
 @pytest.fixture(scope="session")

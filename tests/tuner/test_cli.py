@@ -288,3 +288,37 @@ def test_a_warm_cache_is_measured_as_such(small_collection):
     )  # fmt: skip
     assert result.cache == "warm"
     assert result.recommended is not None
+
+
+def test_a_second_run_knows_of_the_first(small_collection, tmp_path):
+    settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.5"]
+    settings += [*SMALL_GRID, "--budget", "5"]
+
+    def use(*more):
+        printed = run(small_collection, *settings, *more)
+        assert printed.exit_code == 0, printed.output
+        earlier = json.loads((tmp_path / "autotune.json").read_text())["earlier"]
+        assert earlier["sentence"] in " ".join(printed.stdout.split())
+        return earlier["use"]
+
+    assert use() == "none"
+    assert use() in {"confirmed", "dropped"}
+    assert use("--batch-size", "32") == "none"
+    assert use("--fresh") == "none"
+    shown = json.loads(run("show", "--json").stdout)["runs"]
+    assert [each["asked"]["batch_size"] for each in shown] == [64, 32]
+    assert Path(shown[0]["path"]).parent == small_collection
+
+
+def test_where_nothing_can_be_kept_the_search_goes_on(
+    small_collection, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("CELLFEED_CACHE_DIR", "/proc/nowhere")
+    printed = run(small_collection, "--label", "plate", "--output", tmp_path, *SMALL_GRID)
+    assert printed.exit_code in {0, 1}
+    assert [each.name for each in caplog.records] == ["cellfeed_tuner._study"]
+
+
+def test_the_measuring_process_needs_no_optuna():
+    script = "import sys, cellfeed_tuner, cellfeed_tuner._cli; sys.exit('optuna' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

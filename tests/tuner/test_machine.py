@@ -15,8 +15,8 @@ from cellfeed_tuner._machine import (
     Memory,
     Packages,
     Platform,
-    _version,
     describe_machine,
+    package_version,
 )
 from cellfeed_tuner._storage import Storage
 
@@ -102,7 +102,7 @@ class TestPlatform:
         assert platform.release() in described.kernel
 
     def test_a_package_that_is_not_installed(self):
-        assert _version("no-such-distribution-as-this") is None
+        assert package_version("no-such-distribution-as-this") is None
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._cost_model import Geometry
+from cellfeed_tuner._cost_model import Geometry, Observation
 from cellfeed_tuner._goal import best_mixed, fastest
 from cellfeed_tuner._planner import Planner
 
@@ -106,3 +106,32 @@ def test_with_a_need_the_best_mixed_of_the_fast_ones_is_measured():
     least_block = min(each.block_size for each in fast)
     assert least_block in {each.block_size for each in samples}
     assert len(samples) < len(GRID) / 2
+
+
+def test_probes_begin_with_what_is_given():
+    first = [GRID[7], GRID[0]]
+    planner = Planner(GRID, batch_size=64, geometry=Geometry(), goal=fastest, seed=0, first=first)
+    asked: list[Configuration] = []
+    for _ in range(3):
+        configuration = planner.ask(Number(asked, 1000))
+        assert configuration is not None
+        asked.append(configuration)
+        planner.tell(configuration, [seconds_per_cell(configuration)] * 4)
+    assert asked[:2] == first
+    assert asked[2] not in first
+
+
+def test_where_costs_are_believed_only_what_may_be_the_best_is_measured():
+    believed = {each: Observation(seconds_per_cell(each), 0.05) for each in GRID}
+    planner = Planner(
+        GRID, batch_size=64, geometry=Geometry(), goal=fastest, seed=0, believed=believed
+    )
+    rng = np.random.default_rng(0)
+    samples: dict[Configuration, list[float]] = {}
+    while (asked := planner.ask(Number(samples, 1000))) is not None:
+        new = seconds_per_cell(asked) * np.exp(0.02 * rng.standard_normal(4))
+        samples.setdefault(asked, []).extend(new)
+        planner.tell(asked, samples[asked])
+    best = min(map(seconds_per_cell, GRID))
+    assert best in map(seconds_per_cell, samples)
+    assert all(seconds_per_cell(each) < 1.3 * best for each in samples)

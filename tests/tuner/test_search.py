@@ -1,6 +1,6 @@
 """The search, on a model of a disk instead of a disk."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -8,9 +8,10 @@ from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate, th
 from cellfeed_tuner._cost_model import Geometry
 from cellfeed_tuner._measuring_process import Outcome
 from cellfeed_tuner._progress import Standings, unwatched
+from cellfeed_tuner._recall import Recollection
 from cellfeed_tuner._recommend import choose
 from cellfeed_tuner._search import Search
-from cellfeed_tuner._timing import Round, Started, TimingRequest
+from cellfeed_tuner._timing import Delivery, Round, Started, TimingRequest
 
 BATCH_SIZE, N_CELLS = 64, 1_000_000
 BLOCKS, FETCHES, WORKERS = (1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2)
@@ -53,11 +54,16 @@ class ModelProcess:
         )
 
 
-def run_search(
-    *, floor=0.95, need=None, memory=10**9, budget=60.0, process=None, on_race=unwatched
+def search_of(
+    process,
+    *,
+    floor=0.95,
+    need=None,
+    memory=10**9,
+    budget=60.0,
+    recollection=None,
+    on_race=unwatched,
 ):
-    constraints = Constraints(entropy_floor=floor, memory_bytes=memory, need_cells_per_second=need)
-    process = process or ModelProcess()
     entropies = {}
     for b in BLOCKS:
         for f in FETCHES:
@@ -70,7 +76,7 @@ def run_search(
                 upper_bound=4.0,
                 random=theory.expected_entropy_bits([1] * 14, BATCH_SIZE, 1, 1),
             )
-    search = Search(
+    return Search(
         process=process,
         n_cells=N_CELLS,
         row_bytes=100.0,
@@ -80,20 +86,28 @@ def run_search(
         cache="cold",
         seed=0,
         budget=budget,
-        constraints=constraints,
+        constraints=Constraints(
+            entropy_floor=floor, memory_bytes=memory, need_cells_per_second=need
+        ),
         entropies=entropies,
         on_progress=lambda stage, done, total: None,
         on_race=on_race,
+        recollection=recollection or Recollection(),
         clock=process.clock,
     )
+
+
+def run_search(*, process=None, **settings):
+    process = process or ModelProcess()
+    search = search_of(process, **settings)
     search.run(GRID)
     surveyed = list(process.asked)
     search.fill()
     results = search.results(GRID)
-    choice = choose(results, constraints)
+    choice = choose(results, search.constraints)
     if choice is not None:
         search.confirm(choice)
-    assert process.now <= 1.1 * budget
+    assert process.now <= 1.1 * search.budget
     return results, choice, surveyed
 
 
@@ -207,3 +221,107 @@ def test_those_who_watch_see_how_the_race_stands():
     fastest = max(mixing, key=lambda each: each.rough_cells_per_second)
     assert fastest.state == "racing"
     assert {"racing", "left", "below floor"} == {each.state for each in race.values()}
+
+
+def costs(change=lambda configuration: 1.0):
+    """Seconds per cell of all that mixes well enough, with some changed."""
+    return {
+        each: change(each) / true_speed(each)
+        for each in GRID
+        if theory.expected_entropy_bits([1] * 14, BATCH_SIZE, each.block_size, each.fetch_factor)
+        >= 0.95 * theory.expected_entropy_bits([1] * 14, BATCH_SIZE, 1, 1)
+    }
+
+
+def recollection(run):
+    return Recollection.of([run], run.key, run.asked)
+
+
+class TestEarlierRuns:
+    def test_one_that_holds_makes_the_search_short(self, earlier_run):
+        cold = search_of(first := ModelProcess(0.05))
+        cold.run(GRID)
+        recalled = recollection(earlier_run(costs(lambda each: 0.05)))
+        known = search_of(again := ModelProcess(0.05), recollection=recalled)
+        known.run(GRID)
+        assert known.is_short
+        assert known.earlier.use == "confirmed"
+        assert len(set(again.asked)) < len(set(first.asked))
+        choice = choose(known.results(GRID), known.constraints)
+        assert choice is not None
+        assert true_speed(choice.result.configuration) == pytest.approx(
+            max(map(true_speed, costs()))
+        )
+
+    def test_figures_are_those_of_today_however_slow_it_was_then(self, earlier_run):
+        run = earlier_run(costs(lambda each: 0.15))
+        search = search_of(ModelProcess(0.05), recollection=recollection(run))
+        search.run(GRID)
+        assert search.is_short
+        for each in search.results(GRID):
+            if each.cells_per_second is not None:
+                speed = 20 * true_speed(each.configuration)
+                assert each.cells_per_second.value == pytest.approx(speed)
+
+    def test_anchors_are_interleaved_and_come_first(self, earlier_run):
+        recalled = recollection(earlier_run(costs(lambda each: 0.05)))
+        search = search_of(process := ModelProcess(0.05), recollection=recalled)
+        search.run(GRID)
+        anchors = recalled.anchors(list(costs()))
+        assert process.asked[: 2 * len(anchors)] == [*anchors, *reversed(anchors)]
+
+    def test_one_that_does_not_hold_is_dropped_and_the_search_is_full(self, earlier_run):
+        wrong = earlier_run(costs(lambda each: 0.01 if each.num_workers == 1 else 0.05))
+        search = search_of(ModelProcess(0.05), recollection=recollection(wrong))
+        search.run(GRID)
+        search.fill()
+        assert not search.is_short
+        assert search.earlier.use == "dropped"
+        choice = choose(search.results(GRID), search.constraints)
+        assert choice is not None
+        assert true_speed(choice.result.configuration) >= 0.97 * max(map(true_speed, costs()))
+
+    def test_what_has_no_time_for_anchors_is_dropped(self, earlier_run):
+        recalled = recollection(earlier_run(costs(lambda each: 1000.0), budget=60.0))
+        search = search_of(ModelProcess(slowness=1000.0), budget=1.0, recollection=recalled)
+        search.run(GRID)
+        assert search.earlier.use == "dropped"
+
+    def test_another_machine_is_not_believed(self, earlier_run):
+        wrong = costs(lambda each: 0.01 if each.block_size == 1 else 1.0)
+        elsewhere, here = earlier_run(wrong, machine="elsewhere"), earlier_run(wrong)
+        recalled = Recollection.of([elsewhere], here.key, here.asked)
+        search = search_of(process := ModelProcess(0.05), recollection=recalled)
+        search.run(GRID)
+        assert search.earlier.use == "order"
+        assert process.asked[0] == min(wrong, key=wrong.__getitem__)
+        choice = choose(search.results(GRID), search.constraints)
+        assert choice is not None
+        assert true_speed(choice.result.configuration) >= 0.97 * max(map(true_speed, costs()))
+
+    def test_what_was_measured_can_be_kept(self):
+        search = search_of(ModelProcess())
+        search.run(GRID)
+        kept = search.measured()
+        timed = [each for each in search.results(GRID) if each.status == "measured"]
+        assert kept
+        assert set(kept) == {each.configuration for each in timed}
+        assert all(len(kept[each.configuration].round_seconds) == each.n_rounds for each in timed)
+
+
+@dataclass
+class FaultyProcess(ModelProcess):
+    """A process in which one configuration delivers something else than its plan."""
+
+    faulty: Configuration = GRID[1]
+
+    def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
+        outcome = ModelProcess.run(self, request, limit_seconds=limit_seconds)
+        fault = "minibatch 0 is another" if request.configuration == self.faulty else ""
+        return replace(outcome, events=(*outcome.events, Delivery(fault)))
+
+
+def test_a_fault_of_delivery_is_remembered():
+    search = search_of(process := FaultyProcess())
+    search.run([process.faulty, GRID[0]])
+    assert search.faults == {process.faulty: "minibatch 0 is another"}

@@ -23,6 +23,7 @@ from cellfeed_tuner._label_entropy import (
 from cellfeed_tuner._machine import Machine, describe_machine
 from cellfeed_tuner._measure import Measurement, measure
 from cellfeed_tuner._published import published_grid
+from cellfeed_tuner._recall import Earlier
 from cellfeed_tuner._replay import RecordedGrid, Replay, read_grid, replay
 from cellfeed_tuner._result import (
     AutotuneResult,
@@ -43,6 +44,7 @@ __all__ = [
     "ConfigurationResult",
     "Constraints",
     "Dataset",
+    "Earlier",
     "EntropyBits",
     "EpochCourse",
     "Estimate",

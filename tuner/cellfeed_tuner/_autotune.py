@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -14,6 +14,7 @@ from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._cost_model import Geometry
+from cellfeed_tuner._earlier_run import Asked
 from cellfeed_tuner._judge import Judge
 from cellfeed_tuner._label_counts import LabelCounts, count_labels
 from cellfeed_tuner._label_entropy import LabelEntropy, label_entropy
@@ -21,8 +22,10 @@ from cellfeed_tuner._labels import label_codes
 from cellfeed_tuner._machine import describe_machine
 from cellfeed_tuner._measure import Measurement, cells_needed, prepare_cache
 from cellfeed_tuner._measuring_process import MeasuringProcess
+from cellfeed_tuner._notes import Notes
 from cellfeed_tuner._page_cache import CacheState
 from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
+from cellfeed_tuner._recall import Recollection
 from cellfeed_tuner._recommend import Choice, choose, nearest
 from cellfeed_tuner._result import (
     AutotuneResult,
@@ -34,6 +37,7 @@ from cellfeed_tuner._result import (
 )
 from cellfeed_tuner._search import Search
 from cellfeed_tuner._storage_order import storage_order
+from cellfeed_tuner._verdict import convicted
 
 __all__ = ["DEFAULT_BLOCK_SIZES", "DEFAULT_BUDGET_SECONDS", "DEFAULT_FETCH_FACTORS", "autotune"]
 
@@ -60,6 +64,7 @@ def autotune(
     need: float | None = None,
     cache: CacheState = "cold",
     seed: int = 0,
+    fresh: bool = False,
     on_progress: Progress = silent,
     on_race: RaceWatcher = unwatched,
 ) -> AutotuneResult:
@@ -69,6 +74,10 @@ def autotune(
     of a few configurations, from which a cost model ranks the others; of those that may be the
     best, again and again until that is clear; of the rest of the grid as far as time allows;
     last, afresh, of the choice.
+
+    What is found is kept in the user's cache folder. A later run on the same machine, data and
+    versions measures a few of these configurations again; if they still relate to each other as
+    they did, it looks at little else. All figures are its own.
 
     Parameters
     ----------
@@ -92,6 +101,8 @@ def autotune(
         "cold" measures what a collection larger than memory gives, "warm" one that is cached.
     seed
         Seed of plans and of the order of measurements.
+    fresh
+        Whether to ignore what earlier runs found; this one is kept all the same.
     on_progress
         Told how far the work has come.
     on_race
@@ -130,6 +141,8 @@ def autotune(
             seed=seed,
         )
         found_cache = prepare_cache(collection, cache)
+        asked = _asked(grid, label, batch_size, found_cache, budget, entropy_floor)
+        notes = Notes.of(collection, codes, machine, asked)
         on_progress("start", 0, 1)
         process.start()
         search = Search(
@@ -150,23 +163,27 @@ def autotune(
             entropies=entropies,
             on_progress=on_progress,
             on_race=on_race,
+            recollection=Recollection.ignored() if fresh else notes.recollection(),
         )
         search.run(grid)
-        search.fill()
+        if not search.is_short:
+            search.fill()
         results = search.results(grid)
         choice = choose(results, constraints)
         recommended = choice and _recommended(choice, search.confirm(choice), need)
+    notes.keep(search.measured(), recommended, is_short=search.is_short)
     judge = Judge(codes, counted, replayed, batch_size)
     return AutotuneResult(
         machine=machine,
         dataset=_describe(collection, label, counted, batch_size),
         constraints=constraints,
         cache=found_cache,
-        configurations=tuple(_judged(each, judge) for each in results),
+        configurations=tuple(_judged(each, judge, search.faults) for each in results),
         recommended=recommended,
         nearest=None if choice else nearest(results, constraints),
         seconds=time.perf_counter() - started,
         storage_order=order,
+        earlier=search.earlier,
     )
 
 
@@ -209,6 +226,26 @@ def _grid(
         msg = "block sizes, fetch factors and workers must each have at least one value"
         raise ParameterError(msg)
     return grid
+
+
+def _asked(
+    grid: Sequence[Configuration],
+    label: str,
+    batch_size: int,
+    cache: str,
+    budget: float,
+    entropy_floor: float,
+) -> Asked:
+    return Asked(
+        label=label,
+        batch_size=batch_size,
+        cache=cache,
+        budget=budget,
+        entropy_floor=entropy_floor,
+        block_sizes=tuple(sorted({each.block_size for each in grid})),
+        fetch_factors=tuple(sorted({each.fetch_factor for each in grid})),
+        workers=tuple(sorted({each.num_workers for each in grid})),
+    )
 
 
 def _constraints(
@@ -285,7 +322,11 @@ def _entropies(
     }
 
 
-def _judged(result: ConfigurationResult, judge: Judge) -> ConfigurationResult:
+def _judged(
+    result: ConfigurationResult, judge: Judge, faults: Mapping[Configuration, str]
+) -> ConfigurationResult:
+    if result.configuration in faults:
+        return replace(result, verdict=convicted(faults[result.configuration]))
     measured = result.entropy_bits.measured
     if result.status != "measured" or measured is None:
         return result

@@ -20,6 +20,7 @@ from cellfeed_tuner._page_cache import CacheState
 from cellfeed_tuner._replay_cli import replay_command
 from cellfeed_tuner._report import print_report
 from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner._show_cli import show_command
 from cellfeed_tuner._subcommands import CommandWithSubcommands
 from cellfeed_tuner.plots import autotune_figure
 
@@ -82,6 +83,7 @@ def _listed(sizes: Sequence[int]) -> str:
 @click.option("--seed", default=0, show_default=True, help="Seed of the plans.")
 @click.option("--json", "as_json", is_flag=True,
               help="Print the result as JSON on stdout, and the report on stderr.")  # fmt: skip
+@click.option("--fresh", is_flag=True, help="Ignore what earlier runs found.")
 @click.version_option(__version__, prog_name="autotune")
 def main(
     *,
@@ -123,6 +125,7 @@ def main(
 
 
 main.add_command(replay_command)
+main.add_command(show_command)
 
 
 def _write(result: AutotuneResult, output: Path, layer: str | None) -> list[Path]:

@@ -22,6 +22,7 @@ __all__ = [
     "Packages",
     "Platform",
     "describe_machine",
+    "package_version",
 ]
 
 _UNKNOWN = "unknown"
@@ -222,13 +223,13 @@ def _describe_platform() -> Platform:
         architecture=platform.machine(),
         python=platform.python_version(),
         packages=Packages(
-            cellfeed=_version("cellfeed"),
-            anndata=_version("anndata"),
-            h5py=_version("h5py"),
+            cellfeed=package_version("cellfeed"),
+            anndata=package_version("anndata"),
+            h5py=package_version("h5py"),
             hdf5=h5py.version.hdf5_version,
-            numpy=_version("numpy"),
-            scipy=_version("scipy"),
-            torch=_version("torch"),
+            numpy=package_version("numpy"),
+            scipy=package_version("scipy"),
+            torch=package_version("torch"),
         ),
     )
 
@@ -241,7 +242,8 @@ def _system() -> str | None:
     return None
 
 
-def _version(distribution: str) -> str | None:
+def package_version(distribution: str) -> str | None:
+    """Return the version of an installed package, None if there is none."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -12,7 +12,7 @@ from cellfeed_tuner._interval import Estimate, mean_with_interval
 from cellfeed_tuner._labels import label_codes
 from cellfeed_tuner._measuring_process import MeasuringProcess, Outcome
 from cellfeed_tuner._page_cache import CacheState, drop_pages, load_pages, resident_fraction
-from cellfeed_tuner._timing import Entropies, Round, Started, TimingRequest
+from cellfeed_tuner._timing import Delivery, Entropies, Round, Started, TimingRequest
 
 __all__ = [
     "LEAST_ROUNDS",
@@ -61,6 +61,8 @@ class Measurement:
     peak_memory_bytes
         Highest memory of the process and its workers, with the minibatches that may wait for a
         slow training loop; 0 if nothing ran.
+    delivery_fault
+        The first minibatch whose cells were not those of the plan, in words; empty if all were.
     failure
         What it failed of, or empty.
     """
@@ -74,6 +76,7 @@ class Measurement:
     first_minibatch_seconds: float | None = None
     round_entropy_bits: tuple[float, ...] = ()
     peak_memory_bytes: int = 0
+    delivery_fault: str = ""
     failure: str = ""
 
     @property
@@ -213,6 +216,7 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
     started = [event for event in outcome.events if isinstance(event, Started)]
     rounds = [event for event in outcome.events if isinstance(event, Round)]
     entropies = [event.bits for event in outcome.events if isinstance(event, Entropies)]
+    faults = [event.fault for event in outcome.events if isinstance(event, Delivery)]
     return replace(
         empty,
         first_round_seconds=rounds[0].seconds if rounds else None,
@@ -222,6 +226,7 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
         round_entropy_bits=tuple(np.concatenate([np.empty(0), *entropies]).tolist()),
         peak_memory_bytes=outcome.peak_memory_bytes
         + max((event.waiting_bytes for event in started), default=0),
+        delivery_fault=next(filter(None, faults), ""),
         failure=outcome.failure or "",
     )
 
@@ -237,5 +242,6 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
         round_seconds=tuple(s for each in measurements for s in each.round_seconds),
         round_entropy_bits=tuple(b for each in measurements for b in each.round_entropy_bits),
         peak_memory_bytes=max(each.peak_memory_bytes for each in measurements),
+        delivery_fault=next(filter(None, (each.delivery_fault for each in measurements)), ""),
         failure=next((each.failure for each in measurements if each.failure), ""),
     )

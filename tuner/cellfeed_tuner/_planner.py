@@ -1,6 +1,6 @@
 """What to measure next: probes first, then a race of what could still be chosen."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -66,6 +66,10 @@ class Planner:
         What is to be maximised; a gain of 0.002 is not worth a measurement.
     seed
         Fixes all that is left to chance.
+    believed
+        What is known of costs before anything is measured; there are no probes then.
+    first
+        What to begin the probes with.
     """
 
     def __init__(
@@ -76,12 +80,16 @@ class Planner:
         geometry: Geometry,
         goal: Goal,
         seed: int,
+        believed: Mapping[Configuration, Observation] | None = None,
+        first: Sequence[Configuration] = (),
     ) -> None:
         self._candidates = list(candidates)
         self._place = {each: place for place, each in enumerate(self._candidates)}
         self._model = CostModel(self._candidates, batch_size, geometry)
         self._goal = goal
         self._rng = np.random.default_rng(seed)
+        self._believed = dict(believed or {})
+        self._first = [self._place[each] for each in first]
         self._samples: dict[Configuration, NDArray[np.float64]] = {}
         # How far each round is from its mean; all of them, with a few that stand for what is usual.
         self._residuals: dict[Configuration, NDArray[np.float64]] = {}
@@ -138,11 +146,14 @@ class Planner:
 
     def _probe(self, budget: Budget) -> Configuration | None:
         """Return what tells most of the configurations that may be the best."""
-        if len(self._samples) >= _PROBES:
+        if self._believed or len(self._samples) >= _PROBES:
             return None
         fresh = self._open(budget)
         if not fresh.size:
             return None
+        for place in self._first:
+            if place in fresh:
+                return self._candidates[place]
         draws = self._draws()
         wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
         apart = draws - draws.mean(axis=0)
@@ -216,13 +227,13 @@ class Planner:
         return best
 
     def _draws(self) -> NDArray[np.float64]:
-        """Return what the costs may be: by its own samples, else by the model."""
-        observations = {
+        """Return what the costs may be: by own samples, else by the model and what is believed."""
+        measured = {
             each: Observation(float(samples.mean()), self._error(each))
             for each, samples in self._samples.items()
         }
-        draws = self._model.draw(observations, _N_DRAWS, self._rng)
-        for each in observations:
+        draws = self._model.draw(self._believed | measured, _N_DRAWS, self._rng)
+        for each in measured:
             draws[:, self._place[each]] = self._bootstrap(each)
         return draws
 

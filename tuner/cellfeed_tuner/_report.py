@@ -66,6 +66,7 @@ def _setting(result: AutotuneResult) -> RenderableType:
         ),
         *(storage_in_words(storage) for storage in result.machine.storage),
         "page cache: " + "\n".join(cache_in_words(result)),
+        *([result.earlier.sentence] if result.earlier else []),
     ]
     return Text("\n".join(lines) + "\n")
 

@@ -10,6 +10,7 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine import Machine
 from cellfeed_tuner._page_cache import CacheState
+from cellfeed_tuner._recall import Earlier
 from cellfeed_tuner._storage_order import StorageOrder
 from cellfeed_tuner._verdict import Verdict
 
@@ -244,6 +245,8 @@ class AutotuneResult:
         Time that it took.
     storage_order
         Whether the files are shuffled already; None if that was not looked at.
+    earlier
+        What became of earlier runs' results; None if they were not looked at.
     """
 
     machine: Machine
@@ -255,6 +258,7 @@ class AutotuneResult:
     nearest: Nearest | None
     seconds: float
     storage_order: StorageOrder | None = None
+    earlier: Earlier | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values, in the schema ``cellfeed.autotune/1``."""
@@ -269,6 +273,7 @@ class AutotuneResult:
             "recommended": self.recommended and _flat(asdict(self.recommended)),
             "nearest": self.nearest and _flat(asdict(self.nearest)),
             "storage_order": self.storage_order and _storage_order_json(self.storage_order),
+            "earlier": self.earlier and asdict(self.earlier),
         }
 
     def save(self, path: Path) -> None:

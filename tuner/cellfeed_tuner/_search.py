@@ -20,6 +20,7 @@ from cellfeed_tuner._measuring_process import MeasuringProcess
 from cellfeed_tuner._page_cache import CacheState
 from cellfeed_tuner._planner import Planner
 from cellfeed_tuner._progress import Progress, RaceState, RaceWatcher, Standing, unwatched
+from cellfeed_tuner._recall import Comparison, Earlier, Recollection, compare
 from cellfeed_tuner._recommend import Choice
 from cellfeed_tuner._result import ConfigurationResult, Constraints, EntropyBits, Status
 from cellfeed_tuner._timing import TimingRequest
@@ -29,6 +30,9 @@ __all__ = ["Search"]
 # Shares of the budget until which something is measured for the first time, raced, and filled in;
 # the rest confirms the choice.
 _PROBE_UNTIL, _RACE_UNTIL, _FILL_UNTIL = 0.45, 0.65, 0.8
+# Where an earlier run is confirmed, until then for its anchors and all else but the choice afresh;
+# and rounds of an anchor in each of two laps.
+_SHORT_UNTIL, _ANCHOR_ROUNDS = 0.45, LEAST_ROUNDS // 2
 _SLICE_SECONDS = 0.5
 _MOST_ROUNDS = 64
 _MOST_CONFIRM_SECONDS = 5.0
@@ -68,6 +72,8 @@ class Search:
         Told how much of the budget is spent.
     on_race
         Handed what says how the race stands, before it begins.
+    recollection
+        Which earlier runs bear on it.
     clock
         Tells the time, in seconds from anywhere.
     """
@@ -85,10 +91,14 @@ class Search:
     entropies: Mapping[tuple[int, int], EntropyBits]
     on_progress: Progress
     on_race: RaceWatcher = unwatched
+    recollection: Recollection = field(default_factory=Recollection)
     clock: Callable[[], float] = time.monotonic
     _start: float = field(init=False)
     _slices: dict[Configuration, list[Measurement]] = field(default_factory=dict)
     _not_timed: dict[Configuration, tuple[Status, str]] = field(default_factory=dict)
+    _faults: dict[Configuration, str] = field(default_factory=dict)
+    _comparison: Comparison | None = None
+    _believed: dict[Configuration, Observation] = field(default_factory=dict)
     _n_slices: int = 0
     _costs: CostModel = field(init=False)
     _planner: Planner | None = field(default=None, init=False)
@@ -108,25 +118,45 @@ class Search:
         self._not_timed |= dict.fromkeys(set(runnable) - set(candidates), _BELOW_FLOOR)
         if not candidates:
             return
+        believed = self._confirmed(candidates)
         planner = self._planner = Planner(
             candidates,
             batch_size=self.batch_size,
             geometry=self.geometry,
             goal=self._goal(candidates),
             seed=self.seed,
+            believed=believed,
+            first=self.recollection.first_probes(candidates),
         )
+        for anchor in self._slices:
+            self._tell(planner, anchor)
         while (configuration := planner.ask(self)) is not None:
-            found = self._measure(configuration, self._least_rounds(configuration))
-            planner.tell(configuration, self._samples(configuration))
-            if found.failure or found.peak_memory_bytes > self.constraints.memory_bytes:
-                planner.withdraw(configuration)
+            self._measure(configuration, self._least_rounds(configuration))
+            self._tell(planner, configuration)
         for each in candidates:
             if each in self._not_timed and self.affords(each):
                 self._not_timed[each] = "too slow", "as its like were"
 
+    @property
+    def earlier(self) -> Earlier:
+        """What became of earlier runs' results."""
+        return self.recollection.said if self._comparison is None else self._comparison.earlier
+
+    @property
+    def is_short(self) -> bool:
+        """Whether an earlier run was confirmed, so that there was little to look for."""
+        return self.earlier.use == "confirmed"
+
+    @property
+    def faults(self) -> Mapping[Configuration, str]:
+        """Configurations whose minibatches were not those of the plan, and how they were not."""
+        return self._faults
+
     def affords(self, configuration: Configuration) -> bool:
         """Return whether there is time for a first look at a configuration, or for another."""
         until = _RACE_UNTIL if configuration in self._slices else _PROBE_UNTIL
+        if self.is_short:
+            until = _SHORT_UNTIL
         n_rounds = self._least_rounds(configuration)
         seconds = self._expected_seconds(configuration, n_rounds)
         return seconds <= min(until * self.budget - self._spent(), self._limit_seconds())
@@ -181,6 +211,56 @@ class Search:
             cells_per_second=found.cells_per_second,
             rough_cells_per_second=found.rough_cells_per_second,
         )
+
+    def measured(self) -> dict[Configuration, Measurement]:
+        """Return what was measured of each configuration that has a throughput."""
+        found = {each: pooled(slices) for each, slices in self._slices.items()}
+        return {each: one for each, one in found.items() if one.status == "measured"}
+
+    def _confirmed(
+        self, candidates: Sequence[Configuration]
+    ) -> Mapping[Configuration, Observation]:
+        """Measure anchors of an earlier run again; return its costs if they hold.
+
+        There are two laps, the second in reverse, so that what changes meanwhile meets all alike.
+        """
+        held = self.recollection.held
+        if held is None:
+            return {}
+        possible = set(candidates)
+        # Until something is measured, old costs say how long that takes.
+        self._believed = {
+            each.configuration: Observation(each.seconds_per_cell.value, _ROUGH_ERROR)
+            for each in held.trials
+            if each.configuration in possible
+        }
+        anchors = self._affordable_anchors(candidates)
+        for each in [*anchors, *reversed(anchors)]:
+            if self._affords(each, until=_RACE_UNTIL, n_rounds=_ANCHOR_ROUNDS):
+                self._measure(each, _ANCHOR_ROUNDS)
+        found = {each: pooled(self._slices[each]) for each in anchors if each in self._slices}
+        self._comparison = compare(held, found)
+        self._believed = {
+            each: cost for each, cost in self._comparison.believed.items() if each in possible
+        }
+        self._expected.clear()
+        return self._believed
+
+    def _affordable_anchors(self, candidates: Sequence[Configuration]) -> list[Configuration]:
+        """Return anchors for whose laps there is time, the most telling ones first."""
+        anchors, seconds = list[Configuration](), 0.0
+        for each in self.recollection.anchors(candidates):
+            laps = 2 * self._expected_seconds(each, _ANCHOR_ROUNDS)
+            if seconds + laps <= _SHORT_UNTIL * self.budget:
+                anchors.append(each)
+                seconds += laps
+        return anchors
+
+    def _tell(self, planner: Planner, configuration: Configuration) -> None:
+        found = pooled(self._slices[configuration])
+        planner.tell(configuration, self._samples(configuration))
+        if found.failure or found.peak_memory_bytes > self.constraints.memory_bytes:
+            planner.withdraw(configuration)
 
     def _goal(self, candidates: Sequence[Configuration]) -> Goal:
         need = self.constraints.need_cells_per_second
@@ -249,11 +329,12 @@ class Search:
         """Return about how long rounds and the first take, by the cost model."""
         cells = (n_rounds + 1) * configuration.minibatches_per_round * self.batch_size
         if not self._expected:
-            seen = {
+            measured = {
                 each: Observation(float(np.mean(samples)), _ROUGH_ERROR)
                 for each in self._slices
                 if (samples := self._samples(each))
             }
+            seen = self._believed | measured
             if not seen:
                 return cells / _UNKNOWN_CELLS_PER_SECOND
             draws = self._costs.draw(seen, _N_DRAWS, np.random.default_rng(self.seed))
@@ -277,7 +358,7 @@ class Search:
         self, configuration: Configuration, *, seconds: float, least_rounds: int = LEAST_ROUNDS
     ) -> Measurement:
         self.on_progress("throughput", min(self._spent(), self.budget), self.budget)
-        return measure_with(
+        measurement = measure_with(
             self.process,
             TimingRequest(
                 configuration=configuration,
@@ -293,6 +374,9 @@ class Search:
             ),
             limit_seconds=self._limit_seconds(),
         )
+        if measurement.delivery_fault:
+            self._faults.setdefault(configuration, measurement.delivery_fault)
+        return measurement
 
     def _limit_seconds(self) -> float:
         return max(_LEAST_LIMIT_SECONDS, _LIMIT_SHARE * self.budget)

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from cellfeed import BlockShuffling, CellDataset, Collection, Minibatch
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._delivery import delivery_fault
 from cellfeed_tuner._label_entropy import entropies_of
 from cellfeed_tuner._labels import label_codes
 from cellfeed_tuner._page_cache import CacheState, drop_clean_pages
 
-__all__ = ["Entropies", "Round", "Started", "TimingRequest", "run_timing"]
+__all__ = ["Delivery", "Entropies", "Round", "Started", "TimingRequest", "run_timing"]
 
 _SECONDS_BETWEEN_DROPS = 1.0
 
@@ -109,6 +110,19 @@ class Entropies:
     bits: NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Whether the minibatches that came out are those of the plan.
+
+    Parameters
+    ----------
+    fault
+        The first that is not, in words; empty if all are.
+    """
+
+    fault: str
+
+
 def run_timing(
     collection: Collection, request: TimingRequest, report: Callable[[object], None]
 ) -> None:
@@ -121,7 +135,8 @@ def run_timing(
     request
         What to time.
     report
-        Called with `Started` once, then with each `Round`, and with `Entropies` at the end.
+        Called with `Started` once, then with each `Round`, with `Delivery` at the end, and with
+        `Entropies` if minibatches are as planned.
     """
     configuration = request.configuration
     dataset = CellDataset(
@@ -141,7 +156,9 @@ def run_timing(
         late = time.perf_counter() > deadline and n_timed >= request.least_rounds
         if late or n_timed == request.most_rounds:
             break
-    if request.label is not None:
+    fault = delivery_fault(rows, configuration, dataset.plan(epoch=request.first_epoch))
+    report(Delivery(fault))
+    if request.label is not None and not fault:
         labels = label_codes(collection, request.label)[np.stack(rows)]
         report(Entropies(_entropy_by_round(labels, configuration.minibatches_per_round)))
 
@@ -165,7 +182,10 @@ def _rounds(
         workers_there = time.perf_counter()
         for number in range(n_rounds):
             for place in range(configuration.minibatches_per_round):
-                minibatch = next(minibatches)
+                minibatch = next(minibatches, None)
+                if minibatch is None:
+                    rows.append(np.empty(0, dtype=np.int64))  # there should have been one
+                    return
                 rows.append(minibatch.rows.numpy())
                 if not started and place == 0:
                     first = time.perf_counter() - workers_there

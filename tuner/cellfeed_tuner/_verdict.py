@@ -1,8 +1,8 @@
-"""Whether a measured entropy is what the plan gives, and whether theory explains it."""
+"""Whether a loader delivers its plan, and whether theory explains what that gives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import copysign, hypot, isfinite, sqrt
+from math import copysign, isfinite, sqrt
 from typing import Literal
 
 from scipy.stats import t as student_t
@@ -11,7 +11,7 @@ from cellfeed_tuner._assumptions import Assumption, Departure
 from cellfeed_tuner._interval import BEYOND_CHANCE, CONFIDENCE, Estimate
 from cellfeed_tuner._plan_replay import FetchSpread
 
-__all__ = ["Measured", "Theory", "Verdict", "VerdictKind", "verdict"]
+__all__ = ["Measured", "Theory", "Verdict", "VerdictKind", "convicted", "verdict"]
 
 VerdictKind = Literal[
     "inside",  # as planned, and as theory has it
@@ -20,7 +20,6 @@ VerdictKind = Literal[
     "loader",  # not as planned: something is wrong with the loader
 ]
 
-_UNEVEN: Assumption = "short last block"
 # Sums of many logarithms may differ by so much.
 _ROUNDING = 1e-9
 
@@ -81,9 +80,9 @@ class Verdict:
         paper's bounds, or off the exact expectation, although theory should apply.
         "assumptions": as planned, but theory does not apply. "loader": not as planned.
     bits
-        By how much: 0 if inside; from the nearer bound (or, inside the bounds, from the exact
-        expectation) if outside; from the exact expectation for homogeneous blocks if
-        assumptions fail; from the plan if the loader is wrong.
+        By how much: 0 if inside, and if the loader is wrong, which is told by its cells; from the
+        nearer bound (or, inside the bounds, from the exact expectation) if outside; from the exact
+        expectation for homogeneous blocks if assumptions fail.
     error_bits
         What chance may do to it.
     assumptions
@@ -99,18 +98,33 @@ class Verdict:
     sentence: str
 
 
+def convicted(fault: str) -> Verdict:
+    """Return the verdict on a loader whose minibatches were not those of the plan.
+
+    Rows are compared one by one, so that nothing is left to chance.
+
+    Parameters
+    ----------
+    fault
+        The first minibatch that was not as planned, in words.
+    """
+    return Verdict(
+        kind="loader",
+        bits=0.0,
+        error_bits=0.0,
+        assumptions=(),
+        sentence=f"THE LOADER IS WRONG: {fault}; please report this.",
+    )
+
+
 def verdict(
     measured: Measured, *, planned: FetchSpread, epoch_bits: float, theory: Theory
 ) -> Verdict:
-    """Hold a measured entropy against the plan, then against theory.
+    """Hold against theory what a loader measured that delivered its plan.
 
-    The plan is the sharper check: over the real labels it gives what the loader must deliver,
-    but for which fetches were measured. So a difference that chance cannot explain convicts the
-    loader, and comes before all else. Theory is checked after it, and with it whether the
-    collection is as theory assumes. A value whose error touches a bound is inside.
-
-    All figures are the same plug-in estimate over minibatches of the same size, so that its bias
-    is on both sides.
+    With it goes whether the collection is as theory assumes. A value whose error touches a bound
+    is inside. All figures are the same plug-in estimate over minibatches of the same size, so
+    that its bias is on both sides.
 
     Parameters
     ----------
@@ -125,23 +139,6 @@ def verdict(
     """
     value = measured.bits.value
     error = BEYOND_CHANCE * _standard_error(measured, planned) + _ROUNDING
-    error_of_planned = BEYOND_CHANCE * _planned_error(measured, planned, planned.n)
-    # A short last block sets the fetches before it apart from those behind it; which of them
-    # were measured is not known here.
-    uneven = sum(each.bits for each in theory.departures if each.assumption == _UNEVEN)
-    against_plan = hypot(error, error_of_planned) + uneven
-    if abs(value - planned.mean) > against_plan:
-        return Verdict(
-            kind="loader",
-            bits=value - planned.mean,
-            error_bits=against_plan,
-            assumptions=(),
-            sentence=(
-                f"THE LOADER IS WRONG: measured {value:.3f} bits, but the plan over these labels "
-                f"gives {planned.mean:.3f}, and chance explains no more than {against_plan:.3f}; "
-                "please report this."
-            ),
-        )
     # Partial fetches are not measured: what they do to an epoch is known from the plan.
     off_exact = _beyond(value, theory.homogeneous, theory.homogeneous, error)
     off_epoch = _beyond(epoch_bits, theory.homogeneous, theory.homogeneous, error)

@@ -88,6 +88,7 @@ def _recommendation(result: AutotuneResult) -> list[Html]:
         *said,
         *_paragraphs(loader_faults(result), class_="alarm"),
         *_paragraphs(proof_of_choice(result)),
+        *_paragraphs([result.earlier.sentence] if result.earlier else []),
         *_paragraphs(untimed_in_words(result)),
     ]
 
