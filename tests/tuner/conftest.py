@@ -23,10 +23,10 @@ from cellfeed_tuner import (
     StorageOrder,
     Verdict,
 )
-from cellfeed_tuner._earlier_run import Asked, EarlierRun, EarlierTrial, Key
-from cellfeed_tuner._fingerprint import fingerprint
-from cellfeed_tuner._machine import Cpu, Memory, Packages, Platform
-from cellfeed_tuner._storage import ReadSpeed, Storage
+from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial, Key
+from cellfeed_tuner._history._fingerprint import fingerprint
+from cellfeed_tuner._machine._description import Cpu, Memory, Packages, Platform
+from cellfeed_tuner._machine._storage import ReadSpeed, Storage
 
 N_CELLS_PER_FILE = 1500
 

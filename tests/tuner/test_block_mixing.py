@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cellfeed import ParameterError
-from cellfeed_tuner import _block_mixing as module
 from cellfeed_tuner import block_mixing
-from cellfeed_tuner._block_mixing import within_block_bits
+from cellfeed_tuner._entropy import _block_mixing as module
+from cellfeed_tuner._entropy._block_mixing import within_block_bits
 
 labels = hnp.arrays(np.int8, st.integers(1, 60), elements=st.integers(-1, 4))
 

@@ -18,9 +18,9 @@ from click.testing import CliRunner
 
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import autotune
-from cellfeed_tuner._cli import main
-from cellfeed_tuner._measuring_process import MeasuringProcess
-from cellfeed_tuner._report import print_report
+from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._reports._terminal import print_report
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 SMALL_GRID = ["--block-sizes", "4,16", "--fetch-factors", "2 8", "--workers", "0", "--budget", "20"]
@@ -316,9 +316,12 @@ def test_where_nothing_can_be_kept_the_search_goes_on(
     monkeypatch.setenv("CELLFEED_CACHE_DIR", "/proc/nowhere")
     printed = run(small_collection, "--label", "plate", "--output", tmp_path, *SMALL_GRID)
     assert printed.exit_code in {0, 1}
-    assert [each.name for each in caplog.records] == ["cellfeed_tuner._study"]
+    assert [each.name for each in caplog.records] == ["cellfeed_tuner._history._study"]
 
 
 def test_the_measuring_process_needs_no_optuna():
-    script = "import sys, cellfeed_tuner, cellfeed_tuner._cli; sys.exit('optuna' in sys.modules)"
+    script = (
+        "import sys, cellfeed_tuner, cellfeed_tuner._commands._autotune_cli;"
+        "sys.exit('optuna' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

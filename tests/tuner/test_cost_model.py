@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._cost_model import CostModel, Geometry, Observation, distinct
+from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation, distinct
 
 BATCH_SIZE = 64
 GRID = [

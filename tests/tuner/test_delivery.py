@@ -7,8 +7,8 @@ import pytest
 
 from cellfeed import BlockShuffling, CellDataset, EpochPlan, open_collection
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._delivery import delivery_fault, planned_round
-from cellfeed_tuner._timing import Delivery, Entropies, TimingRequest, run_timing
+from cellfeed_tuner._measuring._delivery import delivery_fault, planned_round
+from cellfeed_tuner._measuring._timing import Delivery, Entropies, TimingRequest, run_timing
 
 BATCH_SIZE = 32
 

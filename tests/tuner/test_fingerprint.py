@@ -9,13 +9,13 @@ import pytest
 
 from cellfeed import Collection, open_collection
 from cellfeed_tuner import describe_machine
-from cellfeed_tuner._fingerprint import (
+from cellfeed_tuner._history._fingerprint import (
     data_fingerprint,
     fingerprint,
     machine_fingerprint,
     versions_fingerprint,
 )
-from cellfeed_tuner._labels import label_codes
+from cellfeed_tuner._measuring._labels import label_codes
 
 
 def of_data(path, label="plate"):

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 from matplotlib.image import imread
 
-from cellfeed_tuner._html_report import html_report
+from cellfeed_tuner._reports._html_report import html_report
 
 CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"
 WRITTEN = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from cellfeed_tuner import Configuration, Estimate
-from cellfeed_tuner._live import LiveDisplay
+from cellfeed_tuner._commands._live import LiveDisplay
 from cellfeed_tuner._progress import Standing
 
 

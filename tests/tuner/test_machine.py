@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from cellfeed import ParameterError
-from cellfeed_tuner._machine import (
+from cellfeed_tuner._machine._description import (
     Cpu,
     Machine,
     Memory,
@@ -18,7 +18,7 @@ from cellfeed_tuner._machine import (
     describe_machine,
     package_version,
 )
-from cellfeed_tuner._storage import Storage
+from cellfeed_tuner._machine._storage import Storage
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 

@@ -23,8 +23,8 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed_tuner import Configuration, measure, minibatch_entropies
-from cellfeed_tuner._measure import LEAST_ROUNDS, Measurement, pooled, prepare_cache
-from cellfeed_tuner._measuring_process import MeasuringError, MeasuringProcess
+from cellfeed_tuner._measuring._measure import LEAST_ROUNDS, Measurement, pooled, prepare_cache
+from cellfeed_tuner._measuring._measuring_process import MeasuringError, MeasuringProcess
 
 BATCH_SIZE = 32
 
@@ -119,9 +119,9 @@ def test_long_measurements_keep_no_minibatches(small_collection):
 
 def test_files_whose_pages_stay_are_not_called_cold(small_collection, monkeypatch):
     collection = open_collection(small_collection)
-    monkeypatch.setattr("cellfeed_tuner._measure.resident_fraction", lambda paths: None)
+    monkeypatch.setattr("cellfeed_tuner._measuring._measure.resident_fraction", lambda paths: None)
     assert prepare_cache(collection, "cold") == "unknown"
-    monkeypatch.setattr("cellfeed_tuner._measure.resident_fraction", lambda paths: 0.5)
+    monkeypatch.setattr("cellfeed_tuner._measuring._measure.resident_fraction", lambda paths: 0.5)
     assert prepare_cache(collection, "cold") == "unknown"
     assert prepare_cache(collection, "warm") == "unknown"
 
@@ -139,7 +139,7 @@ def test_the_measuring_process_ends_with_its_parent(small_collection):
     script = (
         "import os, time\n"
         "from cellfeed import open_collection\n"
-        "from cellfeed_tuner._measuring_process import MeasuringProcess\n"
+        "from cellfeed_tuner._measuring._measuring_process import MeasuringProcess\n"
         f"process = MeasuringProcess(open_collection({str(small_collection)!r})).__enter__()\n"
         "process.start()\n"
         "print(process._process.pid, flush=True)\n"

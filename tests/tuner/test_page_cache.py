@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cellfeed_tuner._page_cache import drop_pages, load_pages, resident_fraction
+from cellfeed_tuner._machine._page_cache import drop_pages, load_pages, resident_fraction
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the page cache can be inspected on Linux only"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._cost_model import Geometry, Observation
-from cellfeed_tuner._goal import best_mixed, fastest
-from cellfeed_tuner._planner import Planner
+from cellfeed_tuner._planning._cost_model import Geometry, Observation
+from cellfeed_tuner._planning._goal import best_mixed, fastest
+from cellfeed_tuner._planning._planner import Planner
 
 GRID = [
     Configuration(block_size=b, fetch_factor=f, num_workers=w)

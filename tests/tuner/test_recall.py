@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cellfeed_tuner import Configuration, Measurement
-from cellfeed_tuner._recall import Recollection, compare
+from cellfeed_tuner._history._recall import Recollection, compare
 
 COSTS = {
     Configuration(block_size=b, fetch_factor=f): 1e-5 * (1 + 20 / b + 4 / f)

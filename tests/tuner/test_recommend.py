@@ -3,7 +3,7 @@
 import pytest
 
 from cellfeed_tuner import Configuration, ConfigurationResult, Constraints, EntropyBits, Estimate
-from cellfeed_tuner._recommend import choose, nearest
+from cellfeed_tuner._planning._recommend import choose, nearest
 
 CONSTRAINTS = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=None)
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import Configuration, theory
-from cellfeed_tuner._cli import main
-from cellfeed_tuner._replay import read_grid, replay
+from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._planning._replay import read_grid, replay
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "published"
 FLOORS = (0.9, 0.95, 0.99)

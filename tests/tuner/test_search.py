@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate, theory
-from cellfeed_tuner._cost_model import Geometry
-from cellfeed_tuner._measuring_process import Outcome
+from cellfeed_tuner._history._recall import Recollection
+from cellfeed_tuner._measuring._measuring_process import Outcome
+from cellfeed_tuner._measuring._timing import Delivery, Round, Started, TimingRequest
+from cellfeed_tuner._planning._cost_model import Geometry
+from cellfeed_tuner._planning._recommend import choose
 from cellfeed_tuner._progress import Standings, unwatched
-from cellfeed_tuner._recall import Recollection
-from cellfeed_tuner._recommend import choose
 from cellfeed_tuner._search import Search
-from cellfeed_tuner._timing import Delivery, Round, Started, TimingRequest
 
 BATCH_SIZE, N_CELLS = 64, 1_000_000
 BLOCKS, FETCHES, WORKERS = (1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2)

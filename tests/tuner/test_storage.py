@@ -6,9 +6,9 @@ import numpy as np
 import psutil
 import pytest
 
-from cellfeed_tuner import _storage
-from cellfeed_tuner._page_cache import resident_fraction
-from cellfeed_tuner._storage import ReadSpeed, Storage, describe_storage
+from cellfeed_tuner._machine import _storage
+from cellfeed_tuner._machine._page_cache import resident_fraction
+from cellfeed_tuner._machine._storage import ReadSpeed, Storage, describe_storage
 
 MIB = 1 << 20
 SLOT = 64 << 10

@@ -7,12 +7,12 @@ import pytest
 
 from cellfeed import BlockShuffling, EpochPlan
 from cellfeed_tuner import Configuration, Estimate, label_entropy, minibatch_entropies, theory
-from cellfeed_tuner._assumptions import departures
+from cellfeed_tuner._entropy._label_counts import count_labels
+from cellfeed_tuner._entropy._plan_replay import FetchSpread
 from cellfeed_tuner._interval import mean_with_interval
-from cellfeed_tuner._judge import Judge
-from cellfeed_tuner._label_counts import count_labels
-from cellfeed_tuner._plan_replay import FetchSpread
-from cellfeed_tuner._verdict import Measured, Theory, Verdict, convicted, verdict
+from cellfeed_tuner._verdicts._assumptions import departures
+from cellfeed_tuner._verdicts._judge import Judge
+from cellfeed_tuner._verdicts._verdict import Measured, Theory, Verdict, convicted, verdict
 
 BATCH_SIZE = 64
 

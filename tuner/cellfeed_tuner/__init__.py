@@ -5,26 +5,27 @@ The ``autotune`` command does it from a shell, and `autotune` from Python.
 
 from cellfeed_tuner import plots, theory
 from cellfeed_tuner._autotune import autotune
-from cellfeed_tuner._block_mixing import BlockMixing, block_mixing
-from cellfeed_tuner._conditional_entropy import (
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._entropy._block_mixing import BlockMixing, block_mixing
+from cellfeed_tuner._entropy._conditional_entropy import (
     conditional_label_entropy,
     joint_codes,
     random_conditional_entropy_bits,
 )
-from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._epoch_course import EpochCourse, entropy_over_epoch
-from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._label_entropy import (
+from cellfeed_tuner._entropy._epoch_course import EpochCourse, entropy_over_epoch
+from cellfeed_tuner._entropy._label_entropy import (
     LabelEntropy,
     label_entropies,
     label_entropy,
     minibatch_entropies,
 )
-from cellfeed_tuner._machine import Machine, describe_machine
-from cellfeed_tuner._measure import Measurement, measure
+from cellfeed_tuner._entropy._storage_order import StorageOrder, storage_order
+from cellfeed_tuner._history._recall import Earlier
+from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._machine._description import Machine, describe_machine
+from cellfeed_tuner._measuring._measure import Measurement, measure
+from cellfeed_tuner._planning._replay import RecordedGrid, Replay, read_grid, replay
 from cellfeed_tuner._published import published_grid
-from cellfeed_tuner._recall import Earlier
-from cellfeed_tuner._replay import RecordedGrid, Replay, read_grid, replay
 from cellfeed_tuner._result import (
     AutotuneResult,
     ConfigurationResult,
@@ -34,8 +35,7 @@ from cellfeed_tuner._result import (
     Nearest,
     Recommended,
 )
-from cellfeed_tuner._storage_order import StorageOrder, storage_order
-from cellfeed_tuner._verdict import Verdict
+from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
     "AutotuneResult",

@@ -13,20 +13,20 @@ from cellfeed import Collection, ColumnError, ParameterError
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._cost_model import Geometry
-from cellfeed_tuner._earlier_run import Asked
-from cellfeed_tuner._judge import Judge
-from cellfeed_tuner._label_counts import LabelCounts, count_labels
-from cellfeed_tuner._label_entropy import LabelEntropy, label_entropy
-from cellfeed_tuner._labels import label_codes
-from cellfeed_tuner._machine import describe_machine
-from cellfeed_tuner._measure import Measurement, cells_needed, prepare_cache
-from cellfeed_tuner._measuring_process import MeasuringProcess
-from cellfeed_tuner._notes import Notes
-from cellfeed_tuner._page_cache import CacheState
+from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
+from cellfeed_tuner._entropy._label_entropy import LabelEntropy, label_entropy
+from cellfeed_tuner._entropy._storage_order import storage_order
+from cellfeed_tuner._history._earlier_run import Asked
+from cellfeed_tuner._history._notes import Notes
+from cellfeed_tuner._history._recall import Recollection
+from cellfeed_tuner._machine._description import describe_machine
+from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._labels import label_codes
+from cellfeed_tuner._measuring._measure import Measurement, cells_needed, prepare_cache
+from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._planning._cost_model import Geometry
+from cellfeed_tuner._planning._recommend import Choice, choose, nearest
 from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
-from cellfeed_tuner._recall import Recollection
-from cellfeed_tuner._recommend import Choice, choose, nearest
 from cellfeed_tuner._result import (
     AutotuneResult,
     ConfigurationResult,
@@ -36,8 +36,8 @@ from cellfeed_tuner._result import (
     Recommended,
 )
 from cellfeed_tuner._search import Search
-from cellfeed_tuner._storage_order import storage_order
-from cellfeed_tuner._verdict import convicted
+from cellfeed_tuner._verdicts._judge import Judge
+from cellfeed_tuner._verdicts._verdict import convicted
 
 __all__ = ["DEFAULT_BLOCK_SIZES", "DEFAULT_BUDGET_SECONDS", "DEFAULT_FETCH_FACTORS", "autotune"]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._entropy._storage_order import StorageOrder
+from cellfeed_tuner._history._recall import Earlier
 from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._machine import Machine
-from cellfeed_tuner._page_cache import CacheState
-from cellfeed_tuner._recall import Earlier
-from cellfeed_tuner._storage_order import StorageOrder
-from cellfeed_tuner._verdict import Verdict
+from cellfeed_tuner._machine._description import Machine
+from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
     "SCHEMA",

@@ -7,23 +7,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._cost_model import CostModel, Geometry, Observation
-from cellfeed_tuner._goal import Goal, best_mixed, fastest
-from cellfeed_tuner._measure import (
+from cellfeed_tuner._history._recall import Comparison, Earlier, Recollection, compare
+from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._measure import (
     LEAST_ROUNDS,
     Measurement,
     cells_needed,
     measure_with,
     pooled,
 )
-from cellfeed_tuner._measuring_process import MeasuringProcess
-from cellfeed_tuner._page_cache import CacheState
-from cellfeed_tuner._planner import Planner
+from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._timing import TimingRequest
+from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
+from cellfeed_tuner._planning._goal import Goal, best_mixed, fastest
+from cellfeed_tuner._planning._planner import Planner
+from cellfeed_tuner._planning._recommend import Choice
 from cellfeed_tuner._progress import Progress, RaceState, RaceWatcher, Standing, unwatched
-from cellfeed_tuner._recall import Comparison, Earlier, Recollection, compare
-from cellfeed_tuner._recommend import Choice
 from cellfeed_tuner._result import ConfigurationResult, Constraints, EntropyBits, Status
-from cellfeed_tuner._timing import TimingRequest
 
 __all__ = ["Search"]
 

@@ -1,0 +1,1 @@
+"""The command line: ``autotune`` and its subcommands."""

@@ -1,0 +1,140 @@
+"""The ``autotune`` command. Results go to stdout, progress and errors to stderr."""
+
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cellfeed import __version__, open_collection
+from cellfeed.console import ByteSize
+from cellfeed_tuner import _autotune
+from cellfeed_tuner._commands._live import LiveDisplay
+from cellfeed_tuner._commands._replay_cli import replay_command
+from cellfeed_tuner._commands._show_cli import show_command
+from cellfeed_tuner._commands._subcommands import CommandWithSubcommands
+from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._reports._code import code_to_paste
+from cellfeed_tuner._reports._html_report import html_report
+from cellfeed_tuner._reports._terminal import print_report
+from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner.plots import autotune_figure
+
+__all__ = ["main"]
+
+
+class _Sizes(click.ParamType[tuple[int, ...]]):
+    """Integers, separated by commas or blanks."""
+
+    name = "N,N,..."
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        texts = re.split(r"[,\s]+", str(value).strip(", "))
+        if not all(re.fullmatch(r"-?\d+", text) for text in texts):
+            self.fail(f"{value!r} are not integers; write them as 4,16,64", param, ctx)
+        sizes = tuple(int(text) for text in texts)
+        if min(sizes) < self._least:
+            self.fail(f"{min(sizes)} is below {self._least}, the least there may be", param, ctx)
+        return sizes
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ",".join(map(str, sizes))
+
+
+@click.command(cls=CommandWithSubcommands)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--label", required=True, metavar="COLUMN", help="obs column to mix minibatches by.")
+@click.option("--layer", help="Layer to read in place of X.")
+@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
+              help="Cells of a minibatch.")  # fmt: skip
+@click.option("--block-sizes", default=_autotune.DEFAULT_BLOCK_SIZES, type=_Sizes(1),
+              show_default=_listed(_autotune.DEFAULT_BLOCK_SIZES),
+              help="Block sizes to try.")  # fmt: skip
+@click.option("--fetch-factors", default=_autotune.DEFAULT_FETCH_FACTORS, type=_Sizes(1),
+              show_default=_listed(_autotune.DEFAULT_FETCH_FACTORS),
+              help="Fetch factors to try.")  # fmt: skip
+@click.option("--workers", type=_Sizes(0), show_default="0 and powers of two up to the cores",
+              help="Numbers of worker processes to try.")  # fmt: skip
+@click.option("--budget", default=_autotune.DEFAULT_BUDGET_SECONDS, show_default=True,
+              type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+              help="Time to spend on measuring.")  # fmt: skip
+@click.option("--entropy-floor", default=0.95, show_default=True, type=click.FloatRange(0, 1),
+              help="Least entropy, as a share of true random sampling's.")  # fmt: skip
+@click.option("--memory", type=ByteSize(), show_default="what is available",
+              help="Most memory to use, such as 8GB.")  # fmt: skip
+@click.option("--need", type=click.FloatRange(min=0, min_open=True), metavar="CELLS_PER_S",
+              help="Throughput that suffices; the best mixed is then chosen.")  # fmt: skip
+@click.option("--cache", default="cold", show_default=True, type=click.Choice(["cold", "warm"]),
+              help="State of the page cache to measure in.")  # fmt: skip
+@click.option("--output", default=Path(), type=click.Path(file_okay=False, path_type=Path),
+              help="Folder for autotune.json, autotune.png and autotune.html.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True, help="Seed of the plans.")
+@click.option("--json", "as_json", is_flag=True,
+              help="Print the result as JSON on stdout, and the report on stderr.")  # fmt: skip
+@click.option("--fresh", is_flag=True, help="Ignore what earlier runs found.")
+@click.version_option(__version__, prog_name="autotune")
+def main(
+    *,
+    paths: tuple[str, ...],
+    label: str,
+    layer: str | None,
+    cache: CacheState,
+    output: Path,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Measure loaders of the AnnData files at PATH, and recommend the settings to train with.
+
+    PATH is an .h5ad file, a folder of them, or a pattern; several make one collection. The
+    throughput and the label entropy of minibatches are measured over a grid of block sizes,
+    fetch factors and workers. Exits with 1 if no configuration is feasible, and with 2 if the
+    input cannot be used.
+    """
+    collection = open_collection(paths, obs=[label], layer=layer)
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=output):
+        pass  # whether files can be written there had better be known before measuring
+    with LiveDisplay() as display:
+        result = _autotune.autotune(
+            collection,
+            label=label,
+            cache=cache,
+            on_progress=display.show,
+            on_race=display.watch,
+            **settings,
+        )
+    print_report(result, output / "autotune.json", layer=layer, to_stderr=as_json)
+    written = ", ".join(map(str, _write(result, output, layer)))
+    click.echo(f"\nWrote {written}", err=as_json)
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
+    if result.recommended is None:
+        raise SystemExit(1)
+
+
+main.add_command(replay_command)
+main.add_command(show_command)
+
+
+def _write(result: AutotuneResult, output: Path, layer: str | None) -> list[Path]:
+    """Write the result as JSON, picture and page, and return where."""
+    as_json, picture, page = (output / f"autotune.{kind}" for kind in ("json", "png", "html"))
+    result.save(as_json)
+    autotune_figure(result).savefig(picture)
+    paths = [Path(path) for path in result.dataset.paths]
+    code = code_to_paste(paths, result.dataset.label, as_json, layer=layer)
+    now = datetime.now(UTC).astimezone()
+    page.write_text(html_report(result, code=code, written=now), encoding="utf-8")
+    return [as_json, picture, page]

@@ -1,0 +1,173 @@
+"""How well minibatches mix one label within another, such as the plate within the cell line.
+
+``H(a | b) = H(a, b) - H(b)`` in each minibatch, over the cells that have both labels. Like any
+plug-in estimate it is biased, and more than H(a) is, since a minibatch has fewer cells of each b:
+hold it against the same estimate at random sampling, never against H(a | b) of the collection.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed import ParameterError
+from cellfeed_tuner import theory
+from cellfeed_tuner._entropy._label_counts import as_codes, count_in_parts
+from cellfeed_tuner._entropy._label_entropy import LabelEntropy, entropies_of, replayed_grid
+
+__all__ = ["conditional_label_entropy", "joint_codes", "random_conditional_entropy_bits"]
+
+_MOST_PAIRS = np.iinfo(np.int64).max
+
+_Codes = NDArray[np.integer]
+
+
+def joint_codes(labels: ArrayLike, given: ArrayLike) -> NDArray[np.signedinteger]:
+    """Return one code for each pair of labels, -1 where either is missing.
+
+    Parameters
+    ----------
+    labels, given
+        Codes of each row's labels, -1 where missing, shape (n_rows,).
+
+    Returns
+    -------
+    Codes of the smallest signed integer dtype that holds them, shape (n_rows,).
+
+    Raises
+    ------
+    ParameterError
+        The labels are not lines of integers of one length, or their codes are so large that the
+        pairs exceed 63 bits.
+
+    Examples
+    --------
+    >>> joint_codes([0, 1, -1, 1], [0, 2, 2, -1])
+    array([ 0,  5, -1, -1], dtype=int8)
+    """
+    first, second = _pair(labels, given)
+    return _joint(first, second, int(second.max()) + 1)
+
+
+def conditional_label_entropy(
+    labels: ArrayLike,
+    given: ArrayLike,
+    *,
+    batch_size: int,
+    block_sizes: Sequence[int],
+    fetch_factors: Sequence[int],
+    n_rows: int = 1_000_000,
+    seed: int = 0,
+    on_progress: Callable[[int], object] | None = None,
+) -> list[LabelEntropy]:
+    """Return H(labels | given) within minibatches of block shuffling, for a whole grid.
+
+    Parameters
+    ----------
+    labels
+        Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
+    given
+        Code of the label within which the first is to be mixed, likewise.
+    batch_size, block_sizes, fetch_factors, n_rows, seed, on_progress
+        As in `label_entropy`.
+
+    Returns
+    -------
+    One result for each pair of sizes, block sizes outermost; compare them with
+    `random_conditional_entropy_bits`.
+
+    Raises
+    ------
+    ParameterError
+        The labels are not lines of integers of one length, or a size is below one.
+
+    Examples
+    --------
+    >>> plate, line = np.repeat([0, 1], 6_400), np.tile([0, 1], 6_400)
+    >>> for cell in conditional_label_entropy(
+    ...     plate, line, batch_size=64, block_sizes=[64], fetch_factors=[1, 16]
+    ... ):
+    ...     print(cell.block_size, cell.fetch_factor, round(cell.bits.value, 2))
+    64 1 0.0
+    64 16 0.93
+    """
+    first, second = _pair(labels, given)
+    n_given = int(second.max()) + 1
+
+    def conditional(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        a, b = first[rows], second[rows]
+        return entropies_of(_joint(a, b, n_given)) - entropies_of(_known_in_both(a, b))
+
+    (results,) = replayed_grid(
+        [conditional],
+        n_cells=first.size,
+        batch_size=batch_size,
+        block_sizes=block_sizes,
+        fetch_factors=fetch_factors,
+        n_rows=n_rows,
+        seed=seed,
+        on_progress=on_progress,
+    )
+    return results
+
+
+def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_size: int) -> float:
+    """Return the exact expectation of H(labels | given) in minibatches drawn at random.
+
+    Parameters
+    ----------
+    labels, given
+        As in `conditional_label_entropy`.
+    batch_size
+        Rows of a minibatch.
+
+    Raises
+    ------
+    ParameterError
+        The labels are not lines of integers of one length.
+
+    Examples
+    --------
+    >>> random_conditional_entropy_bits([0, 0, 1, 1], [0, 1, 0, 1], batch_size=4)
+    1.0
+    """
+    first, second = _pair(labels, given)
+    n_given = int(second.max()) + 1
+    n_pairs = (int(first.max()) + 1) * n_given
+
+    def bits(codes: Callable[[_Codes, _Codes], _Codes], most: int) -> float:
+        found = count_in_parts(lambda part: codes(first[part], second[part]), first.size, most)
+        if not found.counts.size:
+            return 0.0
+        return theory.random_entropy_bits(found.counts, batch_size, n_missing=found.n_missing)
+
+    return bits(lambda a, b: _joint(a, b, n_given), n_pairs - 1) - bits(_known_in_both, n_given - 1)
+
+
+def _pair(labels: ArrayLike, given: ArrayLike) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    first, second = as_codes(labels), as_codes(given)
+    if first.size != second.size:
+        msg = f"labels must have as many rows as `given`, but got {first.size} and {second.size}"
+        raise ParameterError(msg)
+    n_pairs = (int(first.max()) + 1) * (int(second.max()) + 1)
+    if n_pairs > _MOST_PAIRS:
+        msg = f"`n_labels * n_given < 2**63` must hold, but got {n_pairs}; number labels from 0"
+        raise ParameterError(msg)
+    return first, second
+
+
+def _joint(
+    first: NDArray[np.integer], second: NDArray[np.integer], n_given: int
+) -> NDArray[np.signedinteger]:
+    largest = int(first.max(initial=0)) * n_given + n_given
+    joint: NDArray[np.signedinteger] = first.astype(np.min_scalar_type(-1 - largest))
+    np.multiply(joint, n_given, out=joint)
+    np.add(joint, second, out=joint, casting="unsafe")
+    joint[(first < 0) | (second < 0)] = -1
+    return joint
+
+
+def _known_in_both(
+    first: NDArray[np.integer], second: NDArray[np.integer]
+) -> NDArray[np.signedinteger]:
+    return np.where(first < 0, -1, second)

@@ -1,0 +1,125 @@
+"""Whether rows are stored shuffled already, so that large blocks mix as well as small ones."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cellfeed import BlockShuffling, EpochPlan
+from cellfeed_tuner import theory
+from cellfeed_tuner._entropy._label_counts import as_codes, count_labels
+from cellfeed_tuner._entropy._label_entropy import minibatch_statistic
+from cellfeed_tuner._entropy._plan_replay import replay
+from cellfeed_tuner._interval import BEYOND_CHANCE
+
+__all__ = ["StorageOrder", "storage_order"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOrder:
+    """What large blocks cost where mixing is hardest, with one minibatch to a fetch.
+
+    Parameters
+    ----------
+    block_size
+        Rows of a block.
+    expected_bits
+        Mean entropy of minibatches at that block size and fetch factor 1, replayed over the
+        labels in their order of storage.
+    random_bits
+        Exact expectation of random sampling.
+    tolerance_bits
+        How far below it rows in random order may come by chance.
+    """
+
+    block_size: int
+    expected_bits: float
+    random_bits: float
+    tolerance_bits: float
+
+    @property
+    def already_shuffled(self) -> bool:
+        """Whether large blocks cost no more entropy than chance may."""
+        return self.expected_bits >= self.random_bits - self.tolerance_bits
+
+    @property
+    def sentence(self) -> str:
+        """What this means, in one sentence."""
+        bits = (
+            f"blocks of {self.block_size:,} give {self.expected_bits:.3f} bits with one "
+            f"minibatch to a fetch, where random sampling gives {self.random_bits:.3f}"
+        )
+        if self.already_shuffled:
+            return (
+                "The files are already shuffled, so large blocks cost nothing: "
+                f"{bits} (chance alone may take {self.tolerance_bits:.3f})."
+            )
+        return f"The files are not shuffled: {bits}."
+
+
+def storage_order(
+    labels: ArrayLike, *, batch_size: int, block_size: int, n_rows: int = 1_000_000, seed: int = 0
+) -> StorageOrder:
+    """Return what large blocks cost in entropy, and whether that is no more than chance.
+
+    If rows are stored in random order, the minibatches of one epoch are random samples that
+    share no row. The mean over G of them has the deviation of one, which a replay of single rows
+    gives, over the root of G. Going through more than one epoch adds none that are new, so G is
+    never more than an epoch has.
+
+    Parameters
+    ----------
+    labels
+        Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
+    batch_size
+        Rows of a minibatch.
+    block_size
+        The largest block size that is of interest.
+    n_rows
+        Rows to replay, over as many epochs as that takes.
+    seed
+        Seed of the plans.
+
+    Raises
+    ------
+    ParameterError
+        The labels are not a line of integers, or a size is below one.
+
+    Examples
+    --------
+    >>> labels = np.repeat([0, 1], 6_400)
+    >>> storage_order(labels, batch_size=64, block_size=256).already_shuffled
+    False
+    >>> np.random.default_rng(0).shuffle(labels)
+    >>> storage_order(labels, batch_size=64, block_size=256).already_shuffled
+    True
+    """
+    codes = as_codes(labels)
+    counted = count_labels(codes)
+    in_blocks, single_rows = (
+        replay(
+            EpochPlan(
+                strategy=BlockShuffling(block_size=size),
+                n_rows=codes.size,
+                batch_size=batch_size,
+                fetch_factor=1,
+                seed=seed,
+            ),
+            [minibatch_statistic(codes)],
+            n_rows=n_rows,
+        )[0]
+        for size in (block_size, 1)
+    )
+    # One minibatch to a fetch, so that fetches are minibatches.
+    deviation = float(np.std(single_rows.fetch_means))
+    n_distinct = min(in_blocks.n_minibatches, max(1, codes.size // batch_size))
+    return StorageOrder(
+        block_size=block_size,
+        expected_bits=in_blocks.mean.value,
+        random_bits=theory.random_entropy_bits(
+            counted.counts, batch_size, n_missing=counted.n_missing
+        )
+        if counted.counts.size
+        else 0.0,
+        tolerance_bits=BEYOND_CHANCE * deviation / n_distinct**0.5,
+    )

@@ -1,0 +1,1 @@
+"""What earlier runs found, kept by fingerprints, and what it is worth today."""

@@ -1,0 +1,178 @@
+"""What one run of ``autotune`` leaves for later ones."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._history._fingerprint import Fingerprint
+from cellfeed_tuner._interval import Estimate, mean_with_interval
+
+__all__ = ["Asked", "EarlierRun", "EarlierTrial", "Key"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """What results belong to.
+
+    Parameters
+    ----------
+    data, machine, versions
+        Their fingerprints.
+    """
+
+    data: Fingerprint
+    machine: Fingerprint
+    versions: Fingerprint
+
+    @property
+    def name(self) -> str:
+        """The three digests, that of the data first."""
+        return f"{self.data.digest}-{self.machine.digest}-{self.versions.digest}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a run was asked for.
+
+    Parameters
+    ----------
+    label, batch_size, budget, entropy_floor, block_sizes, fetch_factors, workers
+        As in `autotune`.
+    cache
+        State of the page cache that was found.
+    """
+
+    label: str
+    batch_size: int
+    cache: str
+    budget: float
+    entropy_floor: float
+    block_sizes: tuple[int, ...]
+    fetch_factors: tuple[int, ...]
+    workers: tuple[int, ...]
+
+    def is_like(self, other: "Asked") -> bool:
+        """Return whether both measure the same thing."""
+        return (self.batch_size, self.cache) == (other.batch_size, other.cache)
+
+    def covers(self, other: "Asked") -> bool:
+        """Return whether who was asked this has looked for all that the other is to look for."""
+        return (
+            self.is_like(other)
+            and self.budget >= other.budget
+            and self.entropy_floor <= other.entropy_floor
+            and set(self.block_sizes) >= set(other.block_sizes)
+            and set(self.fetch_factors) >= set(other.fetch_factors)
+            and set(self.workers) >= set(other.workers)
+        )
+
+    def asks_for(self, configuration: Configuration) -> bool:
+        """Return whether a configuration is one of the grid."""
+        return (
+            configuration.block_size in self.block_sizes
+            and configuration.fetch_factor in self.fetch_factors
+            and configuration.num_workers in self.workers
+        )
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> "Asked":
+        """Return what `dataclasses.asdict` and JSON have made plain."""
+        sizes = ("block_sizes", "fetch_factors", "workers")
+        return cls(**{**plain, **{name: tuple(plain[name]) for name in sizes}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierTrial:
+    """What was measured of one configuration.
+
+    Parameters
+    ----------
+    configuration
+        The settings.
+    cells_per_round
+        Cells of one round of whole fetches.
+    round_seconds
+        Time of each.
+    """
+
+    configuration: Configuration
+    cells_per_round: int
+    round_seconds: tuple[float, ...]
+
+    @property
+    def seconds_per_cell(self) -> Estimate:
+        """Mean with its 95 % interval."""
+        return mean_with_interval(np.array(self.round_seconds) / self.cells_per_round)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierRun:
+    """One run.
+
+    Parameters
+    ----------
+    key
+        What it was a run on.
+    asked
+        What it was asked for.
+    began
+        Date and time in UTC, ISO 8601.
+    path
+        The first of the files, so that people know them again.
+    load
+        Processes that wanted to run when it began, on average over a minute.
+    is_short
+        Whether it only confirmed what was known, so that it has measured little.
+    choice, cells_per_second
+        What it recommended, and the throughput that it published; None if nothing.
+    trials
+        What it measured.
+    """
+
+    key: Key
+    asked: Asked
+    began: str
+    path: str
+    load: float
+    is_short: bool
+    choice: Configuration | None
+    cells_per_second: Estimate | None
+    trials: tuple[EarlierTrial, ...]
+
+    @property
+    def date(self) -> str:
+        """The day, such as 2026-11-21."""
+        return self.began[:10]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all but the key and the trials as plain values."""
+        return {
+            "asked": asdict(self.asked),
+            "began": self.began,
+            "path": self.path,
+            "load": self.load,
+            "is_short": self.is_short,
+            "choice": self.choice and asdict(self.choice),
+            "cells_per_second": self.cells_per_second and asdict(self.cells_per_second),
+        }
+
+    @classmethod
+    def from_json(
+        cls, plain: Mapping[str, Any], *, key: Key, trials: tuple[EarlierTrial, ...]
+    ) -> "EarlierRun":
+        """Return a run of which `to_json` has made plain values."""
+        choice, speed = plain["choice"], plain["cells_per_second"]
+        return cls(
+            key=key,
+            asked=Asked.from_json(plain["asked"]),
+            began=plain["began"],
+            path=plain["path"],
+            load=plain["load"],
+            is_short=plain["is_short"],
+            choice=choice and Configuration(**choice),
+            cells_per_second=speed and Estimate(**speed),
+            trials=trials,
+        )

@@ -1,0 +1,139 @@
+"""Short digests by which a machine, a data set and versions are known again."""
+
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed import Collection
+from cellfeed_tuner._entropy._label_counts import count_labels
+from cellfeed_tuner._machine._description import Machine, package_version
+from cellfeed_tuner._machine._storage import Storage
+
+__all__ = [
+    "Fingerprint",
+    "data_fingerprint",
+    "fingerprint",
+    "machine_fingerprint",
+    "versions_fingerprint",
+]
+
+_DIGEST_BYTES = 4
+# What reads, decodes and carries cells.
+_PACKAGES = ("cellfeed", "deflate", "h5py", "numba", "numcodecs", "torch", "zarr", "zarrs")
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What something is known by.
+
+    Parameters
+    ----------
+    digest
+        Eight hexadecimal digits.
+    facts
+        What it was made of, plain values to be read by people.
+    """
+
+    digest: str
+    facts: Mapping[str, Any] = field(compare=False)
+
+
+def fingerprint(facts: Mapping[str, Any]) -> Fingerprint:
+    """Return the fingerprint of plain values.
+
+    Examples
+    --------
+    >>> len(fingerprint({"cores": 2, "kernel": "Linux 6"}).digest)
+    8
+    """
+    return Fingerprint(_digest(json.dumps(facts, sort_keys=True).encode()), dict(facts))
+
+
+def machine_fingerprint(machine: Machine) -> Fingerprint:
+    """Return what a machine is known by, from one start of it to the next.
+
+    It holds no serial numbers and no names of devices, which may change, but a server's name
+    where the files lie behind a network.
+    """
+    kernel = re.match(r"\D*\d+", machine.platform.kernel)
+    return fingerprint(
+        {
+            "cpu": machine.cpu.model,
+            "architecture": machine.platform.architecture,
+            "usable_cores": machine.cpu.usable_cores,
+            # Kernels keep a little for themselves, and not always the same.
+            "memory_gb": round(machine.memory.total_bytes / 1e9),
+            "kernel": kernel[0] if kernel else machine.platform.kernel,
+            "storage": [_storage_facts(each) for each in machine.storage],
+        }
+    )
+
+
+def data_fingerprint(collection: Collection, codes: NDArray[np.integer]) -> Fingerprint:
+    """Return what a collection is known by, wherever it lies.
+
+    Parameters
+    ----------
+    collection
+        What is read.
+    codes
+        Code of each cell's label, -1 where it is missing, shape (n_cells,).
+    """
+    sizes = np.array([path.stat().st_size for path in collection.files])
+    parts = np.split(codes, np.cumsum(collection.cells_per_path)[:-1])
+    counted = [count_labels(part) for part in parts]
+    return fingerprint(
+        {
+            "n_cells": len(collection),
+            "n_vars": collection.n_vars,
+            "layout": collection.layout,
+            "dtype": str(collection.dtype),
+            "n_files": len(collection.paths),
+            "bytes_on_disk": int(sizes.sum()),
+            "file_sizes": _digest_of_numbers(sizes),
+            "rows_per_chunk": round(collection.rows_per_chunk, 3),
+            "bytes_per_cell": round(collection.mean_row_bytes()),
+            "label_counts": _digest_of_numbers(
+                *(np.append(each.counts, each.n_missing) for each in counted)
+            ),
+        }
+    )
+
+
+def versions_fingerprint() -> Fingerprint:
+    """Return the versions that bear on speed, to the first two numbers of each."""
+    versions = {name: package_version(name) for name in _PACKAGES}
+    versions["python"] = platform.python_version()
+    return fingerprint({name: version and _minor(version) for name, version in versions.items()})
+
+
+def _storage_facts(storage: Storage) -> dict[str, Any]:
+    return {
+        "file_system": storage.file_system,
+        "kind": storage.kind,
+        "rotational": storage.rotational,
+        "model": storage.model,
+        "server": storage.device if storage.kind == "network" else None,
+    }
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _digest_of_numbers(*arrays: NDArray[np.integer]) -> str:
+    # The size before the numbers keeps apart what is divided in another way.
+    return _digest(
+        b"".join(np.insert(each, 0, each.size).astype("<i8").tobytes() for each in arrays)
+    )
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()

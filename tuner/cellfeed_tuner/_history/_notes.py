@@ -1,0 +1,95 @@
+"""Looking up what earlier runs found, and keeping what this one finds."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed import Collection
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial, Key
+from cellfeed_tuner._history._fingerprint import (
+    data_fingerprint,
+    machine_fingerprint,
+    versions_fingerprint,
+)
+from cellfeed_tuner._history._recall import Recollection
+from cellfeed_tuner._machine._description import Machine
+from cellfeed_tuner._measuring._measure import Measurement
+from cellfeed_tuner._result import Recommended
+
+__all__ = ["Notes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """What is kept of runs, for one that begins now.
+
+    Parameters
+    ----------
+    key
+        What it runs on.
+    asked
+        What it is asked for.
+    path
+        The first of its files, so that people know them again.
+    """
+
+    key: Key
+    asked: Asked
+    path: str
+    _began: datetime = field(default_factory=lambda: datetime.now(UTC), init=False)
+    _load: float = field(default_factory=lambda: os.getloadavg()[0], init=False)
+
+    @classmethod
+    def of(
+        cls, collection: Collection, codes: NDArray[np.integer], machine: Machine, asked: Asked
+    ) -> "Notes":
+        """Return the notes for a collection with a label's codes on a machine."""
+        key = Key(
+            data=data_fingerprint(collection, codes),
+            machine=machine_fingerprint(machine),
+            versions=versions_fingerprint(),
+        )
+        return cls(key=key, asked=asked, path=str(collection.paths[0]))
+
+    def recollection(self) -> Recollection:
+        """Return which earlier runs bear on this one."""
+        # Not above, since the measuring process, whose memory counts, would import Optuna too.
+        from cellfeed_tuner._history._study import cache_folder, read_runs  # noqa: PLC0415
+
+        runs = read_runs(cache_folder(), self.key.data.digest)
+        return Recollection.of(runs, self.key, self.asked)
+
+    def keep(
+        self,
+        measured: Mapping[Configuration, Measurement],
+        recommended: Recommended | None,
+        *,
+        is_short: bool,
+    ) -> None:
+        """Keep what was measured, and what was recommended, for later runs."""
+        from cellfeed_tuner._history._study import cache_folder, record  # noqa: PLC0415 - as above
+
+        run = EarlierRun(
+            key=self.key,
+            asked=self.asked,
+            began=self._began.isoformat(timespec="milliseconds"),
+            path=self.path,
+            load=self._load,
+            is_short=is_short,
+            choice=None if recommended is None else recommended.configuration,
+            cells_per_second=None if recommended is None else recommended.cells_per_second,
+            trials=tuple(
+                EarlierTrial(
+                    configuration=configuration,
+                    cells_per_round=measurement.cells_per_round,
+                    round_seconds=measurement.round_seconds,
+                )
+                for configuration, measurement in measured.items()
+            ),
+        )
+        record(cache_folder(), run)

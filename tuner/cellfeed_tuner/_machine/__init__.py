@@ -1,0 +1,1 @@
+"""What runs the loader: processor, memory, storage, and the page cache between."""

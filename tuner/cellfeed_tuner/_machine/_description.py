@@ -1,0 +1,250 @@
+"""What the machine offers to this process: cores, memory, storage under the data, versions."""
+
+import contextlib
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from importlib import metadata
+from pathlib import Path
+
+import h5py
+import psutil
+
+from cellfeed import ParameterError
+from cellfeed.machine import usable_cores, usable_memory_bytes
+from cellfeed_tuner._machine._storage import Storage, describe_storage
+
+__all__ = [
+    "Cpu",
+    "Machine",
+    "Memory",
+    "Packages",
+    "Platform",
+    "describe_machine",
+    "package_version",
+]
+
+_UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    """The processor, and how much of it this process may use.
+
+    Attributes
+    ----------
+    model
+        Name of the processor, None where the system does not tell.
+    logical_cores
+        Logical cores of the machine.
+    usable_cores
+        Cores this process may use: the lower of its affinity and its control group's quota,
+        which need not be a whole number.
+    """
+
+    model: str | None
+    logical_cores: int
+    usable_cores: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Main memory, without swap.
+
+    Attributes
+    ----------
+    total_bytes
+        Memory of the machine.
+    available_bytes
+        What this process can take now without swapping or meeting its control group's limit.
+    """
+
+    total_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packages:
+    """Versions of the libraries that bear on speed, None for one that is not installed."""
+
+    cellfeed: str | None
+    anndata: str | None
+    h5py: str | None
+    hdf5: str | None
+    numpy: str | None
+    scipy: str | None
+    torch: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """The operating system, Python and the libraries.
+
+    Attributes
+    ----------
+    system
+        Name and version of the operating system, None where it does not tell.
+    kernel
+        Name and release of the kernel.
+    architecture
+        Such as ``x86_64``.
+    python
+        Version of Python.
+    packages
+        Versions of libraries.
+    """
+
+    system: str | None
+    kernel: str
+    architecture: str
+    python: str
+    packages: Packages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Everything about a machine that a measured speed depends on.
+
+    Attributes
+    ----------
+    cpu
+        Processor and usable cores.
+    memory
+        Total and available memory.
+    storage
+        One entry for each file system under the data.
+    platform
+        Operating system and versions.
+    """
+
+    cpu: Cpu
+    memory: Memory
+    storage: tuple[Storage, ...]
+    platform: Platform
+
+    def to_json(self) -> dict[str, object]:
+        """Return dictionaries, lists and plain values, with "unknown" in place of None.
+
+        Units are in the names: bytes, seconds, bytes per second.
+        """
+        return _record(self)
+
+
+def describe_machine(paths: Sequence[Path], *, storage_seconds: float = 1.0) -> Machine:
+    """Describe the machine, and measure the storage on which some files lie.
+
+    Storage is measured on the files themselves, after their pages are dropped from the page
+    cache: random reads in one half of their bytes, sequential ones in the other.
+
+    Parameters
+    ----------
+    paths
+        The user's data files.
+    storage_seconds
+        Seconds for each of the two measurements per file system; 0 measures nothing.
+
+    Returns
+    -------
+    Machine
+        With None wherever this system does not tell.
+
+    Raises
+    ------
+    cellfeed.ParameterError
+        ``storage_seconds`` is negative.
+
+    Examples
+    --------
+    >>> machine = describe_machine([])
+    >>> 0 < machine.cpu.usable_cores <= machine.cpu.logical_cores
+    True
+    >>> sorted(machine.to_json())
+    ['cpu', 'memory', 'platform', 'storage']
+    """
+    if not 0 <= storage_seconds < math.inf:
+        msg = f"`storage_seconds >= 0` must hold, but got storage_seconds={storage_seconds!r}"
+        raise ParameterError(msg)
+    return Machine(
+        cpu=_describe_cpu(),
+        memory=Memory(
+            total_bytes=psutil.virtual_memory().total, available_bytes=usable_memory_bytes()
+        ),
+        storage=describe_storage(paths, storage_seconds),
+        platform=_describe_platform(),
+    )
+
+
+def _record(value: object) -> dict[str, object]:
+    """Return a dataclass as a dictionary of plain values."""
+    if not is_dataclass(value):
+        msg = f"`value` must be a dataclass, but got {value!r}"
+        raise TypeError(msg)
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value):
+        return _record(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return _UNKNOWN if value is None else value
+
+
+# Processor
+
+
+def _describe_cpu() -> Cpu:
+    return Cpu(model=_cpu_model(), logical_cores=_logical_cores(), usable_cores=usable_cores())
+
+
+def _logical_cores() -> int:
+    return psutil.cpu_count(logical=True) or 1
+
+
+def _cpu_model() -> str | None:
+    if platform.system() != "Linux":
+        return platform.processor() or None
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return None
+
+
+# Platform
+
+
+def _describe_platform() -> Platform:
+    return Platform(
+        system=_system(),
+        kernel=f"{platform.system()} {platform.release()}",
+        architecture=platform.machine(),
+        python=platform.python_version(),
+        packages=Packages(
+            cellfeed=package_version("cellfeed"),
+            anndata=package_version("anndata"),
+            h5py=package_version("h5py"),
+            hdf5=h5py.version.hdf5_version,
+            numpy=package_version("numpy"),
+            scipy=package_version("scipy"),
+            torch=package_version("torch"),
+        ),
+    )
+
+
+def _system() -> str | None:
+    if platform.system() == "Darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    with contextlib.suppress(OSError):
+        return platform.freedesktop_os_release().get("PRETTY_NAME")
+    return None
+
+
+def package_version(distribution: str) -> str | None:
+    """Return the version of an installed package, None if there is none."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,252 @@
+"""Throughput of one configuration, with what it rests on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from cellfeed import Collection, ParameterError
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._interval import Estimate, mean_with_interval
+from cellfeed_tuner._machine._page_cache import (
+    CacheState,
+    drop_pages,
+    load_pages,
+    resident_fraction,
+)
+from cellfeed_tuner._measuring._labels import label_codes
+from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Outcome
+from cellfeed_tuner._measuring._timing import Delivery, Entropies, Round, Started, TimingRequest
+
+__all__ = [
+    "LEAST_ROUNDS",
+    "Measurement",
+    "cells_needed",
+    "measure",
+    "measure_with",
+    "pooled",
+    "prepare_cache",
+]
+
+LEAST_ROUNDS = 4
+"""Rounds after the first without which there is no throughput, but "not enough samples"."""
+
+_MOST_ROUNDS = 200
+_ROUNDS_PER_EPOCH_WITH_WORKERS = 2
+_LIMIT_TIMES = 20
+# Share of pages that may be in the other state: another process may have mapped some.
+_STRAY = 0.05
+
+MeasurementStatus = Literal["measured", "not enough samples", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What was measured of one configuration.
+
+    Parameters
+    ----------
+    configuration
+        The settings.
+    cache
+        State of the page cache: "cold", dropped before every round of whole fetches; "warm";
+        "unknown" where that cannot be had.
+    cells_per_round
+        Cells of one round: a whole fetch of every worker.
+    first_round_seconds
+        Time of the first round, which holds the start-up; None if it did not come so far.
+    round_seconds
+        Time of each round that is free of start-up.
+    worker_start_seconds, first_minibatch_seconds
+        Time to start the worker processes, and from then to the first minibatch; neither is
+        part of the throughput. None if it did not come so far.
+    round_entropy_bits
+        Mean label entropy of the minibatches of each round.
+    peak_memory_bytes
+        Highest memory of the process and its workers, with the minibatches that may wait for a
+        slow training loop; 0 if nothing ran.
+    delivery_fault
+        The first minibatch whose cells were not those of the plan, in words; empty if all were.
+    failure
+        What it failed of, or empty.
+    """
+
+    configuration: Configuration
+    cache: CacheState | Literal["unknown"]
+    cells_per_round: int
+    first_round_seconds: float | None = None
+    round_seconds: tuple[float, ...] = ()
+    worker_start_seconds: float | None = None
+    first_minibatch_seconds: float | None = None
+    round_entropy_bits: tuple[float, ...] = ()
+    peak_memory_bytes: int = 0
+    delivery_fault: str = ""
+    failure: str = ""
+
+    @property
+    def status(self) -> MeasurementStatus:
+        """Whether there is a throughput, and if not, what kept it."""
+        if len(self.round_seconds) >= LEAST_ROUNDS:
+            return "measured"
+        return "failed" if self.failure else "not enough samples"
+
+    @property
+    def cells_per_second(self) -> Estimate | None:
+        """Throughput with its 95 % interval; None unless the status is "measured"."""
+        if self.status != "measured":
+            return None
+        seconds = mean_with_interval(self.round_seconds)
+        # A wide interval ends at the fastest round that there was.
+        slowest, fastest = seconds.high, max(seconds.low, min(self.round_seconds))
+        cells = self.cells_per_round
+        return Estimate(cells / seconds.value, cells / slowest, cells / fastest)
+
+    @property
+    def rough_cells_per_second(self) -> float:
+        """Throughput from however little there is, to plan further by; 0 if there is nothing."""
+        seconds = self.round_seconds
+        if not seconds and self.first_round_seconds is not None:
+            seconds = (self.first_round_seconds,)
+        return self.cells_per_round * len(seconds) / sum(seconds) if seconds else 0.0
+
+    @property
+    def entropy_bits(self) -> Estimate | None:
+        """Mean label entropy of the minibatches that came out, with its 95 % interval."""
+        return mean_with_interval(self.round_entropy_bits) if self.round_entropy_bits else None
+
+
+def measure(
+    collection: Collection,
+    configuration: Configuration,
+    *,
+    batch_size: int = 64,
+    label: str | None = None,
+    cache: CacheState = "cold",
+    seconds: float = 5.0,
+    seed: int = 0,
+) -> Measurement:
+    """Measure the throughput of one configuration in a process of its own.
+
+    Only whole fetches count. Start-up of the workers and the time to the first minibatch are
+    reported apart.
+
+    Parameters
+    ----------
+    collection
+        What is read.
+    configuration
+        The settings.
+    batch_size
+        Cells of a minibatch.
+    label
+        An obs column of the collection whose minibatch entropy is taken, or None.
+    cache
+        "cold" drops the files' pages before every round, "warm" reads all files first.
+    seconds
+        Time to spend, if that suffices for the least number of rounds; after 20 times as much,
+        measuring is stopped.
+    seed
+        Fixes which rows are read.
+
+    Raises
+    ------
+    ColumnError
+        The collection was opened without ``label``.
+    ParameterError
+        The collection has too few cells for whole fetches.
+    FormatError
+        A file is damaged.
+    """
+    if (needed := cells_needed(configuration, batch_size)) > len(collection):
+        msg = f"{configuration}: timing needs {needed:,} cells, but there are {len(collection):,}"
+        raise ParameterError(msg)
+    if label is not None:
+        label_codes(collection, label)
+    found_cache = prepare_cache(collection, cache)
+    with MeasuringProcess(collection) as process:
+        process.start()
+        measurement = measure_with(
+            process,
+            TimingRequest(
+                configuration=configuration,
+                batch_size=batch_size,
+                label=label,
+                cache=cache,
+                seconds=seconds,
+                least_rounds=LEAST_ROUNDS,
+                most_rounds=_MOST_ROUNDS,
+                seed=seed,
+                first_epoch=0,
+            ),
+            limit_seconds=_LIMIT_TIMES * seconds,
+        )
+    return replace(measurement, cache=found_cache)
+
+
+def prepare_cache(collection: Collection, cache: CacheState) -> CacheState | Literal["unknown"]:
+    """Bring the page cache into the state that measurements start from.
+
+    Returns
+    -------
+    That state; "unknown" where pages stayed, or the kernel does not tell.
+    """
+    (drop_pages if cache == "cold" else load_pages)(collection.files)
+    resident = resident_fraction(collection.files)
+    if resident is None:
+        return "unknown"
+    as_wanted = resident <= _STRAY if cache == "cold" else resident >= 1 - _STRAY
+    return cache if as_wanted else "unknown"
+
+
+def measure_with(
+    process: MeasuringProcess, request: TimingRequest, *, limit_seconds: float
+) -> Measurement:
+    """Measure in a process that is already there; see `measure`."""
+    empty = Measurement(
+        configuration=request.configuration,
+        cache=request.cache,
+        cells_per_round=request.configuration.minibatches_per_round * request.batch_size,
+    )
+    return _filled(empty, process.run(request, limit_seconds=limit_seconds))
+
+
+def cells_needed(configuration: Configuration, batch_size: int) -> int:
+    """Return how many cells a collection must have for whole fetches to be timed."""
+    rounds = _ROUNDS_PER_EPOCH_WITH_WORKERS if configuration.num_workers else 1
+    return rounds * configuration.minibatches_per_round * batch_size
+
+
+def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
+    started = [event for event in outcome.events if isinstance(event, Started)]
+    rounds = [event for event in outcome.events if isinstance(event, Round)]
+    entropies = [event.bits for event in outcome.events if isinstance(event, Entropies)]
+    faults = [event.fault for event in outcome.events if isinstance(event, Delivery)]
+    return replace(
+        empty,
+        first_round_seconds=rounds[0].seconds if rounds else None,
+        round_seconds=tuple(each.seconds for each in rounds if each.counts),
+        worker_start_seconds=started[0].worker_seconds if started else None,
+        first_minibatch_seconds=started[0].first_minibatch_seconds if started else None,
+        round_entropy_bits=tuple(np.concatenate([np.empty(0), *entropies]).tolist()),
+        peak_memory_bytes=outcome.peak_memory_bytes
+        + max((event.waiting_bytes for event in started), default=0),
+        delivery_fault=next(filter(None, faults), ""),
+        failure=outcome.failure or "",
+    )
+
+
+def pooled(measurements: Sequence[Measurement]) -> Measurement:
+    """Return one measurement from several of the same configuration.
+
+    Start-up times are those of the first; the peak is the highest.
+    """
+    first = measurements[0]
+    return replace(
+        first,
+        round_seconds=tuple(s for each in measurements for s in each.round_seconds),
+        round_entropy_bits=tuple(b for each in measurements for b in each.round_entropy_bits),
+        peak_memory_bytes=max(each.peak_memory_bytes for each in measurements),
+        delivery_fault=next(filter(None, (each.delivery_fault for each in measurements)), ""),
+        failure=next((each.failure for each in measurements if each.failure), ""),
+    )

@@ -1,0 +1,213 @@
+"""A process beside this one in which configurations are timed.
+
+Each configuration runs in a fresh child of that process, so that its memory is its own, nothing
+is left over from another, and one that is killed takes nothing with it. The process holds the
+collection, and has no other threads, so that it can fork safely; it is started without
+multiprocessing, which would run a user's script again.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from cellfeed import CellfeedError, Collection
+from cellfeed_tuner._measuring._process_memory import tree_memory_bytes
+from cellfeed_tuner._measuring._timing import TimingRequest, run_timing
+
+__all__ = ["MeasuringError", "MeasuringProcess", "Outcome", "serve"]
+
+_MEMORY_EVERY_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one child reported.
+
+    Parameters
+    ----------
+    events
+        `Started`, `Round` and `Entropies` in the order in which they happened.
+    peak_memory_bytes
+        Highest memory of the child and its workers, sampled.
+    failure
+        What it failed of; None also if only its time was up.
+    """
+
+    events: tuple[object, ...]
+    peak_memory_bytes: int
+    failure: str | None
+
+
+class MeasuringError(CellfeedError, RuntimeError):
+    """The process in which configurations are timed has died."""
+
+
+class MeasuringProcess:
+    """The process, as its parent sees it; a context manager.
+
+    Parameters
+    ----------
+    collection
+        What is read; sent once.
+    """
+
+    def __init__(self, collection: Collection) -> None:
+        self._collection = collection
+
+    def __enter__(self) -> Self:
+        self._connection, theirs = multiprocessing.Pipe()
+        serve = f"from {__name__} import serve; serve({theirs.fileno()})"
+        self._process = subprocess.Popen(  # noqa: S603 - our own module
+            # -P: a module in the current folder must not stand in for one of ours. A session of
+            # its own: Ctrl-C is for this process, which then ends that one.
+            [sys.executable, "-P", "-c", serve],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._connection.close()  # it ends when its connection does
+        if kind is not None:
+            _kill_tree(self._process.pid)
+        self._process.wait()
+
+    def start(self) -> None:
+        """Hand over the collection, and wait until the imports are done.
+
+        Raises
+        ------
+        MeasuringError
+            The process died.
+        """
+        self._answer_to(self._collection)
+
+    def _answer_to(self, message: object) -> Any:
+        try:
+            self._connection.send(message)
+            return self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            msg = "the measuring process died, perhaps for want of memory; free some and try again"
+            raise MeasuringError(msg) from error
+
+    def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
+        """Time one configuration; it is killed after ``limit_seconds``.
+
+        Raises
+        ------
+        CellfeedError
+            What reading raised, such as for a damaged file; or the process died.
+        """
+        outcome: Outcome | CellfeedError = self._answer_to((request, limit_seconds))
+        if isinstance(outcome, CellfeedError):
+            raise outcome
+        return outcome
+
+
+def serve(fd: int) -> None:
+    """Be the process: take a collection, then requests, over an inherited connection."""
+    connection: Connection[Any, Any] = Connection(fd)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        collection = connection.recv()
+        connection.send("ready")
+        while True:
+            request, limit_seconds = connection.recv()
+            # Nobody sends while an answer is owed: what comes then is the end of the parent.
+            outcome = _run_in_child(collection, request, limit_seconds, abandoned=connection.poll)
+            connection.send(outcome)
+
+
+def _run_in_child(
+    collection: Collection,
+    request: TimingRequest,
+    limit_seconds: float,
+    abandoned: Callable[[], bool],
+) -> Outcome | CellfeedError:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    pid = os.fork()
+    if pid == 0:
+        _child(collection, request, sender)
+    sender.close()
+    events, peak = list[object](), 0
+    failure: str | CellfeedError | None = None
+    for event in _events(receiver, limit_seconds, abandoned):
+        if isinstance(event, _Ended):
+            failure = event.failure
+        elif event is None:
+            peak = max(peak, tree_memory_bytes(pid))
+        else:
+            events.append(event)
+    _kill_tree(pid)
+    os.waitpid(pid, 0)
+    receiver.close()
+    if isinstance(failure, CellfeedError):
+        return failure
+    return Outcome(events=tuple(events), peak_memory_bytes=peak, failure=failure)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    failure: str | CellfeedError | None
+
+
+def _child(collection: Collection, request: TimingRequest, sender: "Connection[Any, Any]") -> None:
+    """Time, report and end, without waiting for workers that still read."""
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    try:
+        run_timing(collection, request, sender.send)
+        sender.send(_Ended(None))
+    except CellfeedError as error:
+        sender.send(_Ended(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs in the report
+        sender.send(_Ended(str(error) or repr(error)))
+    finally:
+        os._exit(0)
+
+
+def _events(
+    receiver: "Connection[Any, Any]", limit_seconds: float, abandoned: Callable[[], bool]
+) -> Iterator[object]:
+    """Yield what the child reports until it ends, and None whenever to look at its memory."""
+    start = looked = time.monotonic()
+    while (now := time.monotonic()) < start + limit_seconds and not abandoned():
+        if now > looked + _MEMORY_EVERY_SECONDS:
+            looked = now
+            yield None
+        if not receiver.poll(_MEMORY_EVERY_SECONDS):
+            continue
+        try:
+            event = receiver.recv()
+        except EOFError:
+            yield _Ended("the process was killed, perhaps for want of memory")
+            return
+        if isinstance(event, _Ended):
+            yield None
+            yield event
+            return
+        yield event
+
+
+def _kill_tree(pid: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for member in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()

@@ -1,0 +1,233 @@
+"""Timing whole fetches of one configuration, in a process of its own.
+
+A *round* is as many minibatches as it takes for every worker to deliver one whole fetch; it is
+what is timed. The first round holds the start-up, and with workers the first round of every
+epoch does, so these are reported apart. Since the next fetch is under way while one is dealt
+out, rounds follow each other without a gap: a pause in the clock would be time to read ahead
+for which nobody is charged.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cellfeed import BlockShuffling, CellDataset, Collection, Minibatch
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._entropy._label_entropy import entropies_of
+from cellfeed_tuner._machine._page_cache import CacheState, drop_clean_pages
+from cellfeed_tuner._measuring._delivery import delivery_fault
+from cellfeed_tuner._measuring._labels import label_codes
+
+__all__ = ["Delivery", "Entropies", "Round", "Started", "TimingRequest", "run_timing"]
+
+_SECONDS_BETWEEN_DROPS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingRequest:
+    """What to time, and for how long.
+
+    Parameters
+    ----------
+    configuration, batch_size
+        The settings.
+    label
+        The obs column whose entropy is taken, or None.
+    cache
+        "cold": pages are dropped between rounds, at most once a second, so that no round
+        profits from an earlier one, as where the files are larger than memory. "warm": pages
+        stay.
+    seconds
+        Stop after this time, once there are `least_rounds`.
+    least_rounds, most_rounds
+        Rounds that count, after the first; with none, one round is read all the same.
+    seed, first_epoch
+        Fix which rows are read.
+    """
+
+    configuration: Configuration
+    batch_size: int
+    label: str | None
+    cache: CacheState
+    seconds: float
+    least_rounds: int
+    most_rounds: int
+    seed: int
+    first_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first minibatch is there.
+
+    Parameters
+    ----------
+    worker_seconds
+        Time to start the workers.
+    first_minibatch_seconds
+        Time from then to the first minibatch.
+    waiting_bytes
+        Memory that minibatches take which wait for a training loop that is slower than the
+        workers; 0 without workers.
+    """
+
+    worker_seconds: float
+    first_minibatch_seconds: float
+    waiting_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One timed round.
+
+    Parameters
+    ----------
+    seconds
+        Time that it took.
+    counts
+        Whether it is free of start-up.
+    """
+
+    seconds: float
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entropies:
+    """Label entropies of the minibatches that came out.
+
+    Parameters
+    ----------
+    bits
+        Mean over each round, first rounds too, shape (n_rounds,).
+    """
+
+    bits: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Whether the minibatches that came out are those of the plan.
+
+    Parameters
+    ----------
+    fault
+        The first that is not, in words; empty if all are.
+    """
+
+    fault: str
+
+
+def run_timing(
+    collection: Collection, request: TimingRequest, report: Callable[[object], None]
+) -> None:
+    """Time a configuration, and report each event as it happens.
+
+    Parameters
+    ----------
+    collection
+        What is read.
+    request
+        What to time.
+    report
+        Called with `Started` once, then with each `Round`, with `Delivery` at the end, and with
+        `Entropies` if minibatches are as planned.
+    """
+    configuration = request.configuration
+    dataset = CellDataset(
+        collection,
+        BlockShuffling(block_size=configuration.block_size),
+        batch_size=request.batch_size,
+        fetch_factor=configuration.fetch_factor,
+        seed=request.seed,
+    )
+    dataset.set_epoch(request.first_epoch)
+    rows: list[NDArray[np.int64]] = []
+    deadline = time.perf_counter() + request.seconds
+    n_timed = 0
+    for each in _rounds(dataset, request, report, rows):
+        report(each)
+        n_timed += each.counts
+        late = time.perf_counter() > deadline and n_timed >= request.least_rounds
+        if late or n_timed == request.most_rounds:
+            break
+    fault = delivery_fault(rows, configuration, dataset.plan(epoch=request.first_epoch))
+    report(Delivery(fault))
+    if request.label is not None and not fault:
+        labels = label_codes(collection, request.label)[np.stack(rows)]
+        report(Entropies(_entropy_by_round(labels, configuration.minibatches_per_round)))
+
+
+def _rounds(
+    dataset: CellDataset,
+    request: TimingRequest,
+    report: Callable[[object], None],
+    rows: list[NDArray[np.int64]],
+) -> Iterator[Round]:
+    """Yield one round after the other, epoch after epoch."""
+    configuration = request.configuration
+    n_rounds = configuration.rounds_per_epoch(dataset.plan(epoch=0))
+    make_cold = _Dropping(dataset, request)
+    started = False
+    while True:
+        make_cold()
+        begin = start = time.perf_counter()
+        loader = dataset.loader(configuration.num_workers)
+        minibatches = iter(loader)
+        workers_there = time.perf_counter()
+        for number in range(n_rounds):
+            for place in range(configuration.minibatches_per_round):
+                minibatch = next(minibatches, None)
+                if minibatch is None:
+                    rows.append(np.empty(0, dtype=np.int64))  # there should have been one
+                    return
+                rows.append(minibatch.rows.numpy())
+                if not started and place == 0:
+                    first = time.perf_counter() - workers_there
+                    waiting = configuration.num_workers * (loader.prefetch_factor or 0)
+                    size = _bytes_of(minibatch)
+                    report(Started(workers_there - start, first, waiting * size))
+            make_cold()
+            end = time.perf_counter()
+            # Without workers, the first round of a later epoch is a round like any other.
+            counts = started and (number > 0 or configuration.num_workers == 0)
+            started = True
+            yield Round(end - begin, counts)
+            begin = end
+        del minibatches  # end these workers before the next are started
+
+
+class _Dropping:
+    """Drops the pages of a collection where that is asked for, but not all the time."""
+
+    def __init__(self, dataset: CellDataset, request: TimingRequest) -> None:
+        self._paths = dataset.collection.files if request.cache == "cold" else ()
+        self._last = -math.inf
+
+    def __call__(self) -> None:
+        now = time.perf_counter()
+        if now - self._last > _SECONDS_BETWEEN_DROPS:
+            drop_clean_pages(self._paths)
+            self._last = now
+
+
+def _bytes_of(minibatch: Minibatch) -> int:
+    matrix = minibatch.X
+    parts = [matrix]
+    if matrix.layout == torch.sparse_csr:
+        parts = [matrix.crow_indices(), matrix.col_indices(), matrix.values()]
+    return sum(part.nbytes for part in [*parts, minibatch.rows, *minibatch.obs.values()])
+
+
+def _entropy_by_round(
+    labels: NDArray[np.integer], minibatches_per_round: int
+) -> NDArray[np.float64]:
+    entropies = entropies_of(labels)
+    whole = entropies.size - entropies.size % minibatches_per_round
+    means: NDArray[np.float64] = entropies[:whole].reshape(-1, minibatches_per_round).mean(axis=1)
+    return means

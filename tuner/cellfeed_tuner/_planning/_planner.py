@@ -1,0 +1,284 @@
+"""What to measure next: probes first, then a race of what could still be chosen."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
+from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
+from cellfeed_tuner._planning._goal import Goal
+
+__all__ = ["Budget", "Planner"]
+
+
+class Budget(Protocol):
+    """What measuring may cost."""
+
+    def affords(self, configuration: Configuration) -> bool:
+        """Return whether there is enough left to measure a configuration."""
+        ...
+
+    def cost(self, configuration: Configuration) -> float:
+        """Return what it costs to measure a configuration for the first time, in any unit."""
+        ...
+
+
+_N_DRAWS = 64
+_PROBES = 4
+# Relative spread of a round where nothing is known of it yet, and how many rounds that counts.
+_PRIOR_SPREAD, _PRIOR_ROUNDS = 0.1, 4
+# An expected gain over the best so far that is not worth a measurement.
+_NOT_WORTH = 0.0005
+# What is the best with less than this probability leaves the race.
+_LEAVES = 0.02
+# A mean with this relative standard error needs no further samples.
+_PRECISE = 0.007
+_MOST_ROUNDS = 64
+
+
+class Planner:
+    """Decides what to measure, by what was measured; it measures nothing itself.
+
+    Ask it for a configuration, measure that, tell it, and so on, until it has none:
+
+    1. *Probes*: the configurations whose samples tell most of those that may be the best.
+    2. *What may be better*: by the `CostModel`, the configuration from which the largest gain
+       over the best so far is expected for what it costs, until none is worth it or to be
+       afforded.
+    3. *The race*: another sample of each that may still be the best, in random order, round by
+       round; by bootstrap over the rounds, a configuration leaves when it cannot win any more,
+       and the race ends when one is left or all are known precisely. As the best becomes clear,
+       others may be worth a first sample again.
+
+    Parameters
+    ----------
+    candidates
+        What may be chosen: entropy and memory are known before, so nothing else is measured.
+    batch_size
+        Cells of a minibatch.
+    geometry
+        What is known of the storage.
+    goal
+        What is to be maximised; a gain of 0.002 is not worth a measurement.
+    seed
+        Fixes all that is left to chance.
+    believed
+        What is known of costs before anything is measured; there are no probes then.
+    first
+        What to begin the probes with.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Configuration],
+        *,
+        batch_size: int,
+        geometry: Geometry,
+        goal: Goal,
+        seed: int,
+        believed: Mapping[Configuration, Observation] | None = None,
+        first: Sequence[Configuration] = (),
+    ) -> None:
+        self._candidates = list(candidates)
+        self._place = {each: place for place, each in enumerate(self._candidates)}
+        self._model = CostModel(self._candidates, batch_size, geometry)
+        self._goal = goal
+        self._rng = np.random.default_rng(seed)
+        self._believed = dict(believed or {})
+        self._first = [self._place[each] for each in first]
+        self._samples: dict[Configuration, NDArray[np.float64]] = {}
+        # How far each round is from its mean; all of them, with a few that stand for what is usual.
+        self._residuals: dict[Configuration, NDArray[np.float64]] = {}
+        self._pool = np.empty(0)
+        self._withdrawn: set[Configuration] = set()
+        self._left: set[Configuration] = set()
+        self._lap: list[Configuration] = []
+
+    def ask(self, budget: Budget) -> Configuration | None:
+        """Return what to measure next, or None if nothing is worth it or to be afforded."""
+        if not self._lap:
+            fresh = self._probe(budget) or self._most_promising(budget)
+            if fresh is not None:
+                return fresh
+            self._lap = self._next_lap()
+        while self._lap:
+            rival = self._lap.pop()
+            if budget.affords(rival) and rival not in self._withdrawn:
+                return rival
+        return None
+
+    def tell(self, configuration: Configuration, seconds_per_cell: Iterable[float]) -> None:
+        """Take note of all samples that there are of a configuration by now."""
+        samples = np.fromiter(seconds_per_cell, dtype=np.float64)
+        if samples.size == 0:
+            self.withdraw(configuration)
+            return
+        self._samples[configuration] = samples
+        self._residuals[configuration] = _residuals(samples)
+        usual = _PRIOR_SPREAD * np.array([-1.0, -1.0, 1.0, 1.0])
+        self._pool = np.concatenate([usual, *self._residuals.values()])
+
+    def withdraw(self, configuration: Configuration) -> None:
+        """Leave a configuration out: it has failed, or turned out not to be feasible."""
+        self._withdrawn.add(configuration)
+
+    def is_racing(self, configuration: Configuration) -> bool:
+        """Return whether a configuration was measured and may still be the best."""
+        left = self._left | self._withdrawn
+        return configuration in self._samples and configuration not in left
+
+    def _open(self, budget: Budget) -> NDArray[np.intp]:
+        """Return the places of what was not measured and can be."""
+        return np.array(
+            [
+                place
+                for place, each in enumerate(self._candidates)
+                if each not in self._samples
+                and each not in self._withdrawn
+                and budget.affords(each)
+            ],
+            dtype=np.intp,
+        )
+
+    def _probe(self, budget: Budget) -> Configuration | None:
+        """Return what tells most of the configurations that may be the best."""
+        if self._believed or len(self._samples) >= _PROBES:
+            return None
+        fresh = self._open(budget)
+        if not fresh.size:
+            return None
+        for place in self._first:
+            if place in fresh:
+                return self._candidates[place]
+        draws = self._draws()
+        wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
+        apart = draws - draws.mean(axis=0)
+        if not self._samples:
+            # Only differences mean something before the first sample.
+            apart = apart - apart.mean(axis=1, keepdims=True)
+        covariance = apart.T @ apart / len(draws)
+        told = covariance[fresh] ** 2 / (np.diag(covariance)[fresh] + _PRIOR_SPREAD**2)[:, None]
+        return self._best_for_its_cost(fresh, told @ wins, budget)
+
+    def _most_promising(self, budget: Budget) -> Configuration | None:
+        """Return what promises the largest gain over the best so far, if that is worth it."""
+        fresh = self._open(budget)
+        if not fresh.size:
+            return None
+        values = self._goal(-self._draws())
+        places = [self._place[each] for each in self._racing()]
+        best = values[:, places].max(axis=1) if places else values.min(axis=1)
+        gains = _expected_gains(values[:, fresh] - best[:, None])
+        worth = gains >= _NOT_WORTH
+        return self._best_for_its_cost(fresh[worth], gains[worth], budget)
+
+    def _best_for_its_cost(
+        self, places: NDArray[np.intp], gains: NDArray[np.float64], budget: Budget
+    ) -> Configuration | None:
+        if not places.size:
+            return None
+        costs = np.array([budget.cost(self._candidates[place]) for place in places])
+        return self._candidates[int(places[np.argmax(gains / costs)])]
+
+    def _racing(self) -> list[Configuration]:
+        return [each for each in self._samples if each not in self._withdrawn]
+
+    def _next_lap(self) -> list[Configuration]:
+        """Return the rivals in random order, those first (from the end) that have few rounds.
+
+        These go from cheap to dear, so that little time brings the most samples.
+        """
+        lap = self._rivals()
+        self._rng.shuffle(lap)
+        lap.sort(
+            key=lambda each: (
+                self._samples[each].size < LEAST_ROUNDS and 1 / each.minibatches_per_round
+            )
+        )
+        return lap
+
+    def _rivals(self) -> list[Configuration]:
+        """Return what may still be the best and is not known precisely."""
+        racing = self._racing()
+        if not racing:
+            return []
+        draws = np.full((_N_DRAWS, len(self._candidates)), np.inf)
+        places = [self._place[each] for each in racing]
+        draws[:, places] = np.column_stack([self._bootstrap(each) for each in racing])
+        wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
+        rivals = [each for each, win in zip(racing, wins[places], strict=True) if win >= _LEAVES]
+        self._left = set(racing) - set(rivals)
+        return [each for each in rivals if not self._is_settled(each, alone=len(rivals) == 1)]
+
+    def _is_settled(self, configuration: Configuration, *, alone: bool) -> bool:
+        """Return whether no more samples of a configuration are needed."""
+        n = self._samples[configuration].size
+        if n < LEAST_ROUNDS:
+            return False
+        return alone or n >= _MOST_ROUNDS or self._error(configuration) <= _PRECISE
+
+    def _best_of(self, draws: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Return the place of the best in each draw of logarithms of seconds per cell."""
+        best: NDArray[np.intp] = np.argmax(self._goal(-draws), axis=1)
+        return best
+
+    def _draws(self) -> NDArray[np.float64]:
+        """Return what the costs may be: by own samples, else by the model and what is believed."""
+        measured = {
+            each: Observation(float(samples.mean()), self._error(each))
+            for each, samples in self._samples.items()
+        }
+        draws = self._model.draw(self._believed | measured, _N_DRAWS, self._rng)
+        for each in measured:
+            draws[:, self._place[each]] = self._bootstrap(each)
+        return draws
+
+    def _bootstrap(self, configuration: Configuration) -> NDArray[np.float64]:
+        """Return logarithms of what a mean may be, by drawing its rounds again.
+
+        As a few rounds say little of their own spread, some are drawn from all residuals.
+        """
+        samples = self._samples[configuration]
+        n = samples.size
+        own, pool = self._residuals[configuration], self._pool
+        shape = (_N_DRAWS, n)
+        redrawn = self._rng.choice(pool, shape)
+        if own.size:
+            from_own = self._rng.random(shape) < n / (n + _PRIOR_ROUNDS)
+            redrawn = np.where(from_own, self._rng.choice(own, shape), redrawn)
+        means: NDArray[np.float64] = samples.mean() * np.maximum(1 + redrawn.mean(axis=1), 0.1)
+        return np.log(means)
+
+    def _error(self, configuration: Configuration) -> float:
+        """Return the relative standard error of a configuration's mean."""
+        n = self._samples[configuration].size
+        own, pool = self._residuals[configuration], self._pool
+        variance = (own @ own + _PRIOR_ROUNDS * (pool @ pool) / pool.size) / (
+            own.size + _PRIOR_ROUNDS
+        )
+        return float(np.sqrt(variance / n))
+
+
+def _residuals(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return relative departures from the mean, free of its being nearer to them than the truth."""
+    if samples.size < 2:  # noqa: PLR2004 - a spread needs two
+        return np.empty(0)
+    residuals: NDArray[np.float64] = samples / samples.mean() - 1
+    residuals *= np.sqrt(samples.size / (samples.size - 1))
+    return residuals
+
+
+def _expected_gains(gains: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the expectation of what is positive in a normal distribution, for each column.
+
+    Smoother than the mean over the draws, of which few may be positive.
+    """
+    mean, spread = gains.mean(axis=0), gains.std(axis=0) + _PRECISE
+    expected: NDArray[np.float64] = spread * norm.pdf(mean / spread) + mean * norm.cdf(
+        mean / spread
+    )
+    return expected

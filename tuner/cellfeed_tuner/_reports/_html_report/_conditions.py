@@ -1,0 +1,113 @@
+"""What a result was measured on, and what was asked for."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+
+from cellfeed.console import format_bytes
+from cellfeed_tuner._machine._description import Machine, Platform
+from cellfeed_tuner._machine._storage import ReadSpeed, Storage
+from cellfeed_tuner._reports._html_report._elements import Html, definitions, element, join
+from cellfeed_tuner._reports._wording import cache_in_words
+from cellfeed_tuner._result import AutotuneResult, Constraints
+
+__all__ = ["conditions"]
+
+_UNKNOWN = "unknown"
+_Pairs = list[tuple[str, object]]
+
+
+def conditions(result: AutotuneResult, written: datetime) -> Html:
+    """Return data set, constraints, machine, storage, versions and run, each as a card."""
+    machine = result.machine
+    cards = [
+        ("Data", _data(result)),
+        ("Asked for", _constraints(result.constraints)),
+        ("Machine", _machine(machine)),
+        *(("Storage", _storage(storage)) for storage in machine.storage),
+        ("Versions", _versions(machine.platform)),
+        ("Run", _run(result, written)),
+    ]
+    return element("div", *(_card(name, pairs) for name, pairs in cards), class_="cards")
+
+
+def _card(name: str, pairs: _Pairs) -> Html:
+    return element("div", element("h3", name), definitions(pairs))
+
+
+def _data(result: AutotuneResult) -> _Pairs:
+    dataset, order = result.dataset, result.storage_order
+    pairs: _Pairs = [
+        ("matrix", f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes"),
+        ("stored as", f"{dataset.layout}, {dataset.dtype}, {format_bytes(dataset.bytes_on_disk)}"),
+        ("read as a whole", f"{dataset.rows_per_chunk:,.1f} cells per chunk"),
+        ("label", dataset.label),
+        ("values", f"{dataset.n_labels:,}, {dataset.label_entropy_bits:.3f} bits"),
+        ("without label", f"{dataset.n_missing:,} cells"),
+        ("minibatch", f"{dataset.batch_size} cells"),
+        ("random sampling", f"{result.configurations[0].entropy_bits.random:.3f} bits"),
+        ("storage order", order.sentence if order else "not looked at"),
+        ("files", _files(dataset.paths)),
+    ]
+    return pairs
+
+
+def _files(paths: Sequence[str]) -> Html:
+    return element(
+        "details",
+        element("summary", f"{len(paths)} file(s)"),
+        element("ul", *(element("li", path) for path in paths)),
+    )
+
+
+def _constraints(asked: Constraints) -> _Pairs:
+    need = asked.need_cells_per_second
+    return [
+        ("entropy", f"at least {asked.entropy_floor:g} times random sampling's"),
+        ("memory", f"at most {format_bytes(asked.memory_bytes)}"),
+        ("throughput", "as high as can be" if need is None else f"at least {need:,.0f} cells/s"),
+    ]
+
+
+def _machine(machine: Machine) -> _Pairs:
+    cpu, memory, platform = machine.cpu, machine.memory, machine.platform
+    total, available = format_bytes(memory.total_bytes), format_bytes(memory.available_bytes)
+    return [
+        ("processor", cpu.model or _UNKNOWN),
+        ("cores", f"{cpu.usable_cores:g} usable of {cpu.logical_cores}"),
+        ("memory", f"{available} available of {total}"),
+        ("system", platform.system or _UNKNOWN),
+        ("kernel", f"{platform.kernel}, {platform.architecture}"),
+    ]
+
+
+def _storage(storage: Storage) -> _Pairs:
+    return [
+        ("file system", f"{storage.file_system or _UNKNOWN} ({storage.kind or _UNKNOWN})"),
+        ("mounted on", storage.mount_point or _UNKNOWN),
+        ("device", storage.device or _UNKNOWN),
+        ("model", storage.model or _UNKNOWN),
+        ("sequential", _speed(storage.sequential)),
+        ("random", _speed(storage.random)),
+        *([("remark", storage.note)] if storage.note else []),
+    ]
+
+
+def _speed(speed: ReadSpeed | None) -> str:
+    return _UNKNOWN if speed is None else f"{format_bytes(round(speed.bytes_per_second))}/s"
+
+
+def _versions(platform: Platform) -> _Pairs:
+    packages = asdict(platform.packages)
+    return [
+        ("Python", platform.python),
+        *((name, version or "not installed") for name, version in packages.items()),
+    ]
+
+
+def _run(result: AutotuneResult, written: datetime) -> _Pairs:
+    return [
+        ("date", f"{written:%Y-%m-%d %H:%M %Z}".strip()),
+        ("took", f"{result.seconds:,.0f} s"),
+        ("page cache", join(element("div", line) for line in cache_in_words(result))),
+    ]

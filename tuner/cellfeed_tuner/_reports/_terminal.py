@@ -1,0 +1,179 @@
+"""What ``autotune`` prints."""
+
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from textwrap import indent
+
+from rich.console import Console, Group, RenderableType
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from cellfeed_tuner._reports._code import code_to_paste
+from cellfeed_tuner._reports._wording import (
+    cache_in_words,
+    how_measured,
+    interval,
+    loader_faults,
+    proof_of_choice,
+    storage_in_words,
+    untimed_in_words,
+    why_nothing,
+)
+from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
+
+__all__ = ["print_report"]
+
+_WIDTH_WITHOUT_TERMINAL = 100
+_MOST_REMARKS = 3
+
+
+def print_report(
+    result: AutotuneResult, saved_as: Path, *, layer: str | None = None, to_stderr: bool = False
+) -> None:
+    """Print the grid, the recommendation with its reason, and the code to paste.
+
+    Parameters
+    ----------
+    result
+        What ``autotune`` found.
+    saved_as
+        Where the result was written, for the code.
+    layer
+        The layer that was read, for the code.
+    to_stderr
+        Whether stdout is for something else.
+    """
+    console = Console(stderr=to_stderr)
+    if not console.is_terminal:
+        console = Console(stderr=to_stderr, width=_WIDTH_WITHOUT_TERMINAL)
+    console.print(_setting(result), _grid(result), _recommendation(result), sep="\n")
+    if result.recommended is not None:
+        paths = [Path(path) for path in result.dataset.paths]
+        code = code_to_paste(paths, result.dataset.label, saved_as, layer=layer)
+        # Not wrapped at the width of the terminal, which would break it.
+        console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
+
+
+def _setting(result: AutotuneResult) -> RenderableType:
+    cpu, memory = result.machine.cpu, result.machine.memory
+    lines = [
+        *_dataset_lines(result),
+        (
+            f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, "
+            f"{memory.available_bytes / 1e9:,.1f} GB available"
+        ),
+        *(storage_in_words(storage) for storage in result.machine.storage),
+        "page cache: " + "\n".join(cache_in_words(result)),
+        *([result.earlier.sentence] if result.earlier else []),
+    ]
+    return Text("\n".join(lines) + "\n")
+
+
+def _dataset_lines(result: AutotuneResult) -> list[str]:
+    dataset, entropy = result.dataset, result.configurations[0].entropy_bits
+    missing = f", missing in {dataset.n_missing:,} cells" if dataset.n_missing else ""
+    return [
+        (
+            f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes in {len(dataset.paths)} "
+            f"file(s), {dataset.bytes_on_disk / 1e6:,.0f} MB, {dataset.layout}, "
+            f"{dataset.rows_per_chunk:,.1f} cells per chunk"
+        ),
+        (
+            f"label {dataset.label}: {dataset.n_labels} values, "
+            f"{dataset.label_entropy_bits:.3f} bits{missing}; minibatches of "
+            f"{dataset.batch_size}, random sampling gives {entropy.random:.3f} bits"
+        ),
+    ]
+
+
+def _grid(result: AutotuneResult) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("block\nsize", justify="right", no_wrap=True)
+    table.add_column("fetch\nfact.", justify="right", no_wrap=True)
+    table.add_column("wor-\nkers", justify="right", no_wrap=True)
+    table.add_column("cells/s\n[95 % interval]", justify="right", no_wrap=True)
+    table.add_column("meas.\nbits", justify="right", no_wrap=True)
+    table.add_column("exp.\nbits", justify="right", no_wrap=True)
+    table.add_column("of\nrand.", justify="right", no_wrap=True)
+    table.add_column("bounds\n(bits)", justify="right", no_wrap=True)
+    table.add_column("within\nthem", justify="right", no_wrap=True)
+    table.add_column("\nMB", justify="right", no_wrap=True)
+    chosen = result.recommended and result.recommended.configuration
+    for rows in _alike(result.configurations):
+        is_chosen = rows[0].configuration == chosen
+        style = "bold green" if is_chosen else _style(rows[0])
+        table.add_row(*_row(rows), style=style)
+    return table
+
+
+def _alike(results: Iterable[ConfigurationResult]) -> list[list[ConfigurationResult]]:
+    """Put configurations that were not timed, and differ in workers only, into one row."""
+
+    def key(each: ConfigurationResult) -> tuple[object, ...]:
+        settings = each.configuration.block_size, each.configuration.fetch_factor
+        ran = each.peak_memory_bytes is not None
+        return (*settings, each.configuration.num_workers if ran else each.status)
+
+    return [list(rows) for _, rows in groupby(results, key)]
+
+
+def _row(rows: list[ConfigurationResult]) -> list[str]:
+    first = rows[0]
+    entropy, speed = first.entropy_bits, first.cells_per_second
+    workers = [each.configuration.num_workers for each in rows]
+    return [
+        str(first.configuration.block_size),
+        str(first.configuration.fetch_factor),
+        str(workers[0]) if len(workers) == 1 else f"{workers[0]}-{workers[-1]}",
+        first.status if speed is None else interval(speed),
+        "" if entropy.measured is None else f"{entropy.measured.value:.2f}",
+        f"{entropy.expected.value:.2f}",
+        f"{entropy.share_of_random:.0%}",
+        f"{entropy.lower_bound:.2f}-{entropy.upper_bound:.2f}",
+        entropy.verdict,
+        f"{first.peak_memory_bytes / 1e6:,.0f}" if first.peak_memory_bytes else "",
+    ]
+
+
+def _style(result: ConfigurationResult) -> str:
+    return "" if result.status == "measured" else "dim"
+
+
+def _recommendation(result: AutotuneResult) -> RenderableType:
+    chosen = result.recommended
+    if chosen is None:
+        return _nothing_feasible(result)
+    speed, memory = chosen.cells_per_second, chosen.peak_memory_bytes
+    lines = [
+        Text(f"\nRecommended: {chosen.configuration}", style="bold green"),
+        Text(f"{interval(speed)} cells/s, {how_measured(chosen)}; {memory / 1e6:,.0f} MB"),
+        Text(chosen.reason),
+        *_proof(result),
+        *_remarks(result),
+        *map(Text, untimed_in_words(result)),
+    ]
+    return Group(*lines, Text("\nTo train with it:"))
+
+
+def _proof(result: AutotuneResult) -> list[Text]:
+    """Say what the entropy of the choice proves, which loaders are wrong, and what is shuffled."""
+    faults = [Text(fault, style="bold red") for fault in loader_faults(result)]
+    return [*faults, *map(Text, proof_of_choice(result))]
+
+
+def _remarks(result: AutotuneResult) -> list[Text]:
+    """Say of configurations that failed or do not fit what the grid has no room for."""
+    return [
+        Text(f"{each.configuration} {each.status}: {each.note}", style="dim")
+        for each in result.configurations
+        if each.status in {"failed", "over memory"}
+    ][:_MOST_REMARKS]
+
+
+def _nothing_feasible(result: AutotuneResult) -> RenderableType:
+    headline = Text("\nNo configuration is feasible.", style="bold red")
+    if result.nearest is None:
+        return Group(headline, Text(why_nothing(result)))
+    return Group(headline, *_remarks(result), *_proof(result), Text(why_nothing(result)))
