@@ -4,25 +4,32 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 
-import numpy as np
-from numpy.typing import NDArray
-
-from cellfeed import Collection, ColumnError, ParameterError
-from cellfeed.machine import usable_cpu_count, usable_memory_bytes
-from cellfeed_tuner import theory
+from cellfeed import Collection, ParameterError
+from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
-from cellfeed_tuner._entropy._label_entropy import LabelEntropy, label_entropy
+from cellfeed_tuner._dataset import describe_dataset
+from cellfeed_tuner._entropy._grid_entropies import (
+    ENTROPY_ROWS,
+    entropies_with_theory,
+    replayed_entropies,
+)
+from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._entropy._storage_order import storage_order
+from cellfeed_tuner._grid import (
+    DEFAULT_BLOCK_SIZES,
+    DEFAULT_FETCH_FACTORS,
+    default_workers,
+    grid_of,
+)
 from cellfeed_tuner._history._earlier_run import Asked
 from cellfeed_tuner._history._notes import Notes
 from cellfeed_tuner._history._recall import Recollection
 from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
 from cellfeed_tuner._measuring._labels import label_codes
-from cellfeed_tuner._measuring._measure import Measurement, cells_needed, prepare_cache
+from cellfeed_tuner._measuring._measure import Measurement, prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._recommend import Choice, choose, nearest
@@ -31,23 +38,15 @@ from cellfeed_tuner._result import (
     AutotuneResult,
     ConfigurationResult,
     Constraints,
-    Dataset,
-    EntropyBits,
     Recommended,
 )
 from cellfeed_tuner._search import Search
 from cellfeed_tuner._verdicts._judge import Judge
 from cellfeed_tuner._verdicts._verdict import convicted
 
-__all__ = ["DEFAULT_BLOCK_SIZES", "DEFAULT_BUDGET_SECONDS", "DEFAULT_FETCH_FACTORS", "autotune"]
+__all__ = ["DEFAULT_BUDGET_SECONDS", "autotune"]
 
-DEFAULT_BLOCK_SIZES = (1, 4, 16, 64, 256, 1024)
-DEFAULT_FETCH_FACTORS = (1, 4, 16, 64, 256)
 DEFAULT_BUDGET_SECONDS = 60.0
-_MOST_WORKERS = 16
-_ENTROPY_ROWS = 262_144
-_WARM_SHARE_OF_MEMORY = 0.8
-_LEAST_LABELS = 2
 
 
 def autotune(
@@ -123,21 +122,21 @@ def autotune(
     started = time.perf_counter()
     codes = label_codes(collection, label)
     counted = count_labels(codes)
-    _check_labels(counted, label, collection)
-    grid = _grid(block_sizes, fetch_factors, _default_workers() if workers is None else workers)
+    check_labels(counted, label, collection)
+    grid = grid_of(block_sizes, fetch_factors, default_workers() if workers is None else workers)
     constraints = _constraints(entropy_floor, memory, need, budget)
-    _check_size(collection, grid, batch_size)
-    _check_cache(collection, cache)
+    check_size(collection, grid, batch_size)
+    check_cache(collection, cache)
     on_progress("machine", 0, 1)
     machine = describe_machine(collection.files)
     with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
-        replayed = _replayed(codes, grid, batch_size, seed, on_progress)
-        entropies = _entropies(counted, replayed, batch_size)
+        replayed = replayed_entropies(codes, grid, batch_size, seed, on_progress)
+        entropies = entropies_with_theory(counted, replayed, batch_size)
         order = storage_order(
             codes,
             batch_size=batch_size,
             block_size=max(each.block_size for each in grid),
-            n_rows=_ENTROPY_ROWS,
+            n_rows=ENTROPY_ROWS,
             seed=seed,
         )
         found_cache = prepare_cache(collection, cache)
@@ -175,7 +174,7 @@ def autotune(
     judge = Judge(codes, counted, replayed, batch_size)
     return AutotuneResult(
         machine=machine,
-        dataset=_describe(collection, label, counted, batch_size),
+        dataset=describe_dataset(collection, label, counted, batch_size),
         constraints=constraints,
         cache=found_cache,
         configurations=tuple(_judged(each, judge, search.faults) for each in results),
@@ -185,47 +184,6 @@ def autotune(
         storage_order=order,
         earlier=search.earlier,
     )
-
-
-def _check_labels(counted: LabelCounts, label: str, collection: Collection) -> None:
-    n_labels = counted.counts.size
-    if n_labels < _LEAST_LABELS:
-        msg = (
-            f"obs column {label!r} has {n_labels} value(s) in {collection.paths[0]}"
-            f"{' and the other files' if len(collection.paths) > 1 else ''}, so there is nothing "
-            "to mix; choose a label with at least two, such as the plate or the cell type"
-        )
-        raise ColumnError(msg)
-
-
-def _check_size(collection: Collection, grid: Sequence[Configuration], batch_size: int) -> None:
-    needed = min(cells_needed(configuration, batch_size) for configuration in grid)
-    if needed > len(collection):
-        msg = (
-            f"the collection has {len(collection):,} cells, but even the smallest configuration "
-            f"needs {needed:,} to be timed; give smaller batch, fetch or worker numbers"
-        )
-        raise ParameterError(msg)
-
-
-def _default_workers() -> tuple[int, ...]:
-    most = min(_MOST_WORKERS, usable_cpu_count())
-    return (0, *(1 << power for power in range(most.bit_length())))
-
-
-def _grid(
-    block_sizes: Sequence[int], fetch_factors: Sequence[int], workers: Sequence[int]
-) -> list[Configuration]:
-    grid = [
-        Configuration(block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers)
-        for block_size, fetch_factor, num_workers in product(
-            sorted(set(block_sizes)), sorted(set(fetch_factors)), sorted(set(workers))
-        )
-    ]
-    if not grid:
-        msg = "block sizes, fetch factors and workers must each have at least one value"
-        raise ParameterError(msg)
-    return grid
 
 
 def _asked(
@@ -265,63 +223,6 @@ def _constraints(
     )
 
 
-def _check_cache(collection: Collection, cache: CacheState) -> None:
-    size, available = _bytes_on_disk(collection), usable_memory_bytes()
-    if cache == "warm" and size > _WARM_SHARE_OF_MEMORY * available:
-        msg = (
-            f"cache='warm' needs the files in memory, but they have {size / 1e9:.1f} GB "
-            f"and {available / 1e9:.1f} GB are available; measure with cache='cold'"
-        )
-        raise ParameterError(msg)
-
-
-def _bytes_on_disk(collection: Collection) -> int:
-    return sum(path.stat().st_size for path in collection.files)
-
-
-def _replayed(
-    codes: NDArray[np.integer],
-    grid: Sequence[Configuration],
-    batch_size: int,
-    seed: int,
-    on_progress: Progress,
-) -> list[LabelEntropy]:
-    """Replay each (block size, fetch factor), for which nothing is read."""
-    block_sizes = sorted({each.block_size for each in grid})
-    fetch_factors = sorted({each.fetch_factor for each in grid})
-    n_cells = len(block_sizes) * len(fetch_factors)
-    return label_entropy(
-        codes,
-        batch_size=batch_size,
-        block_sizes=block_sizes,
-        fetch_factors=fetch_factors,
-        n_rows=_ENTROPY_ROWS,
-        seed=seed,
-        on_progress=lambda done: on_progress("entropy", done, n_cells),
-    )
-
-
-def _entropies(
-    counted: LabelCounts, replayed: Sequence[LabelEntropy], batch_size: int
-) -> dict[tuple[int, int], EntropyBits]:
-    """Return the entropy of each (block size, fetch factor), with what theory says of it."""
-    counts = counted.counts
-    random = theory.random_entropy_bits(counts, batch_size, n_missing=counted.n_missing)
-    return {
-        (each.block_size, each.fetch_factor): EntropyBits(
-            measured=None,
-            expected=each.bits,
-            homogeneous=theory.expected_entropy_bits(
-                counts, batch_size, each.block_size, each.fetch_factor
-            ),
-            lower_bound=theory.lower_bound_bits(counts, batch_size, each.block_size),
-            upper_bound=theory.upper_bound_bits(counts, batch_size),
-            random=random,
-        )
-        for each in replayed
-    }
-
-
 def _judged(
     result: ConfigurationResult, judge: Judge, faults: Mapping[Configuration, str]
 ) -> ConfigurationResult:
@@ -348,21 +249,4 @@ def _recommended(choice: Choice, fresh: Measurement | None, need: float | None) 
         measured_afresh=fresh is not None,
         peak_memory_bytes=memory,
         reason=reason,
-    )
-
-
-def _describe(collection: Collection, label: str, counted: LabelCounts, batch_size: int) -> Dataset:
-    return Dataset(
-        paths=tuple(str(path) for path in collection.paths),
-        n_cells=len(collection),
-        n_vars=collection.n_vars,
-        layout=collection.layout,
-        dtype=str(collection.dtype),
-        bytes_on_disk=_bytes_on_disk(collection),
-        rows_per_chunk=collection.rows_per_chunk,
-        label=label,
-        n_labels=counted.counts.size,
-        n_missing=counted.n_missing,
-        label_entropy_bits=theory.entropy_bits(counted.counts),
-        batch_size=batch_size,
     )

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._grid import obstacle
 from cellfeed_tuner._history._recall import Comparison, Earlier, Recollection, compare
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measure import (
     LEAST_ROUNDS,
     Measurement,
-    cells_needed,
     measure_with,
     pooled,
 )
@@ -307,15 +307,13 @@ class Search:
 
     def _obstacle(self, configuration: Configuration) -> tuple[Status, str] | None:
         """Return why a configuration cannot run at all, if it cannot."""
-        if configuration.block_size > self.n_cells:
-            return "too few cells", f"a block has more than the {self.n_cells:,} cells there are"
-        needed = cells_needed(configuration, self.batch_size)
-        if needed > self.n_cells:
-            return "too few cells", f"whole fetches need {needed:,} cells"
-        buffers = configuration.minibatches_in_memory * self.batch_size * self.row_bytes
-        if buffers > self.constraints.memory_bytes:
-            return "over memory", f"its buffers alone take {buffers / 1e6:,.0f} MB"
-        return None
+        return obstacle(
+            configuration,
+            n_cells=self.n_cells,
+            batch_size=self.batch_size,
+            row_bytes=self.row_bytes,
+            memory_bytes=self.constraints.memory_bytes,
+        )
 
     def _affords(
         self, configuration: Configuration, *, until: float, n_rounds: int = LEAST_ROUNDS

@@ -17,6 +17,7 @@ from cellfeed_tuner._commands._live import LiveDisplay
 from cellfeed_tuner._commands._replay_cli import replay_command
 from cellfeed_tuner._commands._show_cli import show_command
 from cellfeed_tuner._commands._subcommands import CommandWithSubcommands
+from cellfeed_tuner._grid import DEFAULT_BLOCK_SIZES, DEFAULT_FETCH_FACTORS
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._html_report import html_report
@@ -59,11 +60,11 @@ def _listed(sizes: Sequence[int]) -> str:
 @click.option("--layer", help="Layer to read in place of X.")
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
-@click.option("--block-sizes", default=_autotune.DEFAULT_BLOCK_SIZES, type=_Sizes(1),
-              show_default=_listed(_autotune.DEFAULT_BLOCK_SIZES),
+@click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=_Sizes(1),
+              show_default=_listed(DEFAULT_BLOCK_SIZES),
               help="Block sizes to try.")  # fmt: skip
-@click.option("--fetch-factors", default=_autotune.DEFAULT_FETCH_FACTORS, type=_Sizes(1),
-              show_default=_listed(_autotune.DEFAULT_FETCH_FACTORS),
+@click.option("--fetch-factors", default=DEFAULT_FETCH_FACTORS, type=_Sizes(1),
+              show_default=_listed(DEFAULT_FETCH_FACTORS),
               help="Fetch factors to try.")  # fmt: skip
 @click.option("--workers", type=_Sizes(0), show_default="0 and powers of two up to the cores",
               help="Numbers of worker processes to try.")  # fmt: skip

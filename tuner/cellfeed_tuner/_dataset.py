@@ -1,0 +1,29 @@
+"""What a collection is, for reports."""
+
+from cellfeed import Collection
+from cellfeed_tuner import theory
+from cellfeed_tuner._entropy._label_counts import LabelCounts
+from cellfeed_tuner._measuring._checks import bytes_on_disk
+from cellfeed_tuner._result import Dataset
+
+__all__ = ["describe_dataset"]
+
+
+def describe_dataset(
+    collection: Collection, label: str, counted: LabelCounts, batch_size: int
+) -> Dataset:
+    """Return what was measured, and how its label is distributed."""
+    return Dataset(
+        paths=tuple(str(path) for path in collection.paths),
+        n_cells=len(collection),
+        n_vars=collection.n_vars,
+        layout=collection.layout,
+        dtype=str(collection.dtype),
+        bytes_on_disk=bytes_on_disk(collection),
+        rows_per_chunk=collection.rows_per_chunk,
+        label=label,
+        n_labels=counted.counts.size,
+        n_missing=counted.n_missing,
+        label_entropy_bits=theory.entropy_bits(counted.counts),
+        batch_size=batch_size,
+    )

@@ -1,0 +1,72 @@
+"""Whether a collection can be measured as asked; said before any time is spent."""
+
+from collections.abc import Sequence
+
+from cellfeed import Collection, ColumnError, ParameterError
+from cellfeed.machine import usable_memory_bytes
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._entropy._label_counts import LabelCounts
+from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._measure import cells_needed
+
+__all__ = ["bytes_on_disk", "check_cache", "check_labels", "check_size"]
+
+_WARM_SHARE_OF_MEMORY = 0.8
+_LEAST_LABELS = 2
+
+
+def check_labels(counted: LabelCounts, label: str, collection: Collection) -> None:
+    """Refuse a label with nothing to mix.
+
+    Raises
+    ------
+    ColumnError
+        It has fewer than two values.
+    """
+    n_labels = counted.counts.size
+    if n_labels < _LEAST_LABELS:
+        msg = (
+            f"obs column {label!r} has {n_labels} value(s) in {collection.paths[0]}"
+            f"{' and the other files' if len(collection.paths) > 1 else ''}, so there is nothing "
+            "to mix; choose a label with at least two, such as the plate or the cell type"
+        )
+        raise ColumnError(msg)
+
+
+def check_size(collection: Collection, grid: Sequence[Configuration], batch_size: int) -> None:
+    """Refuse a collection too small for every configuration of a grid.
+
+    Raises
+    ------
+    ParameterError
+        Not even the smallest can be timed.
+    """
+    needed = min(cells_needed(configuration, batch_size) for configuration in grid)
+    if needed > len(collection):
+        msg = (
+            f"the collection has {len(collection):,} cells, but even the smallest configuration "
+            f"needs {needed:,} to be timed; give smaller batch, fetch or worker numbers"
+        )
+        raise ParameterError(msg)
+
+
+def check_cache(collection: Collection, cache: CacheState) -> None:
+    """Refuse to measure as cached what does not fit in memory.
+
+    Raises
+    ------
+    ParameterError
+        The cache is to be warm, and the files are too large for it.
+    """
+    size, available = bytes_on_disk(collection), usable_memory_bytes()
+    if cache == "warm" and size > _WARM_SHARE_OF_MEMORY * available:
+        msg = (
+            f"cache='warm' needs the files in memory, but they have {size / 1e9:.1f} GB "
+            f"and {available / 1e9:.1f} GB are available; measure with cache='cold'"
+        )
+        raise ParameterError(msg)
+
+
+def bytes_on_disk(collection: Collection) -> int:
+    """Return the size of all files of a collection."""
+    return sum(path.stat().st_size for path in collection.files)
