@@ -199,6 +199,10 @@ class Collection:
         index_bytes = np.dtype(np.int32).itemsize if self.layout == "csr" else 0
         return self._mean_row_length * ((dtype or self.dtype).itemsize + index_bytes)
 
+    def stored_row_bytes(self) -> float:
+        """Return the mean size of a cell in storage, compressed."""
+        return sum(source.stored_bytes() for source in self._sources) / len(self)
+
     @cached_property
     def _mean_row_length(self) -> float:
         rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))

@@ -318,6 +318,16 @@ class TestManyFiles:
         assert open_collection(store(dense_)).rows_per_chunk == 6
         assert open_collection([store(csr), store(dense_)]).rows_per_chunk == 5
 
+    def test_stored_row_bytes_are_those_of_the_arrays(self, store):
+        full = Storage(10, density=1, chunk=None, compression=None)  # 9 elements a row
+        with h5py.File(store(full)) as file:
+            arrays = [file["X"][name] for name in ("data", "indices", "indptr")]
+            expected = sum(array.size * array.dtype.itemsize for array in arrays)
+        assert open_collection(store(full)).stored_row_bytes() == expected / 10
+        dense_ = Storage(30, layout="dense", chunk=None, compression=None)
+        both = open_collection([store(full), store(dense_)])
+        assert both.stored_row_bytes() == (expected + 30 * 9 * 4) / 40
+
 
 class TestGenes:
     def open_two(self, write_h5ad, genes):

@@ -134,8 +134,8 @@ MACHINE = Machine(
 DATASET = Dataset(
     paths=("plates/plate01.h5ad", "plates/plate02.h5ad"),
     n_cells=28_000, n_vars=62_710, layout="csr", dtype="float32", bytes_on_disk=174_293_460,
-    rows_per_chunk=4.4, label="plate", n_labels=14, n_missing=3, label_entropy_bits=3.78,
-    batch_size=64,
+    stored_bytes_per_cell=5_000.0, rows_per_chunk=4.4, label="plate", n_labels=14, n_missing=3,
+    label_entropy_bits=3.78, batch_size=64,
 )  # fmt: skip
 SENTENCES = {
     "inside": "Measured as the plan gives.",

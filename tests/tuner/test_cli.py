@@ -230,6 +230,8 @@ def test_bad_input_is_one_line_and_exit_code_2(files, paths, label, said):
         ["--need", "inf"],
         ["--batch-size", "100000"],
         ["--need", "-5"],
+        ["--step-ms", "0"],
+        ["--step-ms", "3", "--need", "100"],
         ["--cache", "lukewarm"],
     ],
 )

@@ -23,8 +23,16 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed_tuner import Configuration, measure, minibatch_entropies
-from cellfeed_tuner._measuring._measure import LEAST_ROUNDS, Measurement, pooled, prepare_cache
+from cellfeed_tuner._measuring._measure import (
+    FEWEST_ROUNDS,
+    LEAST_ROUNDS,
+    Measurement,
+    measure_with,
+    pooled,
+    prepare_cache,
+)
 from cellfeed_tuner._measuring._measuring_process import MeasuringError, MeasuringProcess
+from cellfeed_tuner._measuring._timing import TimingRequest
 
 BATCH_SIZE = 32
 
@@ -56,6 +64,56 @@ def test_rounds_are_whole_fetches_of_the_plan(small_collection, num_workers):
     by_fetch = planned[: plan.n_whole_fetches * 4].reshape(-1, 4).mean(axis=1)
     seen = np.array(measured.round_entropy_bits[: by_fetch.size])
     assert seen == pytest.approx(by_fetch[: seen.size])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_is_read_is_counted(tmp_path, num_workers):
+    """A matrix without chunks, of which exactly the rows are read."""
+    n_rows, n_vars = 20_000, 1_000
+    X = np.ones((n_rows, n_vars), dtype=np.float32)
+    ad.AnnData(X, obs=pd.DataFrame(index=[f"{i}" for i in range(n_rows)])).write_h5ad(
+        tmp_path / "dense.h5ad"
+    )
+    collection = open_collection(tmp_path)
+    configuration = Configuration(block_size=64, fetch_factor=8, num_workers=num_workers)
+    measured = measure(collection, configuration, cache="warm", seconds=0.1)
+    assert measured.bytes_read_per_cell is not None
+    assert measured.bytes_read_per_cell.asked == pytest.approx(4 * n_vars, rel=0.1)
+    assert measured.bytes_read_per_cell.from_storage == 0
+    assert collection.stored_row_bytes() == 4 * n_vars
+
+
+def test_nothing_is_said_of_reads_where_an_epoch_is_too_short(small_collection):
+    collection = open_collection(small_collection / "plate0.h5ad")
+    configuration = Configuration(block_size=16, fetch_factor=16)
+    measured = measure(collection, configuration, batch_size=BATCH_SIZE, seconds=0.1)
+    assert measured.status == "measured"
+    assert measured.bytes_read_per_cell is None
+
+
+def test_a_training_step_goes_on_while_the_next_fetch_is_read(small_collection):
+    collection = open_collection(small_collection)
+    step, fetch_factor = 0.002, 8
+    request = TimingRequest(
+        configuration=Configuration(block_size=16, fetch_factor=fetch_factor),
+        batch_size=BATCH_SIZE,
+        label=None,
+        cache="warm",
+        seconds=0.0,
+        least_rounds=LEAST_ROUNDS,
+        most_rounds=LEAST_ROUNDS,
+        seed=0,
+        first_epoch=0,
+        step_seconds=step,
+    )
+    with MeasuringProcess(collection) as process:
+        process.start()
+        measured = measure_with(process, request, limit_seconds=60.0)
+    computing = np.subtract(measured.round_seconds, measured.round_waiting_seconds)
+    assert measured.status == "measured"
+    assert min(computing) >= step * fetch_factor
+    assert measured.waiting_share is not None
+    assert 0 <= measured.waiting_share.value < 1
 
 
 def test_a_short_epoch_is_followed_by_the_next(small_collection):
@@ -165,13 +223,26 @@ def measurement(*seconds: float) -> Measurement:
 
 
 def test_too_few_rounds_give_no_throughput():
-    few = measurement(*[1.0] * (LEAST_ROUNDS - 1))
+    few = measurement(*[1.0] * (FEWEST_ROUNDS - 1))
     assert few.status == "not enough samples"
     assert few.cells_per_second is None
 
 
+def test_few_rounds_give_a_throughput_that_is_not_relied_on():
+    few = measurement(*[1.0] * (LEAST_ROUNDS - 1))
+    assert few.status == "not enough samples"
+    assert few.cells_per_second is not None
+
+
+def test_rounds_that_are_all_alike_give_an_interval():
+    speed = measurement(*[0.1] * LEAST_ROUNDS).cells_per_second
+    assert speed is not None
+    assert speed.low <= speed.value <= speed.high
+    assert speed.overlaps(speed)
+
+
 def test_throughput_is_cells_over_mean_time():
-    speed = measurement(1.0, 2.0, 1.0, 2.0).cells_per_second
+    speed = measurement(*[1.0, 2.0] * 4).cells_per_second
     assert speed is not None
     assert speed.value == pytest.approx(100 / 1.5)
     assert speed.low < speed.value < speed.high <= 100

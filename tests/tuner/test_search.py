@@ -6,6 +6,7 @@ import pytest
 
 from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate, theory
 from cellfeed_tuner._history._recall import Recollection
+from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import Delivery, Round, Started, TimingRequest
 from cellfeed_tuner._planning._cost_model import Geometry
@@ -43,11 +44,15 @@ class ModelProcess:
 
     def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
         self.asked.append(request.configuration)
-        seconds = self.slowness * seconds_per_round(request.configuration)
+        reading = self.slowness * seconds_per_round(request.configuration)
+        computing = request.step_seconds * request.configuration.minibatches_per_round
+        seconds = max(reading, computing)  # it reads ahead while training computes
         n_rounds = 1 + max(request.least_rounds, int(request.seconds / seconds))
         n_rounds = min(n_rounds, request.most_rounds, int(limit_seconds / seconds))
         self.now += n_rounds * seconds if n_rounds > request.least_rounds else limit_seconds
-        rounds = [Round(seconds, counts=number > 0) for number in range(n_rounds)]
+        rounds = [
+            Round(seconds, number > 0, seconds - computing, None) for number in range(n_rounds)
+        ]
         memory = 100 + request.configuration.minibatches_per_round
         return Outcome(
             events=(Started(0.0, 0.0, 0), *rounds), peak_memory_bytes=memory, failure=None
@@ -59,6 +64,7 @@ def search_of(
     *,
     floor=0.95,
     need=None,
+    step_seconds=None,
     memory=10**9,
     budget=60.0,
     recollection=None,
@@ -87,7 +93,10 @@ def search_of(
         seed=0,
         budget=budget,
         constraints=Constraints(
-            entropy_floor=floor, memory_bytes=memory, need_cells_per_second=need
+            entropy_floor=floor,
+            memory_bytes=memory,
+            need_cells_per_second=(step_seconds and BATCH_SIZE / step_seconds) or need,
+            step_seconds=step_seconds,
         ),
         entropies=entropies,
         on_progress=lambda stage, done, total: None,
@@ -141,7 +150,8 @@ def test_every_configuration_has_a_status_and_each_that_is_measured_a_throughput
     results, _, _ = run_search(memory=40_000_000)
     assert [each.configuration for each in results] == GRID
     for each in results:
-        assert (each.cells_per_second is not None) == (each.status == "measured"), each
+        assert (each.cells_per_second is not None) == (each.n_rounds >= FEWEST_ROUNDS), each
+        assert (each.status == "measured") == (each.n_rounds >= LEAST_ROUNDS), each
     assert "measured" in {each.status for each in results}
 
 
@@ -167,7 +177,7 @@ def test_with_a_need_the_best_mixed_that_is_fast_enough_is_found():
 def test_a_need_beyond_reach_leaves_the_fastest_measured():
     results, choice, _ = run_search(need=1e9)
     assert choice is None
-    measured = [each.configuration for each in results if each.status == "measured"]
+    measured = [each.configuration for each in results if each.cells_per_second is not None]
     mixing = [e.configuration for e in results if e.entropy_bits.share_of_random >= 0.95]
     assert max(map(true_speed, measured)) >= max(map(true_speed, mixing)) * 0.999
 
@@ -231,6 +241,42 @@ def costs(change=lambda configuration: 1.0):
         if theory.expected_entropy_bits([1] * 14, BATCH_SIZE, each.block_size, each.fetch_factor)
         >= 0.95 * theory.expected_entropy_bits([1] * 14, BATCH_SIZE, 1, 1)
     }
+
+
+def stepped(step_seconds, budget=60.0):
+    """What is chosen for a training step, and how it does with it."""
+    search = search_of(process := ModelProcess(), step_seconds=step_seconds, budget=budget)
+    search.run(GRID)
+    search.fill()
+    choice = choose(search.results(GRID), search.constraints)
+    assert choice is not None
+    search.confirm(choice)
+    found = search.with_step(choice)
+    assert process.now <= 1.1 * budget
+    return choice, found
+
+
+class TestTrainingStep:
+    def test_what_keeps_up_does_not_let_training_wait(self):
+        choice, found = stepped(BATCH_SIZE / 3000)
+        assert true_speed(choice.result.configuration) >= 3000
+        assert len(found.round_seconds) >= LEAST_ROUNDS
+        assert found.waiting_share.value == 0
+
+    def test_what_does_not_keep_up_lets_it_wait_as_long_as_reading_takes(self):
+        choice, found = stepped(BATCH_SIZE / 40_000)
+        speed = true_speed(choice.result.configuration)
+        assert speed == pytest.approx(max(map(true_speed, costs())), rel=0.02)
+        assert "None is as fast" in choice.reason
+        assert found.waiting_share.value == pytest.approx(1 - speed / 40_000)
+
+    def test_a_long_step_is_measured_for_as_long_as_there_is_time(self):
+        _, found = stepped(3.0, budget=60.0)
+        assert 1 <= len(found.round_seconds) < LEAST_ROUNDS
+
+    def test_there_may_be_no_time_for_it_at_all(self):
+        _, found = stepped(20.0)
+        assert found is None
 
 
 def recollection(run):
@@ -303,7 +349,7 @@ class TestEarlierRuns:
         search = search_of(ModelProcess())
         search.run(GRID)
         kept = search.measured()
-        timed = [each for each in search.results(GRID) if each.status == "measured"]
+        timed = [each for each in search.results(GRID) if each.cells_per_second is not None]
         assert kept
         assert set(kept) == {each.configuration for each in timed}
         assert all(len(kept[each.configuration].round_seconds) == each.n_rounds for each in timed)

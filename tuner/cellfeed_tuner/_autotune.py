@@ -39,6 +39,7 @@ from cellfeed_tuner._result import (
     ConfigurationResult,
     Constraints,
     Recommended,
+    Waiting,
 )
 from cellfeed_tuner._search import Search
 from cellfeed_tuner._verdicts._judge import Judge
@@ -61,6 +62,7 @@ def autotune(
     entropy_floor: float = 0.95,
     memory: int | None = None,
     need: float | None = None,
+    step_seconds: float | None = None,
     cache: CacheState = "cold",
     seed: int = 0,
     fresh: bool = False,
@@ -96,6 +98,9 @@ def autotune(
         Most bytes for the process and its workers; what is available now if None.
     need
         Cells per second that suffice; None for as many as possible.
+    step_seconds
+        How long training computes on a minibatch, instead of a need: the best mixed configuration
+        that keeps up is chosen, the fastest if none does, and measured with such a loop.
     cache
         "cold" measures what a collection larger than memory gives, "warm" one that is cached.
     seed
@@ -124,7 +129,7 @@ def autotune(
     counted = count_labels(codes)
     check_labels(counted, label, collection)
     grid = grid_of(block_sizes, fetch_factors, default_workers() if workers is None else workers)
-    constraints = _constraints(entropy_floor, memory, need, budget)
+    constraints = _constraints(entropy_floor, memory, need, step_seconds, batch_size, budget)
     check_size(collection, grid, batch_size)
     check_cache(collection, cache)
     on_progress("machine", 0, 1)
@@ -169,7 +174,9 @@ def autotune(
             search.fill()
         results = search.results(grid)
         choice = choose(results, constraints)
-        recommended = choice and _recommended(choice, search.confirm(choice), need)
+        recommended = choice and _recommended(
+            choice, search.confirm(choice), search.with_step(choice), constraints
+        )
     notes.keep(search.measured(), recommended, is_short=search.is_short)
     judge = Judge(codes, counted, replayed, batch_size)
     return AutotuneResult(
@@ -207,19 +214,29 @@ def _asked(
 
 
 def _constraints(
-    entropy_floor: float, memory: int | None, need: float | None, budget: float
+    entropy_floor: float,
+    memory: int | None,
+    need: float | None,
+    step_seconds: float | None,
+    batch_size: int,
+    budget: float,
 ) -> Constraints:
     if not 0 <= entropy_floor <= 1:
         msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={entropy_floor}"
         raise ParameterError(msg)
-    for name, value in (("memory", memory), ("need", need), ("budget", budget)):
+    if need is not None and step_seconds is not None:
+        msg = f"give need={need} or step_seconds={step_seconds}, not both"
+        raise ParameterError(msg)
+    positive = {"memory": memory, "need": need, "step_seconds": step_seconds, "budget": budget}
+    for name, value in positive.items():
         if value is not None and not 0 < value < math.inf:
             msg = f"`0 < {name} < infinity` must hold, but got {name}={value}"
             raise ParameterError(msg)
     return Constraints(
         entropy_floor=entropy_floor,
         memory_bytes=usable_memory_bytes() if memory is None else memory,
-        need_cells_per_second=need,
+        need_cells_per_second=need if step_seconds is None else batch_size / step_seconds,
+        step_seconds=step_seconds,
     )
 
 
@@ -229,7 +246,7 @@ def _judged(
     if result.configuration in faults:
         return replace(result, verdict=convicted(faults[result.configuration]))
     measured = result.entropy_bits.measured
-    if result.status != "measured" or measured is None:
+    if result.cells_per_second is None or measured is None:
         return result
     # The first round counts here too.
     return replace(
@@ -237,16 +254,36 @@ def _judged(
     )
 
 
-def _recommended(choice: Choice, fresh: Measurement | None, need: float | None) -> Recommended:
+def _recommended(
+    choice: Choice, fresh: Measurement | None, stepped: Measurement | None, asked: Constraints
+) -> Recommended:
     speed, memory, reason = choice.speed, choice.result.peak_memory_bytes or 0, choice.reason
+    need = asked.need_cells_per_second
     if fresh is not None and fresh.cells_per_second is not None:
         speed, memory = fresh.cells_per_second, max(memory, fresh.peak_memory_bytes)
-        if need is not None and speed.low < need:
+        if need is not None and speed.low < need <= choice.speed.low:
             reason += " Measured afresh, it may give less than that."
+    elif choice.result.status != "measured":
+        reason += (
+            f" This rests on {choice.result.n_rounds} whole fetches per worker, which are few."
+        )
     return Recommended(
         configuration=choice.result.configuration,
         cells_per_second=speed,
         measured_afresh=fresh is not None,
         peak_memory_bytes=memory,
         reason=reason,
+        waiting=_waiting(speed.value, stepped, asked),
+    )
+
+
+def _waiting(
+    cells_per_second: float, stepped: Measurement | None, asked: Constraints
+) -> Waiting | None:
+    if asked.step_seconds is None or asked.need_cells_per_second is None:
+        return None
+    return Waiting(
+        share=stepped.waiting_share if stepped else None,
+        n_rounds=len(stepped.round_seconds) if stepped else 0,
+        expected_share=max(0.0, 1 - cells_per_second / asked.need_cells_per_second),
     )

@@ -20,6 +20,7 @@ def describe_dataset(
         layout=collection.layout,
         dtype=str(collection.dtype),
         bytes_on_disk=bytes_on_disk(collection),
+        stored_bytes_per_cell=collection.stored_row_bytes(),
         rows_per_chunk=collection.rows_per_chunk,
         label=label,
         n_labels=counted.counts.size,

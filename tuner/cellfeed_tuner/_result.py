@@ -12,6 +12,7 @@ from cellfeed_tuner._history._recall import Earlier
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Nearest",
     "Recommended",
     "Status",
+    "Waiting",
 ]
 
 SCHEMA = "cellfeed.autotune/1"
@@ -103,13 +105,16 @@ class ConfigurationResult:
     note
         More about the status, or empty.
     cells_per_second
-        Throughput with its 95 % interval; None unless measured.
+        Throughput with its 95 % interval; None if there are fewer than four rounds.
     n_rounds
-        Rounds of whole fetches that the throughput rests on.
+        Rounds of whole fetches that the throughput rests on; with fewer than eight, the status
+        is "not enough samples".
     entropy_bits
         Label entropy of its minibatches.
     peak_memory_bytes
         Highest memory of the process and its workers; None if it never ran.
+    bytes_read_per_cell
+        What was read for each cell that came out; None if that is not known.
     worker_start_seconds, first_minibatch_seconds
         Start-up, which is no part of the throughput; None if it never ran.
     verdict
@@ -123,6 +128,7 @@ class ConfigurationResult:
     cells_per_second: Estimate | None = None
     n_rounds: int = 0
     peak_memory_bytes: int | None = None
+    bytes_read_per_cell: BytesRead | None = None
     worker_start_seconds: float | None = None
     first_minibatch_seconds: float | None = None
     verdict: Verdict | None = None
@@ -140,11 +146,15 @@ class Constraints:
         Most memory of the process and its workers.
     need_cells_per_second
         Throughput that suffices; None for the most there is.
+    step_seconds
+        How long training computes on a minibatch, if that is where the need comes from: then it
+        is missed rather than nothing recommended.
     """
 
     entropy_floor: float
     memory_bytes: int
     need_cells_per_second: float | None
+    step_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +169,8 @@ class Dataset:
         Its matrix.
     bytes_on_disk
         Size of the files.
+    stored_bytes_per_cell
+        Mean size of a cell in storage, compressed; of the matrix that is read, and no other.
     rows_per_chunk
         Mean number of rows in a unit of storage that is read as a whole.
     label, n_labels, n_missing
@@ -175,12 +187,33 @@ class Dataset:
     layout: str
     dtype: str
     bytes_on_disk: int
+    stored_bytes_per_cell: float
     rows_per_chunk: float
     label: str
     n_labels: int
     n_missing: int
     label_entropy_bits: float
     batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """How much of its time training waits for minibatches.
+
+    Parameters
+    ----------
+    share
+        0 to 1, measured with a loop that computes for as long as a step takes; None if there was
+        no time for that. Its interval is infinite for a single round.
+    n_rounds
+        Rounds of whole fetches that it rests on.
+    expected_share
+        What throughput alone lets one expect.
+    """
+
+    share: Estimate | None
+    n_rounds: int
+    expected_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +232,8 @@ class Recommended:
         Highest memory of the process and its workers.
     reason
         Why, in one sentence.
+    waiting
+        Whether training waits for it; None unless a training step was given.
     """
 
     configuration: Configuration
@@ -206,6 +241,7 @@ class Recommended:
     measured_afresh: bool
     peak_memory_bytes: int
     reason: str
+    waiting: Waiting | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +296,17 @@ class AutotuneResult:
     storage_order: StorageOrder | None = None
     earlier: Earlier | None = None
 
+    def read_amplification(self, result: ConfigurationResult) -> float | None:
+        """Return how many times the stored size of a cell is read for each that is delivered.
+
+        Read from storage, or, where the page cache was warm or unknown, asked of the system.
+        None if that is not known.
+        """
+        read, stored = result.bytes_read_per_cell, self.dataset.stored_bytes_per_cell
+        if read is None or stored <= 0:
+            return None
+        return (read.from_storage if self.cache == "cold" else read.asked) / stored
+
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values, in the schema ``cellfeed.autotune/1``."""
         return {
@@ -269,8 +316,12 @@ class AutotuneResult:
             "constraints": asdict(self.constraints),
             "cache": self.cache,
             "seconds": self.seconds,
-            "configurations": [_configuration_json(result) for result in self.configurations],
-            "recommended": self.recommended and _flat(asdict(self.recommended)),
+            "configurations": [
+                _configuration_json(result)
+                | {"read_amplification": self.read_amplification(result)}
+                for result in self.configurations
+            ],
+            "recommended": self.recommended and _recommended_json(self.recommended),
             "nearest": self.nearest and _flat(asdict(self.nearest)),
             "storage_order": self.storage_order and _storage_order_json(self.storage_order),
             "earlier": self.earlier and asdict(self.earlier),
@@ -291,6 +342,14 @@ def _configuration_json(result: ConfigurationResult) -> dict[str, Any]:
         entropy[name] = estimate["value"]
         entropy[f"{name}_interval"] = [_finite(estimate["low"]), _finite(estimate["high"])]
     entropy["verdict"] = result.entropy_bits.verdict
+    return plain
+
+
+def _recommended_json(recommended: Recommended) -> dict[str, Any]:
+    plain = _flat(asdict(recommended))
+    share = recommended.waiting and recommended.waiting.share
+    if share is not None:
+        plain["waiting"]["share"] = {name: _finite(each) for name, each in asdict(share).items()}
     return plain
 
 

@@ -11,6 +11,7 @@ from cellfeed_tuner._grid import obstacle
 from cellfeed_tuner._history._recall import Comparison, Earlier, Recollection, compare
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measure import (
+    FEWEST_ROUNDS,
     LEAST_ROUNDS,
     Measurement,
     measure_with,
@@ -20,19 +21,19 @@ from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._planning._goal import Goal, best_mixed, fastest
-from cellfeed_tuner._planning._planner import Planner
+from cellfeed_tuner._planning._planner import FEW_SAMPLES, Planner
 from cellfeed_tuner._planning._recommend import Choice
 from cellfeed_tuner._progress import Progress, RaceState, RaceWatcher, Standing, unwatched
 from cellfeed_tuner._result import ConfigurationResult, Constraints, EntropyBits, Status
 
 __all__ = ["Search"]
 
-# Shares of the budget until which something is measured for the first time, raced, and filled in;
-# the rest confirms the choice.
-_PROBE_UNTIL, _RACE_UNTIL, _FILL_UNTIL = 0.45, 0.65, 0.8
+# Shares of the budget until which something is measured for the first time, raced, and filled in,
+# without and with a training step to measure the choice with; the rest is for the choice.
+_PROBE_UNTIL, _RACE_UNTIL, _FILL_UNTIL, _FILL_UNTIL_WITH_STEP = 0.45, 0.65, 0.8, 0.65
 # Where an earlier run is confirmed, until then for its anchors and all else but the choice afresh;
 # and rounds of an anchor in each of two laps.
-_SHORT_UNTIL, _ANCHOR_ROUNDS = 0.45, LEAST_ROUNDS // 2
+_SHORT_UNTIL, _ANCHOR_ROUNDS = 0.45, FEWEST_ROUNDS // 2
 _SLICE_SECONDS = 0.5
 _MOST_ROUNDS = 64
 _MOST_CONFIRM_SECONDS = 5.0
@@ -170,6 +171,7 @@ class Search:
 
         What mixes well enough comes first, and then what costs least.
         """
+        until = _FILL_UNTIL if self.constraints.step_seconds is None else _FILL_UNTIL_WITH_STEP
         rest = [
             configuration
             for configuration, (status, _) in self._not_timed.items()
@@ -181,7 +183,7 @@ class Search:
         for configuration in sorted(
             rest, key=lambda each: (not self._mixes(each), self._expected_seconds(each))
         ):
-            if self._affords(configuration, until=_FILL_UNTIL):
+            if self._affords(configuration, until=until):
                 self._measure(configuration)
 
     def confirm(self, choice: Choice) -> Measurement | None:
@@ -192,6 +194,27 @@ class Search:
         seconds = min(_MOST_CONFIRM_SECONDS, (self.budget - self._spent()) / 2)
         fresh = self._timed(configuration, seconds=seconds)
         return fresh if fresh.status == "measured" else None
+
+    def with_step(self, choice: Choice) -> Measurement | None:
+        """Measure the choice with the training step between minibatches; None without the time.
+
+        So that there is a figure, it may rest on fewer rounds than a throughput does.
+        """
+        configuration, step = choice.result.configuration, self.constraints.step_seconds
+        left = self.budget - self._spent()
+        seconds_per_minibatch = max(step or 0.0, self.batch_size / choice.speed.value)
+        rounds = left / (seconds_per_minibatch * configuration.minibatches_per_round)
+        least_rounds = min(LEAST_ROUNDS, int(rounds) - 1)
+        if step is None or least_rounds < 1:
+            return None
+        found = self._timed(
+            configuration,
+            seconds=_SLICE_SECONDS,
+            least_rounds=least_rounds,
+            step_seconds=step,
+            limit_seconds=2 * left + _LEAST_LIMIT_SECONDS,
+        )
+        return found if found.round_seconds else None
 
     def results(self, grid: Iterable[Configuration]) -> list[ConfigurationResult]:
         """Return what is known of each configuration."""
@@ -215,7 +238,7 @@ class Search:
     def measured(self) -> dict[Configuration, Measurement]:
         """Return what was measured of each configuration that has a throughput."""
         found = {each: pooled(slices) for each, slices in self._slices.items()}
-        return {each: one for each, one in found.items() if one.status == "measured"}
+        return {each: one for each, one in found.items() if one.cells_per_second is not None}
 
     def _confirmed(
         self, candidates: Sequence[Configuration]
@@ -278,7 +301,7 @@ class Search:
         groups = [
             group
             for rounds in slices
-            for group in np.array_split(rounds, min(len(rounds), LEAST_ROUNDS) or 1)
+            for group in np.array_split(rounds, min(len(rounds), FEW_SAMPLES) or 1)
             if group.size
         ]
         if groups:
@@ -290,11 +313,11 @@ class Search:
         return [(first.first_round_seconds or self._limit_seconds()) / cells]
 
     def _least_rounds(self, configuration: Configuration) -> int:
-        """Return one for a first look, and then what a throughput still needs."""
+        """Return one for a first look, then what a throughput needs, then what one relies on."""
         slices = self._slices.get(configuration, [])
-        if not slices:
-            return 1
-        return max(1, LEAST_ROUNDS - sum(len(each.round_seconds) for each in slices))
+        n_rounds = sum(len(each.round_seconds) for each in slices)
+        missing = (number - n_rounds for number in (FEWEST_ROUNDS, LEAST_ROUNDS))
+        return next((each for each in missing if each > 0), 1) if slices else 1
 
     def _spent(self) -> float:
         return self.clock() - self._start
@@ -353,7 +376,13 @@ class Search:
         return pooled(slices)
 
     def _timed(
-        self, configuration: Configuration, *, seconds: float, least_rounds: int = LEAST_ROUNDS
+        self,
+        configuration: Configuration,
+        *,
+        seconds: float,
+        least_rounds: int = LEAST_ROUNDS,
+        step_seconds: float = 0.0,
+        limit_seconds: float | None = None,
     ) -> Measurement:
         self.on_progress("throughput", min(self._spent(), self.budget), self.budget)
         measurement = measure_with(
@@ -369,8 +398,9 @@ class Search:
                 seed=self.seed,
                 # Other rows each time, as over the epochs of a training.
                 first_epoch=_EPOCHS_APART * self._n_slices,
+                step_seconds=step_seconds,
             ),
-            limit_seconds=self._limit_seconds(),
+            limit_seconds=limit_seconds or self._limit_seconds(),
         )
         if measurement.delivery_fault:
             self._faults.setdefault(configuration, measurement.delivery_fault)
@@ -395,6 +425,7 @@ class Search:
             n_rounds=len(measurement.round_seconds),
             entropy_bits=replace(entropy, measured=measurement.entropy_bits),
             peak_memory_bytes=measurement.peak_memory_bytes,
+            bytes_read_per_cell=measurement.bytes_read_per_cell,
             worker_start_seconds=measurement.worker_start_seconds,
             first_minibatch_seconds=measurement.first_minibatch_seconds,
         )

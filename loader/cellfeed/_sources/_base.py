@@ -54,6 +54,10 @@ class Source(Protocol):
         """Mean number of rows in a unit of storage that is read as a whole."""
         ...
 
+    def stored_bytes(self) -> int:
+        """Return how many bytes the values, and where they are, take in storage."""
+        ...
+
     def var_names(self) -> NDArray[np.object_]:
         """Return the gene names, str, shape (n_vars,)."""
         ...

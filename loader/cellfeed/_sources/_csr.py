@@ -56,11 +56,16 @@ class CsrSource(MatrixSource):
                 )
             self.rows_per_chunk = _rows_per_chunk(self.shape[0], data.size, data.chunks)
             self._n_elements = last
-            file.watch([f"{element}/{name}" for name in ("data", "indices", "indptr")])
+            file.watch(self._array_names)
         self._row_pointer: NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_row_pointer": None}
+
+    @property
+    def _array_names(self) -> tuple[str, ...]:
+        """Paths of the arrays that rows lie in."""
+        return tuple(f"{self._element}/{name}" for name in ("indptr", "indices", "data"))
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return the number of non-zeros of each row."""

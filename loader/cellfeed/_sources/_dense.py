@@ -35,7 +35,7 @@ class DenseSource(MatrixSource):
         self.shape = (int(stored.shape[0]), int(stored.shape[1]))
         self.dtype = native(stored.dtype)
         self.rows_per_chunk = float(stored.chunks[0]) if stored.chunks else 1.0
-        file.watch([element])
+        file.watch(self._array_names)
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return the number of genes for each row."""

@@ -45,6 +45,10 @@ class AnnDataFile(Protocol):
         """Return an array, for reading slices of it."""
         ...
 
+    def stored_bytes(self, name: str) -> int:
+        """Return how many bytes the elements of an array take in storage, compressed."""
+        ...
+
     def n_lost(self, name: str) -> int:
         """Return how many chunks, or files of them, of an array are not there.
 

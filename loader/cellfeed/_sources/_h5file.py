@@ -59,6 +59,10 @@ class H5File:
         """Return an array, for reading slices of it."""
         return self()[name]
 
+    def stored_bytes(self, name: str) -> int:
+        """Return how many bytes the elements of an array take in the file."""
+        return int(self()[name].id.get_storage_size())
+
     def n_lost(self, name: str) -> int:
         """Return how many chunks of an array were never written, unless others than 0 stand in."""
         dataset = self()[name]

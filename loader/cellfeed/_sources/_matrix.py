@@ -49,8 +49,18 @@ class MatrixSource:
         return self._file.path
 
     @property
+    def _array_names(self) -> tuple[str, ...]:
+        """Paths of the arrays that rows lie in."""
+        return (self._element,)
+
+    @property
     def _stored(self) -> Any:
         return self._file()[self._element]
+
+    def stored_bytes(self) -> int:
+        """Return how many bytes the values, and where they are, take in storage."""
+        with self._damage_named(self._element):
+            return sum(self._file.stored_bytes(name) for name in self._array_names)
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the gene names, str, shape (n_vars,)."""

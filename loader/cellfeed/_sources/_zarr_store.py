@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +97,23 @@ class ZarrStore:
         # once its parent has used them.
         return self()[name]
 
+    def stored_bytes(self, name: str) -> int:
+        """Return how many bytes the chunks or shards of an array take."""
+        return sum(file.stat().st_size for file in self._chunk_files(name))
+
     def n_lost(self, name: str) -> int:
         """Return how many files of chunks or shards of an array are not there."""
         if name not in self._n_lost:
             array = self.array(name)
             file_shape = array.shards or array.chunks
             n_files = math.prod(chunk_grid(array.shape, file_shape))
-            found = (entry for _, _, files in os.walk(self._absolute / name) for entry in files)
-            n_found = sum(entry not in _NO_CHUNKS for entry in found)
-            self._n_lost[name] = max(0, n_files - n_found)
+            self._n_lost[name] = max(0, n_files - sum(1 for _ in self._chunk_files(name)))
         return self._n_lost[name]
+
+    def _chunk_files(self, name: str) -> Iterator[Path]:
+        """Yield the paths of an array's chunks or shards."""
+        for folder, _, files in os.walk(self._absolute / name):
+            yield from (Path(folder, file) for file in files if file not in _NO_CHUNKS)
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
         """Return an array as chunks, None if only zarr itself can read it."""

@@ -77,6 +77,9 @@ def _listed(sizes: Sequence[int]) -> str:
               help="Most memory to use, such as 8GB.")  # fmt: skip
 @click.option("--need", type=click.FloatRange(min=0, min_open=True), metavar="CELLS_PER_S",
               help="Throughput that suffices; the best mixed is then chosen.")  # fmt: skip
+@click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), metavar="MS",
+              help="How long training computes on a minibatch: what keeps up suffices, and the "
+              "choice is measured with such a loop.")  # fmt: skip
 @click.option("--cache", default="cold", show_default=True, type=click.Choice(["cold", "warm"]),
               help="State of the page cache to measure in.")  # fmt: skip
 @click.option("--output", default=Path(), type=click.Path(file_okay=False, path_type=Path),
@@ -91,6 +94,7 @@ def main(
     paths: tuple[str, ...],
     label: str,
     layer: str | None,
+    step_ms: float | None,
     cache: CacheState,
     output: Path,
     as_json: bool,
@@ -111,6 +115,7 @@ def main(
         result = _autotune.autotune(
             collection,
             label=label,
+            step_seconds=step_ms and step_ms / 1000,
             cache=cache,
             on_progress=display.show,
             on_race=display.watch,

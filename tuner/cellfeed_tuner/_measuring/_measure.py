@@ -15,11 +15,13 @@ from cellfeed_tuner._machine._page_cache import (
     load_pages,
     resident_fraction,
 )
+from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._measuring._labels import label_codes
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Outcome
 from cellfeed_tuner._measuring._timing import Delivery, Entropies, Round, Started, TimingRequest
 
 __all__ = [
+    "FEWEST_ROUNDS",
     "LEAST_ROUNDS",
     "Measurement",
     "cells_needed",
@@ -29,8 +31,10 @@ __all__ = [
     "prepare_cache",
 ]
 
-LEAST_ROUNDS = 4
-"""Rounds after the first without which there is no throughput, but "not enough samples"."""
+LEAST_ROUNDS = 8
+"""Rounds after the first without which a throughput rests on "not enough samples"."""
+FEWEST_ROUNDS = 4
+"""Rounds after the first without which there is no throughput."""
 
 _MOST_ROUNDS = 200
 _ROUNDS_PER_EPOCH_WITH_WORKERS = 2
@@ -56,11 +60,14 @@ class Measurement:
         Cells of one round: a whole fetch of every worker.
     first_round_seconds
         Time of the first round, which holds the start-up; None if it did not come so far.
-    round_seconds
-        Time of each round that is free of start-up.
+    round_seconds, round_waiting_seconds
+        Time of each round that is free of start-up, and the part of it in which the training
+        loop waited for minibatches.
     worker_start_seconds, first_minibatch_seconds
         Time to start the worker processes, and from then to the first minibatch; neither is
         part of the throughput. None if it did not come so far.
+    round_reads
+        What was read during each round of which that is known.
     round_entropy_bits
         Mean label entropy of the minibatches of each round.
     peak_memory_bytes
@@ -77,8 +84,10 @@ class Measurement:
     cells_per_round: int
     first_round_seconds: float | None = None
     round_seconds: tuple[float, ...] = ()
+    round_waiting_seconds: tuple[float, ...] = ()
     worker_start_seconds: float | None = None
     first_minibatch_seconds: float | None = None
+    round_reads: tuple[BytesRead, ...] = ()
     round_entropy_bits: tuple[float, ...] = ()
     peak_memory_bytes: int = 0
     delivery_fault: str = ""
@@ -86,19 +95,21 @@ class Measurement:
 
     @property
     def status(self) -> MeasurementStatus:
-        """Whether there is a throughput, and if not, what kept it."""
+        """Whether there is a throughput to rely on, and if not, what kept it."""
         if len(self.round_seconds) >= LEAST_ROUNDS:
             return "measured"
         return "failed" if self.failure else "not enough samples"
 
     @property
     def cells_per_second(self) -> Estimate | None:
-        """Throughput with its 95 % interval; None unless the status is "measured"."""
-        if self.status != "measured":
+        """Throughput with its 95 % interval; None if there are not even the fewest rounds."""
+        if len(self.round_seconds) < FEWEST_ROUNDS:
             return None
         seconds = mean_with_interval(self.round_seconds)
-        # A wide interval ends at the fastest round that there was.
-        slowest, fastest = seconds.high, max(seconds.low, min(self.round_seconds))
+        # A wide interval ends at the fastest round that there was. Rounds that are all alike have
+        # a mean that may lie beside them, by rounding.
+        slowest = max(seconds.high, seconds.value)
+        fastest = min(seconds.value, max(seconds.low, min(self.round_seconds)))
         cells = self.cells_per_round
         return Estimate(cells / seconds.value, cells / slowest, cells / fastest)
 
@@ -109,6 +120,26 @@ class Measurement:
         if not seconds and self.first_round_seconds is not None:
             seconds = (self.first_round_seconds,)
         return self.cells_per_round * len(seconds) / sum(seconds) if seconds else 0.0
+
+    @property
+    def waiting_share(self) -> Estimate | None:
+        """Share of time in which a training loop waited, with its 95 % interval."""
+        if not self.round_seconds:
+            return None
+        seconds = np.array(self.round_seconds)
+        share = mean_with_interval(self.round_waiting_seconds / seconds, weights=seconds)
+        return Estimate(share.value, max(share.low, 0.0), min(share.high, 1.0))
+
+    @property
+    def bytes_read_per_cell(self) -> BytesRead | None:
+        """What was read for each cell that came out; None if that is not known."""
+        if not self.round_reads:
+            return None
+        n_cells = len(self.round_reads) * self.cells_per_round
+        return BytesRead(
+            asked=sum(each.asked for each in self.round_reads) / n_cells,
+            from_storage=sum(each.from_storage for each in self.round_reads) / n_cells,
+        )
 
     @property
     def entropy_bits(self) -> Estimate | None:
@@ -226,6 +257,8 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
         empty,
         first_round_seconds=rounds[0].seconds if rounds else None,
         round_seconds=tuple(each.seconds for each in rounds if each.counts),
+        round_waiting_seconds=tuple(each.waiting_seconds for each in rounds if each.counts),
+        round_reads=tuple(each.read for each in rounds if each.counts and each.read),
         worker_start_seconds=started[0].worker_seconds if started else None,
         first_minibatch_seconds=started[0].first_minibatch_seconds if started else None,
         round_entropy_bits=tuple(np.concatenate([np.empty(0), *entropies]).tolist()),
@@ -245,6 +278,8 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
     return replace(
         first,
         round_seconds=tuple(s for each in measurements for s in each.round_seconds),
+        round_waiting_seconds=tuple(s for each in measurements for s in each.round_waiting_seconds),
+        round_reads=tuple(read for each in measurements for read in each.round_reads),
         round_entropy_bits=tuple(b for each in measurements for b in each.round_entropy_bits),
         peak_memory_bytes=max(each.peak_memory_bytes for each in measurements),
         delivery_fault=next(filter(None, (each.delivery_fault for each in measurements)), ""),

@@ -20,12 +20,15 @@ from cellfeed import BlockShuffling, CellDataset, Collection, Minibatch
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy._label_entropy import entropies_of
 from cellfeed_tuner._machine._page_cache import CacheState, drop_clean_pages
+from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
 from cellfeed_tuner._measuring._delivery import delivery_fault
 from cellfeed_tuner._measuring._labels import label_codes
 
 __all__ = ["Delivery", "Entropies", "Round", "Started", "TimingRequest", "run_timing"]
 
 _SECONDS_BETWEEN_DROPS = 1.0
+# Fetches before the end of an epoch whose successors are read ahead already, or are none.
+_READ_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,8 @@ class TimingRequest:
         Rounds that count, after the first; with none, one round is read all the same.
     seed, first_epoch
         Fix which rows are read.
+    step_seconds
+        How long a training loop computes on each minibatch, without the processor: it sleeps.
     """
 
     configuration: Configuration
@@ -59,6 +64,7 @@ class TimingRequest:
     most_rounds: int
     seed: int
     first_epoch: int
+    step_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +97,17 @@ class Round:
         Time that it took.
     counts
         Whether it is free of start-up.
+    waiting_seconds
+        The part of it in which the training loop waited for minibatches.
+    read
+        What was read meanwhile; None where it is not as much as was delivered, since more or
+        less was read ahead, or is not counted.
     """
 
     seconds: float
     counts: bool
+    waiting_seconds: float
+    read: BytesRead | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +193,13 @@ def _rounds(
         loader = dataset.loader(configuration.num_workers)
         minibatches = iter(loader)
         workers_there = time.perf_counter()
+        read_before: BytesRead | None = None
         for number in range(n_rounds):
+            waiting_seconds = 0.0
             for place in range(configuration.minibatches_per_round):
+                wanted = time.perf_counter()
                 minibatch = next(minibatches, None)
+                waiting_seconds += time.perf_counter() - wanted
                 if minibatch is None:
                     rows.append(np.empty(0, dtype=np.int64))  # there should have been one
                     return
@@ -192,12 +209,19 @@ def _rounds(
                     waiting = configuration.num_workers * (loader.prefetch_factor or 0)
                     size = _bytes_of(minibatch)
                     report(Started(workers_there - start, first, waiting * size))
+                if request.step_seconds:
+                    time.sleep(request.step_seconds)
             make_cold()
             end = time.perf_counter()
+            read_so_far = bytes_read()
+            read = None
+            if read_before and read_so_far and number < n_rounds - _READ_AHEAD:
+                read = read_so_far - read_before
+            read_before = read_so_far
             # Without workers, the first round of a later epoch is a round like any other.
             counts = started and (number > 0 or configuration.num_workers == 0)
             started = True
-            yield Round(end - begin, counts)
+            yield Round(end - begin, counts, waiting_seconds, read)
             begin = end
         del minibatches  # end these workers before the next are started
 

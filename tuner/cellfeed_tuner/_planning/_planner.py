@@ -8,11 +8,13 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._planning._goal import Goal
 
-__all__ = ["Budget", "Planner"]
+__all__ = ["FEW_SAMPLES", "Budget", "Planner"]
+
+FEW_SAMPLES = 4
+"""Samples without which a configuration is not known well enough to win."""
 
 
 class Budget(Protocol):
@@ -196,7 +198,7 @@ class Planner:
         self._rng.shuffle(lap)
         lap.sort(
             key=lambda each: (
-                self._samples[each].size < LEAST_ROUNDS and 1 / each.minibatches_per_round
+                self._samples[each].size < FEW_SAMPLES and 1 / each.minibatches_per_round
             )
         )
         return lap
@@ -217,7 +219,7 @@ class Planner:
     def _is_settled(self, configuration: Configuration, *, alone: bool) -> bool:
         """Return whether no more samples of a configuration are needed."""
         n = self._samples[configuration].size
-        if n < LEAST_ROUNDS:
+        if n < FEW_SAMPLES:
             return False
         return alone or n >= _MOST_ROUNDS or self._error(configuration) <= _PRECISE
 

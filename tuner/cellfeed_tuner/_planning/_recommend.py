@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from cellfeed_tuner._interval import Estimate
@@ -50,9 +51,12 @@ def choose(results: Sequence[ConfigurationResult], constraints: Constraints) -> 
 
     Without a need, the cheapest (memory, then workers) that is within 2 % of the fastest and
     cannot be told from it, among those that mix well enough and fit in memory. With a need, the
-    best mixed of these whose throughput is at least as high.
+    best mixed of these whose throughput is at least as high; a need that comes from a training
+    step is dropped if nothing meets it.
     """
     feasible = _feasible(results, constraints)
+    if not feasible and constraints.step_seconds is not None:
+        return _although_too_slow(results, constraints)
     if not feasible:
         return None
     if constraints.need_cells_per_second is None:
@@ -96,7 +100,7 @@ def _shortfalls(each: _Timed, constraints: Constraints) -> dict[str, float]:
         need = constraints.need_cells_per_second
         missed[
             f"it gives {each.speed.value:,.0f} cells/s (at least {each.speed.low:,.0f}), "
-            f"below the {need:,.0f} needed"
+            f"below the {need:,.0f} needed: training would wait for it"
         ] = _log_ratio(need, each.speed.low)
     return missed
 
@@ -134,6 +138,16 @@ def _cheapest_of_the_fastest(feasible: Sequence[_Timed]) -> Choice:
         f"{len(alike)} cannot be told from the fastest, and it is the cheapest of these in memory "
         f"and workers, with {chosen.share}.",
     )
+
+
+def _although_too_slow(
+    results: Sequence[ConfigurationResult], constraints: Constraints
+) -> Choice | None:
+    """Return what makes training wait least."""
+    choice = choose(results, replace(constraints, need_cells_per_second=None, step_seconds=None))
+    if choice is None:
+        return None
+    return choice._replace(reason=f"None is as fast as training. {choice.reason}")
 
 
 def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:

@@ -19,6 +19,7 @@ from cellfeed_tuner._reports._wording import (
     proof_of_choice,
     storage_in_words,
     untimed_in_words,
+    use_in_words,
     why_nothing,
 )
 from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
@@ -150,6 +151,7 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
         Text(f"\nRecommended: {chosen.configuration}", style="bold green"),
         Text(f"{interval(speed)} cells/s, {how_measured(chosen)}; {memory / 1e6:,.0f} MB"),
         Text(chosen.reason),
+        *map(Text, use_in_words(result)),
         *_proof(result),
         *_remarks(result),
         *map(Text, untimed_in_words(result)),

@@ -2,7 +2,8 @@
 
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._storage import Storage
-from cellfeed_tuner._result import AutotuneResult, Recommended
+from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
+from cellfeed_tuner._result import AutotuneResult, Recommended, Waiting
 
 __all__ = [
     "cache_in_words",
@@ -12,6 +13,7 @@ __all__ = [
     "proof_of_choice",
     "storage_in_words",
     "untimed_in_words",
+    "use_in_words",
     "why_nothing",
 ]
 
@@ -85,6 +87,38 @@ def proof_of_choice(result: AutotuneResult) -> list[str]:
     if result.storage_order is not None and result.storage_order.already_shuffled:
         lines.append(result.storage_order.sentence)
     return lines
+
+
+def use_in_words(result: AutotuneResult) -> list[str]:
+    """Return how long training waits for the choice, and what that reads."""
+    chosen = result.recommended
+    if chosen is None:
+        return []
+    return [
+        *([_waiting(chosen.waiting, result)] if chosen.waiting else []),
+        *[
+            f"It reads {amplification:.1f} times what the cells that it delivers take in storage."
+            for each in result.configurations
+            if each.configuration == chosen.configuration
+            and (amplification := result.read_amplification(each)) is not None
+        ],
+    ]
+
+
+def _waiting(waiting: Waiting, result: AutotuneResult) -> str:
+    step = f"{1000 * (result.constraints.step_seconds or 0):g} ms"
+    if waiting.share is None:
+        return (
+            f"There was no time to measure it with a training step of {step}; by its throughput, "
+            f"training would wait {waiting.expected_share:.1%} of the time."
+        )
+    share = waiting.share
+    spread = f" [{share.low:.1%}, {share.high:.1%}]" if waiting.n_rounds > 1 else ""
+    few = "" if waiting.n_rounds >= LEAST_ROUNDS else ", which are few"
+    return (
+        f"With a training step of {step}, training waits {share.value:.1%}{spread} of the time, "
+        f"measured over {waiting.n_rounds} whole fetches per worker{few}."
+    )
 
 
 def untimed_in_words(result: AutotuneResult) -> list[str]:

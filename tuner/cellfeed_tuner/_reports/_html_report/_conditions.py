@@ -40,6 +40,7 @@ def _data(result: AutotuneResult) -> _Pairs:
     pairs: _Pairs = [
         ("matrix", f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes"),
         ("stored as", f"{dataset.layout}, {dataset.dtype}, {format_bytes(dataset.bytes_on_disk)}"),
+        ("a cell in storage", format_bytes(round(dataset.stored_bytes_per_cell))),
         ("read as a whole", f"{dataset.rows_per_chunk:,.1f} cells per chunk"),
         ("label", dataset.label),
         ("values", f"{dataset.n_labels:,}, {dataset.label_entropy_bits:.3f} bits"),
@@ -61,11 +62,12 @@ def _files(paths: Sequence[str]) -> Html:
 
 
 def _constraints(asked: Constraints) -> _Pairs:
-    need = asked.need_cells_per_second
+    need, step = asked.need_cells_per_second, asked.step_seconds
     return [
         ("entropy", f"at least {asked.entropy_floor:g} times random sampling's"),
         ("memory", f"at most {format_bytes(asked.memory_bytes)}"),
         ("throughput", "as high as can be" if need is None else f"at least {need:,.0f} cells/s"),
+        *([("training step", f"{1000 * step:g} ms")] if step is not None else []),
     ]
 
 

@@ -24,6 +24,7 @@ _HEADINGS = (
     "bounds (bits)",
     "within them",
     "memory",
+    "read / stored",
     "remark",
 )
 
@@ -31,11 +32,14 @@ _HEADINGS = (
 def configurations(result: AutotuneResult) -> Html:
     """Return each configuration with its status, why it has that, and its verdict."""
     chosen = result.recommended and result.recommended.configuration
-    rows = [_row(each, is_chosen=each.configuration == chosen) for each in result.configurations]
+    rows = [
+        _row(each, result.read_amplification(each), is_chosen=each.configuration == chosen)
+        for each in result.configurations
+    ]
     return element("div", table(_HEADINGS, rows), class_="scroll", tabindex="0")
 
 
-def _row(each: ConfigurationResult, *, is_chosen: bool) -> Html:
+def _row(each: ConfigurationResult, read_amplification: float | None, *, is_chosen: bool) -> Html:
     settings, entropy, speed = each.configuration, each.entropy_bits, each.cells_per_second
     verdict = each.verdict
     cells = [
@@ -52,6 +56,7 @@ def _row(each: ConfigurationResult, *, is_chosen: bool) -> Html:
         f"{entropy.lower_bound:.3f} to {entropy.upper_bound:.3f}",
         entropy.verdict,
         format_bytes(each.peak_memory_bytes) if each.peak_memory_bytes else "",
+        f"{read_amplification:.1f}" if read_amplification is not None else "",
     ]
     remark = " ".join(filter(None, [each.note, verdict.sentence if verdict else ""]))
     return element(

@@ -16,6 +16,7 @@ from cellfeed_tuner._reports._wording import (
     loader_faults,
     proof_of_choice,
     untimed_in_words,
+    use_in_words,
     why_nothing,
 )
 from cellfeed_tuner._result import AutotuneResult, Recommended
@@ -84,6 +85,7 @@ def _recommendation(result: AutotuneResult) -> list[Html]:
     else:
         headline = element("p", chosen.configuration, class_="choice")
         said = [headline, _key_figures(result, chosen), element("p", chosen.reason)]
+        said += _paragraphs(use_in_words(result))
     return [
         *said,
         *_paragraphs(loader_faults(result), class_="alarm"),
