@@ -47,7 +47,7 @@ from cellfeed_tuner._verdicts._verdict import convicted
 
 __all__ = ["DEFAULT_BUDGET_SECONDS", "autotune"]
 
-DEFAULT_BUDGET_SECONDS = 60.0
+DEFAULT_BUDGET_SECONDS = 55.0
 
 
 def autotune(
@@ -91,7 +91,8 @@ def autotune(
     block_sizes, fetch_factors, workers
         The grid. Workers are 0 and the powers of two up to the usable cores if None.
     budget
-        Seconds to spend on measuring.
+        Seconds to spend, all in all; at least half of them on throughput, however long the rest
+        takes.
     entropy_floor
         Least entropy, as a share of true random sampling's, 0 to 1.
     memory
@@ -162,7 +163,7 @@ def autotune(
             batch_size=batch_size,
             cache=cache,
             seed=seed,
-            budget=budget,
+            budget=max(budget / 2, budget - (time.perf_counter() - started)),
             constraints=constraints,
             entropies=entropies,
             on_progress=on_progress,

@@ -1,7 +1,9 @@
 """What terminal and page say in the same words."""
 
+from cellfeed.console import format_bytes
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._storage import Storage
+from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
 from cellfeed_tuner._result import AutotuneResult, Recommended, Waiting
 
@@ -97,12 +99,20 @@ def use_in_words(result: AutotuneResult) -> list[str]:
     return [
         *([_waiting(chosen.waiting, result)] if chosen.waiting else []),
         *[
-            f"It reads {amplification:.1f} times what the cells that it delivers take in storage."
+            _reading(each.bytes_read_per_cell, result)
             for each in result.configurations
-            if each.configuration == chosen.configuration
-            and (amplification := result.read_amplification(each)) is not None
+            if each.configuration == chosen.configuration and each.bytes_read_per_cell
         ],
     ]
+
+
+def _reading(read: BytesRead, result: AutotuneResult) -> str:
+    stored = result.dataset.stored_bytes_per_cell
+    said = f"For each cell, {format_bytes(round(stored))} in storage, it asks for "
+    said += f"{read.asked / stored:.1f} times as much"
+    if result.cache != "cold":
+        return f"{said}."
+    return f"{said}, and the system reads {read.from_storage / stored:.1f} times as much."
 
 
 def _waiting(waiting: Waiting, result: AutotuneResult) -> str:
@@ -114,10 +124,11 @@ def _waiting(waiting: Waiting, result: AutotuneResult) -> str:
         )
     share = waiting.share
     spread = f" [{share.low:.1%}, {share.high:.1%}]" if waiting.n_rounds > 1 else ""
-    few = "" if waiting.n_rounds >= LEAST_ROUNDS else ", which are few"
+    fetches = "1 whole fetch" if waiting.n_rounds == 1 else f"{waiting.n_rounds} whole fetches"
+    few = "" if waiting.n_rounds >= LEAST_ROUNDS else ", which is not enough to rely on"
     return (
         f"With a training step of {step}, training waits {share.value:.1%}{spread} of the time, "
-        f"measured over {waiting.n_rounds} whole fetches per worker{few}."
+        f"measured over {fetches} per worker{few}."
     )
 
 

@@ -1,0 +1,78 @@
+"""Sentences about a choice, for results made by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from cellfeed_tuner import Estimate
+from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._reports._wording import use_in_words
+from cellfeed_tuner._result import Waiting
+
+
+@pytest.mark.parametrize(
+    ("waiting", "expected"),
+    [
+        (
+            Waiting(share=Estimate(0.125, 0.1, 0.15), n_rounds=8, expected_share=0.2),
+            (
+                "With a training step of 5 ms, training waits 12.5% [10.0%, 15.0%] of the time, "
+                "measured over 8 whole fetches per worker."
+            ),
+        ),
+        (
+            Waiting(share=Estimate(0.125, 0.0, 1.0), n_rounds=1, expected_share=0.2),
+            (
+                "With a training step of 5 ms, training waits 12.5% of the time, "
+                "measured over 1 whole fetch per worker, which is not enough to rely on."
+            ),
+        ),
+        (
+            Waiting(share=None, n_rounds=0, expected_share=0.2),
+            (
+                "There was no time to measure it with a training step of 5 ms; by its throughput, "
+                "training would wait 20.0% of the time."
+            ),
+        ),
+    ],
+)
+def test_how_long_training_waits(result_of, waiting, expected):
+    result = result_of("recommended")
+    result = replace(
+        result,
+        constraints=replace(result.constraints, step_seconds=0.005),
+        recommended=replace(result.recommended, waiting=waiting),
+    )
+    assert expected in use_in_words(result)
+    assert result.to_json()["recommended"]["waiting"]["n_rounds"] == waiting.n_rounds
+
+
+@pytest.mark.parametrize(
+    ("cache", "amplification", "expected"),
+    [
+        (
+            "cold",
+            3.0,
+            (
+                "For each cell, 5.0 kB in storage, it asks for 1.5 times as much, "
+                "and the system reads 3.0 times as much."
+            ),
+        ),
+        ("warm", 1.5, "For each cell, 5.0 kB in storage, it asks for 1.5 times as much."),
+    ],
+)
+def test_what_is_read(result_of, cache, amplification, expected):
+    result = result_of("recommended")
+    chosen = result.recommended.configuration
+    configurations = tuple(
+        replace(each, bytes_read_per_cell=BytesRead(7_500.0, 15_000.0))
+        if each.configuration == chosen
+        else each
+        for each in result.configurations
+    )
+    result = replace(result, cache=cache, configurations=configurations)
+    assert expected in use_in_words(result)
+    (as_json,) = (
+        each for each in result.to_json()["configurations"] if each["bytes_read_per_cell"]
+    )
+    assert as_json["read_amplification"] == amplification
