@@ -21,7 +21,7 @@ from cellfeed._multi_indexable import MultiIndexable, count_indexable_rows
 from cellfeed._plan import EpochPlan
 from cellfeed._prefetch import one_ahead
 from cellfeed._reader import PlannedRead, Reader
-from cellfeed._recommendation import read_recommendation
+from cellfeed._recommendation import Recommending, read_recommendation
 from cellfeed._strategies import BlockShuffling, SamplingStrategy
 from cellfeed.machine import usable_cpu_count
 
@@ -152,7 +152,7 @@ class CellDataset(IterableDataset[Any]):
 
     @classmethod
     def from_autotune(
-        cls, collection: Any, path: str | os.PathLike[str], **parameters: Any
+        cls, collection: Any, result: str | os.PathLike[str] | Recommending, **parameters: Any
     ) -> "CellDataset":
         """Make a data set with the configuration that ``autotune`` recommended.
 
@@ -160,9 +160,9 @@ class CellDataset(IterableDataset[Any]):
         ----------
         collection
             What is read; see the class.
-        path
-            The ``autotune.json``. Its block size, batch size, fetch factor and, for `loader`,
-            number of workers are used.
+        result
+            The ``autotune.json``, or what `cellfeed_tuner.autotune` returned. Its block size,
+            batch size, fetch factor and, for `loader`, number of workers are used.
         **parameters
             Other parameters of the class, such as ``seed``.
 
@@ -171,9 +171,9 @@ class CellDataset(IterableDataset[Any]):
         PathError
             There is no such file.
         FormatError
-            The file is not a result of ``autotune``, or recommends nothing.
+            The file is not a result of ``autotune``, or the result recommends nothing.
         """
-        recommended = read_recommendation(path)
+        recommended = read_recommendation(result)
         strategy = BlockShuffling(block_size=recommended.block_size)
         sizes = {
             "batch_size": recommended.batch_size,

@@ -1,10 +1,11 @@
-"""What the data set takes from an ``autotune.json``."""
+"""What the data set takes from a result of ``autotune``."""
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cellfeed._errors import (
     FormatError,
@@ -14,7 +15,7 @@ from cellfeed._errors import (
     require_positive,
 )
 
-__all__ = ["SCHEMA", "Recommendation", "read_recommendation"]
+__all__ = ["SCHEMA", "Recommendation", "Recommending", "read_recommendation"]
 
 SCHEMA = "cellfeed.autotune/1"
 
@@ -37,21 +38,38 @@ class Recommendation:
             raise ParameterError(msg)
 
 
-def read_recommendation(path: str | os.PathLike[str]) -> Recommendation:
-    """Read the recommended settings.
+class Recommending(Protocol):
+    """A result of ``autotune`` that is in memory."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what an ``autotune.json`` has."""
+
+
+def read_recommendation(result: str | os.PathLike[str] | Recommending) -> Recommendation:
+    """Read the recommended settings from a file, or take them from a result.
 
     Raises
     ------
     PathError
         There is no such file.
     FormatError
-        The file is not a result of ``autotune``, or recommends nothing.
+        The file is not a result of ``autotune``, or the result recommends nothing.
     """
-    if not Path(path).is_file():
+    if isinstance(result, str | os.PathLike):
+        return _recommendation(str(result), lambda: _parsed(Path(result)))
+    return _recommendation("the result", result.to_json)
+
+
+def _parsed(path: Path) -> Any:
+    if not path.is_file():
         msg = f"{path}: no such file; make it with `autotune PATH... --label COLUMN`"
         raise PathError(msg)
+    return json.loads(path.read_text())
+
+
+def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
     try:
-        result: dict[str, Any] = json.loads(Path(path).read_text())
+        result: dict[str, Any] = load()
         schema = result["schema"]
         recommended, batch_size = result["recommended"], result["dataset"]["batch_size"]
         if schema == SCHEMA and recommended is not None:
@@ -62,10 +80,10 @@ def read_recommendation(path: str | os.PathLike[str]) -> Recommendation:
                 batch_size=batch_size,
             )
     except (ValueError, KeyError, TypeError) as error:
-        msg = f"{path}: not a result of autotune (lacks or garbles {error}); run it again"
+        msg = f"{name}: not a result of autotune (lacks or garbles {error}); run it again"
         raise FormatError(msg) from error
     if schema != SCHEMA:
-        msg = f"{path}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"
+        msg = f"{name}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"
     else:
-        msg = f"{path}: recommends nothing, since no configuration was feasible; run autotune again"
+        msg = f"{name}: recommends nothing, since no configuration was feasible; run autotune again"
     raise FormatError(msg)

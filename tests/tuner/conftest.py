@@ -1,6 +1,7 @@
 """A small collection on disk, what earlier runs have left, and results of every kind, by hand."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import anndata as ad
@@ -11,12 +12,16 @@ import scipy.sparse as sp
 
 from cellfeed_tuner import (
     AutotuneResult,
+    ConditionalEntropyBits,
     Configuration,
     ConfigurationResult,
     Constraints,
     Dataset,
     EntropyBits,
+    EpochCourse,
     Estimate,
+    LabelCensus,
+    LabelResult,
     Machine,
     Nearest,
     Recommended,
@@ -67,6 +72,7 @@ def earlier_run():
             block_sizes=tuple(sorted({each.block_size for each in costs})),
             fetch_factors=tuple(sorted({each.fetch_factor for each in costs})),
             workers=tuple(sorted({each.num_workers for each in costs})),
+            further_labels=changes.pop("further_labels", ()),
         )
         choice = choice or min(costs, key=costs.__getitem__)
         speed = 1 / costs[choice]
@@ -216,6 +222,7 @@ RECOMMENDED = AutotuneResult(
     recommended=CHOICE,
     nearest=None,
     seconds=61.4,
+    date=datetime(2026, 11, 21, 9, 30, tzinfo=UTC),
     storage_order=StorageOrder(
         block_size=1024, expected_bits=0.1, random_bits=3.6, tolerance_bits=0.02
     ),
@@ -228,6 +235,31 @@ NOTHING_FEASIBLE = replace(
         entropy_floor=1.0, memory_bytes=8 * 10**9, need_cells_per_second=50_000.0
     ),
 )
+
+
+def with_a_further_label(each):
+    """The second label is mixed a little less than the first, and a third is conditioned on."""
+    bits = each.entropy_bits
+    less = 0.99 * bits.expected.value
+    second = replace(bits, expected=Estimate(less, less - 0.01, less + 0.01))
+    within = ConditionalEntropyBits(given="drug", expected=Estimate(0.8, 0.79, 0.81), random=0.9)
+    return replace(
+        each,
+        further_labels={"cell_line": LabelResult(entropy_bits=second, verdict=each.verdict)},
+        conditional_entropy_bits=within,
+    )
+
+
+def course(*bits):
+    """Ten tenths of an epoch, of which the last one is off if it differs from the first."""
+    return EpochCourse(
+        deciles=tuple(Estimate(each, each - 0.01, each + 0.01) for each in bits),
+        drift_bits=bits[-1] - bits[0],
+        drift_error_bits=0.05,
+        departure_bits=bits[-1] - bits[0],
+        departure_error_bits=0.05,
+        departing_decile=9,
+    )
 
 
 def with_too_few_rounds(each):
@@ -252,6 +284,18 @@ RESULTS = {
     "wrong loader": replace(
         RECOMMENDED, configurations=(timed(4, 4, 0, 2_000.0, 0.97, "loader"), *GRID[1:])
     ),
+    "several labels": replace(
+        RECOMMENDED,
+        dataset=replace(
+            DATASET,
+            further_labels={
+                "cell_line": LabelCensus(n_labels=50, n_missing=7, label_entropy_bits=5.6)
+            },
+        ),
+        configurations=tuple(with_a_further_label(each) for each in GRID),
+        entropy_over_epoch={"plate": course(*[3.45] * 9, 3.46), "cell_line": course(*[3.4] * 10)},
+    ),
+    "drift": replace(RECOMMENDED, entropy_over_epoch={"plate": course(*[3.5] * 9, 3.3)}),
     "one configuration": replace(RECOMMENDED, configurations=GRID[6:7]),
 }
 

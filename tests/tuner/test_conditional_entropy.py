@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cellfeed import BlockShuffling, EpochPlan, ParameterError
 from cellfeed_tuner import (
-    conditional_label_entropy,
+    Conditional,
     joint_codes,
     label_entropies,
     label_entropy,
@@ -59,8 +59,8 @@ def test_random_sampling_gives_the_enumerated_mean(rows, batch_size):
 @given(st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 2)), min_size=4, max_size=60))
 def test_the_replay_gives_the_mean_over_the_minibatches_of_the_plan(rows):
     first, second = np.array(rows).T
-    (cell,) = conditional_label_entropy(
-        first, second, batch_size=4, block_sizes=[2], fetch_factors=[2], n_rows=1
+    (cell,) = label_entropy(
+        Conditional(first, second), batch_size=4, block_sizes=[2], fetch_factors=[2], n_rows=1
     )
     found: list[float] = []
     for epoch in range(40):
@@ -78,8 +78,8 @@ def test_the_replay_gives_the_mean_over_the_minibatches_of_the_plan(rows):
 def test_single_rows_mix_as_random_sampling_does():
     rng = np.random.default_rng(0)
     plate, line = np.sort(rng.integers(0, 5, 20_000)), rng.integers(-1, 3, 20_000)
-    (cell,) = conditional_label_entropy(
-        plate, line, batch_size=64, block_sizes=[1], fetch_factors=[1]
+    (cell,) = label_entropy(
+        Conditional(plate, line), batch_size=64, block_sizes=[1], fetch_factors=[1]
     )
     random = random_conditional_entropy_bits(plate, line, 64)
     assert cell.bits.low - 0.002 < random < cell.bits.high + 0.002

@@ -110,7 +110,7 @@ class TestTiming:
     REQUEST = TimingRequest(
         configuration=Configuration(block_size=16, fetch_factor=4),
         batch_size=BATCH_SIZE,
-        label="plate",
+        labels=["plate"],
         cache="warm",
         seconds=0.0,
         least_rounds=4,

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 import pytest
@@ -14,10 +13,10 @@ from matplotlib.image import imread
 from cellfeed_tuner._reports._html_report import html_report
 
 CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"
-WRITTEN = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
 VOID = {"br", "meta"}
 SECTIONS = [
-    "recommendation", "code", "trade-off", "grid", "bounds", "configurations", "conditions"
+    "recommendation", "code", "trade-off", "grid", "bounds", "epoch", "configurations",
+    "conditions",
 ]  # fmt: skip
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -61,16 +60,17 @@ class Page(HTMLParser):
 
 
 def page_of(result):
-    return html_report(result, code=CODE, written=WRITTEN)
+    return html_report(result, code=CODE)
 
 
 def test_every_section_is_there_for_results_of_every_kind(any_result):
     page = Page(page_of(any_result))
-    wanted = [name for name in SECTIONS if name != "code" or any_result.recommended]
+    optional = {"code": any_result.recommended, "epoch": any_result.entropy_over_epoch}
+    wanted = [name for name in SECTIONS if optional.get(name, True)]
     assert [name for name in page.values("id") if name in SECTIONS] == wanted
     assert all(page.texts[name].strip() for name in wanted)
     timed = any(each.cells_per_second for each in any_result.configurations)
-    assert page.tags["svg"] == (3 if timed else 2)
+    assert page.tags["svg"] == (3 if timed else 2) + ("epoch" in wanted)
     assert page.tags["tr"] == 1 + len(any_result.configurations)
 
 
@@ -101,6 +101,18 @@ def test_the_recommendation_has_reason_figure_and_proof(result_of):
         ("recommended", "conditions", "The files are not shuffled"),
         ("recommended", "conditions", "torchnot installed"),
         ("recommended", "conditions", "2026-11-21 09:30 UTC"),
+        ("several labels", "<title>", "mixed by plate and cell_line"),
+        ("several labels", "recommendation", "cell_line: 3.421 bits, 95.0% of random sampling's"),
+        ("several labels", "recommendation", "plate within drug: 0.800 bits, 88.9% of random"),
+        ("several labels", "recommendation", "cell_line: Theory does not apply"),
+        ("several labels", "recommendation", "plate: From the first to the last tenth of an epoch"),
+        ("several labels", "recommendation", "entropy stays within 3.450 to 3.460 bits"),
+        ("several labels", "trade-off", "entropy of the label mixed least"),
+        ("several labels", "bounds", "Label plate."),
+        ("several labels", "configurations", "cell_line: share of random"),
+        ("several labels", "configurations", "plate within drug: expected bits"),
+        ("several labels", "conditions", "labelcell_linevalues50, 5.600 bitswithout label7 cells"),
+        ("drift", "recommendation", "Entropy drifts over an epoch: 3.500 bits in its first tenth"),
         ("warm", "conditions", "warm, all files read beforehand"),
         ("unknown cache", "conditions", "unknown, since the kernel kept pages"),
     ],
@@ -153,9 +165,7 @@ def test_what_comes_from_the_user_is_escaped(result_of):
     dataset = replace(result.dataset, label=evil, paths=(f"{evil}.h5ad", "\udcff.h5ad"))
     failed = replace(result.configurations[5], note=evil)
     grid = (*result.configurations[:5], failed, *result.configurations[6:])
-    html = html_report(
-        replace(result, dataset=dataset, configurations=grid), code=evil, written=WRITTEN
-    )
+    html = html_report(replace(result, dataset=dataset, configurations=grid), code=evil)
     html.encode()
     page = Page(html)
     assert not {"script", "img"} & page.tags.keys()

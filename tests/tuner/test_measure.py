@@ -39,10 +39,11 @@ BATCH_SIZE = 32
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_rounds_are_whole_fetches_of_the_plan(small_collection, num_workers):
-    collection = open_collection(small_collection, obs=["plate"])
+    collection = open_collection(small_collection, obs=["plate", "cell_type"])
     configuration = Configuration(block_size=16, fetch_factor=4, num_workers=num_workers)
+    labels = ["plate", "cell_type"]
     measured = measure(
-        collection, configuration, batch_size=BATCH_SIZE, label="plate", seconds=0.1, seed=3
+        collection, configuration, batch_size=BATCH_SIZE, label=labels, seconds=0.1, seed=3
     )
     assert measured.status == "measured"
     assert measured.cells_per_round == 4 * BATCH_SIZE
@@ -60,10 +61,11 @@ def test_rounds_are_whole_fetches_of_the_plan(small_collection, num_workers):
         fetch_factor=4,
         seed=3,
     )
-    planned = minibatch_entropies(collection.obs["plate"].values, plan)
-    by_fetch = planned[: plan.n_whole_fetches * 4].reshape(-1, 4).mean(axis=1)
-    seen = np.array(measured.round_entropy_bits[: by_fetch.size])
-    assert seen == pytest.approx(by_fetch[: seen.size])
+    for label in labels:
+        planned = minibatch_entropies(collection.obs[label].values, plan)
+        by_fetch = planned[: plan.n_whole_fetches * 4].reshape(-1, 4).mean(axis=1)
+        seen = np.array(measured.round_entropy_bits[label][: by_fetch.size])
+        assert seen == pytest.approx(by_fetch[: seen.size])
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -97,7 +99,7 @@ def test_a_training_step_goes_on_while_the_next_fetch_is_read(small_collection):
     request = TimingRequest(
         configuration=Configuration(block_size=16, fetch_factor=fetch_factor),
         batch_size=BATCH_SIZE,
-        label=None,
+        labels=(),
         cache="warm",
         seconds=0.0,
         least_rounds=LEAST_ROUNDS,
@@ -123,7 +125,7 @@ def test_a_short_epoch_is_followed_by_the_next(small_collection):
         collection, configuration, batch_size=BATCH_SIZE, label="cell_type", seconds=0.1
     )
     assert len(measured.round_seconds) >= LEAST_ROUNDS
-    assert len(set(measured.round_entropy_bits)) > 1  # each epoch in another order
+    assert len(set(measured.round_entropy_bits["cell_type"])) > 1  # each epoch in another order
 
 
 def test_too_few_cells_for_whole_fetches_are_refused(small_collection):
@@ -158,7 +160,7 @@ def test_numbers_are_labels_as_they_are_in_theory(tmp_path, values):
     codes = np.repeat([-1 if np.isnan(value) else code for code, value in enumerate(values)], 500)
     plan = EpochPlan(strategy=BlockShuffling(8), n_rows=1500, batch_size=16, fetch_factor=4)
     planned = minibatch_entropies(codes, plan)[: plan.n_whole_fetches * 4].reshape(-1, 4)
-    seen = measured.round_entropy_bits[: len(planned)]
+    seen = measured.round_entropy_bits["score"][: len(planned)]
     assert seen == pytest.approx(planned.mean(axis=1)[: len(seen)])
 
 

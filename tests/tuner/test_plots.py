@@ -72,3 +72,22 @@ def test_a_label_with_dollars_is_no_formula(result_of):
     result = result_of("recommended")
     result = replace(result, dataset=replace(result.dataset, label=r"a $\nonsense{$ b"))
     plots.autotune_figure(result).savefig(BytesIO())
+
+
+def test_the_course_of_an_epoch_is_drawn_for_each_label(result_of):
+    result = result_of("several labels")
+    figure = plots.epoch_figure(result)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["plate", "cell_line"]
+    for axes, course in zip(figure.axes, result.entropy_over_epoch.values(), strict=True):
+        tenths = [[n, bits.value] for n, bits in enumerate(course.deciles, start=1)]
+        assert any(np.array_equal(line.get_xydata(), tenths) for line in axes.lines)
+        low, high = axes.get_ylim()
+        assert low < min(bits for _, bits in tenths) < 3.6 < high  # random sampling gives 3.6
+        assert high - low >= 0.36
+
+
+def test_the_trade_off_shows_the_label_that_is_mixed_least(result_of):
+    (axes,) = plots.trade_off_figure(result_of("several labels")).axes
+    (front,) = (line for line in axes.lines if line.get_label() == "Pareto front")
+    shares = np.asarray(front.get_xydata())[:, 0]
+    assert shares == pytest.approx(0.99 * np.array([1.0, 0.97, 0.96, 0.2]))

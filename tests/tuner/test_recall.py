@@ -58,6 +58,7 @@ def test_of_several_the_last_full_one_is_held(earlier_run, held):
         ({"versions": "0"}, "this machine with other versions"),
         ({"budget": 5.0}, "this machine that was asked for less"),
         ({"entropy_floor": 0.99}, "this machine that was asked for less"),
+        ({"further_labels": ("drug",)}, "this machine that was asked for less"),
     ],
 )
 def test_any_other_run_on_the_data_is_an_order_of_probes(earlier_run, held, change, said):
@@ -79,6 +80,10 @@ def test_a_run_with_a_smaller_grid_is_only_an_order(earlier_run, held):
     part = {each: cost for each, cost in COSTS.items() if each.block_size > 1}
     assert recollect([earlier_run(part)], held).said.use == "order"
     assert recollect([held], earlier_run(part)).held is held
+
+
+def test_a_run_with_fewer_labels_has_looked_for_more(earlier_run, held):
+    assert recollect([held], earlier_run(COSTS, further_labels=("drug",))).held is held
 
 
 def test_a_run_with_another_grid_is_nothing(earlier_run, held):

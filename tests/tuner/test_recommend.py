@@ -1,8 +1,17 @@
 """The rule, on grids made by hand."""
 
+from dataclasses import replace
+
 import pytest
 
-from cellfeed_tuner import Configuration, ConfigurationResult, Constraints, EntropyBits, Estimate
+from cellfeed_tuner import (
+    Configuration,
+    ConfigurationResult,
+    Constraints,
+    EntropyBits,
+    Estimate,
+    LabelResult,
+)
 from cellfeed_tuner._planning._recommend import choose, nearest
 
 CONSTRAINTS = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=None)
@@ -91,3 +100,26 @@ def test_where_nothing_is_fast_enough_the_fastest_is_the_nearest():
     assert closest is not None
     assert closest.configuration.block_size == 2
     assert "below the 1,000 needed" in closest.problem
+
+
+def with_further(each, share):
+    bits = share * 3.0
+    second = replace(each.entropy_bits, expected=Estimate(bits, bits, bits))
+    return replace(each, further_labels={"cell_line": LabelResult(entropy_bits=second)})
+
+
+def test_every_label_has_to_be_mixed_well_enough():
+    grid = [with_further(result(1, 10), 0.96), with_further(result(2, 50), 0.94)]
+    choice = choose(grid, CONSTRAINTS)
+    assert choice is not None
+    assert choice.result.configuration.block_size == 1
+    assert "with at least 96.0% of random sampling's entropy for each label" in choice.reason
+    found = nearest(grid[1:], CONSTRAINTS)
+    assert found is not None
+    assert found.problem.startswith("its entropy of cell_line is 0.940 of random sampling's, below")
+
+
+def test_with_a_need_the_best_mixed_is_so_by_its_least_mixed_label():
+    grid = [with_further(result(1, 50, share=1.0), 0.96), with_further(result(2, 50), 0.99)]
+    needy = replace(CONSTRAINTS, need_cells_per_second=40.0)
+    assert chosen_block(grid, needy) == 2

@@ -69,12 +69,13 @@ def search_of(
     budget=60.0,
     recollection=None,
     on_race=unwatched,
+    further=None,
 ):
     entropies = {}
     for b in BLOCKS:
         for f in FETCHES:
             bits = theory.expected_entropy_bits([1] * 14, BATCH_SIZE, b, f)
-            entropies[b, f] = EntropyBits(
+            plate = EntropyBits(
                 measured=None,
                 expected=Estimate(bits, bits, bits),
                 homogeneous=bits,
@@ -82,12 +83,13 @@ def search_of(
                 upper_bound=4.0,
                 random=theory.expected_entropy_bits([1] * 14, BATCH_SIZE, 1, 1),
             )
+            entropies[b, f] = {"plate": plate} | (further(b, plate) if further else {})
     return Search(
         process=process,
         n_cells=N_CELLS,
         row_bytes=100.0,
         geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=8.0, n_files=14),
-        label="plate",
+        labels=["plate"],
         batch_size=BATCH_SIZE,
         cache="cold",
         seed=0,
@@ -371,3 +373,22 @@ def test_a_fault_of_delivery_is_remembered():
     search = search_of(process := FaultyProcess())
     search.run([process.faulty, GRID[0]])
     assert search.faults == {process.faulty: "minibatch 0 is another"}
+
+
+def test_a_configuration_is_as_mixed_as_its_least_mixed_label():
+    """A second label that blocks of 16 and more hardly mix keeps these from being chosen."""
+
+    def cell_line(block_size, plate):
+        share = 1.0 if block_size < 16 else 0.9
+        bits = share * plate.random
+        return {"cell_line": replace(plate, expected=Estimate(bits, bits, bits))}
+
+    results, choice, surveyed = run_search(floor=0.95, further=cell_line)
+    assert choice is not None
+    assert choice.result.configuration.block_size < 16
+    assert choice.result.further_labels["cell_line"].entropy_bits.share_of_random == 1.0
+    assert all(each.block_size < 16 for each in surveyed)
+    for each in results:
+        mixes = each.entropy_bits.share_of_random >= 0.95 and each.configuration.block_size < 16
+        assert (each.least_mixed.share_of_random >= 0.95) == mixes
+        assert mixes or each.status in {"below entropy floor", "measured", "too few cells"}

@@ -8,7 +8,7 @@ from cellfeed_tuner._autotune import autotune
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy._block_mixing import BlockMixing, block_mixing
 from cellfeed_tuner._entropy._conditional_entropy import (
-    conditional_label_entropy,
+    Conditional,
     joint_codes,
     random_conditional_entropy_bits,
 )
@@ -17,8 +17,8 @@ from cellfeed_tuner._entropy._label_entropy import (
     LabelEntropy,
     label_entropies,
     label_entropy,
-    minibatch_entropies,
 )
+from cellfeed_tuner._entropy._minibatch_entropy import minibatch_entropies
 from cellfeed_tuner._entropy._storage_order import StorageOrder, storage_order
 from cellfeed_tuner._history._recall import Earlier
 from cellfeed_tuner._interval import Estimate
@@ -28,10 +28,13 @@ from cellfeed_tuner._planning._replay import RecordedGrid, Replay, read_grid, re
 from cellfeed_tuner._published import published_grid
 from cellfeed_tuner._result import (
     AutotuneResult,
+    ConditionalEntropyBits,
     ConfigurationResult,
     Constraints,
     Dataset,
     EntropyBits,
+    LabelCensus,
+    LabelResult,
     Nearest,
     Recommended,
 )
@@ -40,6 +43,8 @@ from cellfeed_tuner._verdicts._verdict import Verdict
 __all__ = [
     "AutotuneResult",
     "BlockMixing",
+    "Conditional",
+    "ConditionalEntropyBits",
     "Configuration",
     "ConfigurationResult",
     "Constraints",
@@ -48,7 +53,9 @@ __all__ = [
     "EntropyBits",
     "EpochCourse",
     "Estimate",
+    "LabelCensus",
     "LabelEntropy",
+    "LabelResult",
     "Machine",
     "Measurement",
     "Nearest",
@@ -59,7 +66,6 @@ __all__ = [
     "Verdict",
     "autotune",
     "block_mixing",
-    "conditional_label_entropy",
     "describe_machine",
     "entropy_over_epoch",
     "joint_codes",

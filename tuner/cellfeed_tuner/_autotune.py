@@ -2,20 +2,13 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._dataset import describe_dataset
-from cellfeed_tuner._entropy._grid_entropies import (
-    ENTROPY_ROWS,
-    entropies_with_theory,
-    replayed_entropies,
-)
-from cellfeed_tuner._entropy._label_counts import count_labels
-from cellfeed_tuner._entropy._storage_order import storage_order
 from cellfeed_tuner._grid import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_FETCH_FACTORS,
@@ -28,22 +21,20 @@ from cellfeed_tuner._history._recall import Recollection
 from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
-from cellfeed_tuner._measuring._labels import label_codes
+from cellfeed_tuner._measuring._labels import names_of
 from cellfeed_tuner._measuring._measure import Measurement, prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._recommend import Choice, choose, nearest
 from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
 from cellfeed_tuner._result import (
     AutotuneResult,
-    ConfigurationResult,
     Constraints,
     Recommended,
     Waiting,
 )
 from cellfeed_tuner._search import Search
-from cellfeed_tuner._verdicts._judge import Judge
-from cellfeed_tuner._verdicts._verdict import convicted
 
 __all__ = ["DEFAULT_BUDGET_SECONDS", "autotune"]
 
@@ -53,7 +44,8 @@ DEFAULT_BUDGET_SECONDS = 55.0
 def autotune(
     collection: Collection,
     *,
-    label: str,
+    label: str | Sequence[str],
+    given: str | None = None,
     batch_size: int = 64,
     block_sizes: Sequence[int] = DEFAULT_BLOCK_SIZES,
     fetch_factors: Sequence[int] = DEFAULT_FETCH_FACTORS,
@@ -71,7 +63,8 @@ def autotune(
 ) -> AutotuneResult:
     """Measure a grid of configurations, and recommend one.
 
-    Entropy is computed for the whole grid from the labels alone. Then throughput is measured:
+    Entropy is computed for the whole grid from the labels alone; a configuration is as mixed as
+    the label that it mixes least, against random sampling. Then throughput is measured:
     of a few configurations, from which a cost model ranks the others; of those that may be the
     best, again and again until that is clear; of the rest of the grid as far as time allows;
     last, afresh, of the choice.
@@ -83,9 +76,13 @@ def autotune(
     Parameters
     ----------
     collection
-        What is read, opened with ``obs=[label]``.
+        What is read, opened with the labels as ``obs``.
     label
-        The obs column that minibatches should be mixed by.
+        The obs column that minibatches should be mixed by, or several. The first is what tables
+        and pictures show.
+    given
+        Another obs column: how well the first label is mixed within each of its values (the
+        plate within the cell line) is computed too.
     batch_size
         Cells of a minibatch.
     block_sizes, fetch_factors, workers
@@ -116,19 +113,19 @@ def autotune(
     Raises
     ------
     ColumnError
-        The collection was opened without the label, or it has fewer than two values.
+        The collection was opened without a label, or it has fewer than two values.
     ParameterError
-        A size is below what it may be, the collection is too small to time anything, or "warm"
-        was asked of files that do not fit in memory.
+        A size is below what it may be, there is no label, ``given`` is one, the collection is
+        too small to time anything, or "warm" was asked of files that do not fit in memory.
     FormatError
         A file is damaged.
     MeasuringError
         The process in which configurations are timed has died.
     """
     started = time.perf_counter()
-    codes = label_codes(collection, label)
-    counted = count_labels(codes)
-    check_labels(counted, label, collection)
+    date = datetime.now(UTC).astimezone()
+    labels, within = _labels(collection, label, given)
+    names = [each.name for each in labels]
     grid = grid_of(block_sizes, fetch_factors, default_workers() if workers is None else workers)
     constraints = _constraints(entropy_floor, memory, need, step_seconds, batch_size, budget)
     check_size(collection, grid, batch_size)
@@ -136,18 +133,12 @@ def autotune(
     on_progress("machine", 0, 1)
     machine = describe_machine(collection.files)
     with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
-        replayed = replayed_entropies(codes, grid, batch_size, seed, on_progress)
-        entropies = entropies_with_theory(counted, replayed, batch_size)
-        order = storage_order(
-            codes,
-            batch_size=batch_size,
-            block_size=max(each.block_size for each in grid),
-            n_rows=ENTROPY_ROWS,
-            seed=seed,
+        mixing = Mixing(
+            labels, within, grid, batch_size=batch_size, seed=seed, on_progress=on_progress
         )
         found_cache = prepare_cache(collection, cache)
-        asked = _asked(grid, label, batch_size, found_cache, budget, entropy_floor)
-        notes = Notes.of(collection, codes, machine, asked)
+        asked = _asked(grid, names, batch_size, found_cache, budget, entropy_floor)
+        notes = Notes.of(collection, labels[0].codes, machine, asked, date)
         on_progress("start", 0, 1)
         process.start()
         search = Search(
@@ -159,13 +150,13 @@ def autotune(
                 rows_per_chunk=collection.rows_per_chunk,
                 n_files=len(collection.paths),
             ),
-            label=label,
+            labels=names,
             batch_size=batch_size,
             cache=cache,
             seed=seed,
             budget=max(budget / 2, budget - (time.perf_counter() - started)),
             constraints=constraints,
-            entropies=entropies,
+            entropies=mixing.entropies(),
             on_progress=on_progress,
             on_race=on_race,
             recollection=Recollection.ignored() if fresh else notes.recollection(),
@@ -179,31 +170,53 @@ def autotune(
             choice, search.confirm(choice), search.with_step(choice), constraints
         )
     notes.keep(search.measured(), recommended, is_short=search.is_short)
-    judge = Judge(codes, counted, replayed, batch_size)
     return AutotuneResult(
         machine=machine,
-        dataset=describe_dataset(collection, label, counted, batch_size),
+        dataset=describe_dataset(
+            collection, {each.name: each.counted for each in labels}, batch_size
+        ),
         constraints=constraints,
         cache=found_cache,
-        configurations=tuple(_judged(each, judge, search.faults) for each in results),
+        configurations=tuple(
+            mixing.judged(each, search.faults.get(each.configuration)) for each in results
+        ),
         recommended=recommended,
         nearest=None if choice else nearest(results, constraints),
         seconds=time.perf_counter() - started,
-        storage_order=order,
+        date=date,
+        storage_order=mixing.storage_order(),
         earlier=search.earlier,
+        entropy_over_epoch=mixing.over_epoch(recommended.configuration) if recommended else {},
     )
+
+
+def _labels(
+    collection: Collection, label: str | Sequence[str], given: str | None
+) -> tuple[list[Label], Label | None]:
+    names = names_of(label)
+    if not names:
+        msg = "`label` must name at least one obs column, but got none"
+        raise ParameterError(msg)
+    if given in names:
+        msg = f"`given` must be an obs column beside the labels, but got {given!r}, which is one"
+        raise ParameterError(msg)
+    labels = [Label.of(collection, name) for name in names]
+    for each in labels:
+        check_labels(each.counted, each.name, collection)
+    return labels, None if given is None else Label.of(collection, given)
 
 
 def _asked(
     grid: Sequence[Configuration],
-    label: str,
+    labels: Sequence[str],
     batch_size: int,
     cache: str,
     budget: float,
     entropy_floor: float,
 ) -> Asked:
     return Asked(
-        label=label,
+        label=labels[0],
+        further_labels=tuple(labels[1:]),
         batch_size=batch_size,
         cache=cache,
         budget=budget,
@@ -238,20 +251,6 @@ def _constraints(
         memory_bytes=usable_memory_bytes() if memory is None else memory,
         need_cells_per_second=need if step_seconds is None else batch_size / step_seconds,
         step_seconds=step_seconds,
-    )
-
-
-def _judged(
-    result: ConfigurationResult, judge: Judge, faults: Mapping[Configuration, str]
-) -> ConfigurationResult:
-    if result.configuration in faults:
-        return replace(result, verdict=convicted(faults[result.configuration]))
-    measured = result.entropy_bits.measured
-    if result.cells_per_second is None or measured is None:
-        return result
-    # The first round counts here too.
-    return replace(
-        result, verdict=judge.verdict(result.configuration, measured, result.n_rounds + 1)
     )
 
 

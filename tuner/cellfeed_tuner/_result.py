@@ -2,11 +2,15 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from cellfeed import __version__
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._entropy._epoch_course import EpochCourse
 from cellfeed_tuner._entropy._storage_order import StorageOrder
 from cellfeed_tuner._history._recall import Earlier
 from cellfeed_tuner._interval import Estimate
@@ -18,10 +22,13 @@ from cellfeed_tuner._verdicts._verdict import Verdict
 __all__ = [
     "SCHEMA",
     "AutotuneResult",
+    "ConditionalEntropyBits",
     "ConfigurationResult",
     "Constraints",
     "Dataset",
     "EntropyBits",
+    "LabelCensus",
+    "LabelResult",
     "Nearest",
     "Recommended",
     "Status",
@@ -29,6 +36,7 @@ __all__ = [
 ]
 
 SCHEMA = "cellfeed.autotune/1"
+_ABSENT = {"value": None, "low": None, "high": None}
 
 Status = Literal[
     "measured",
@@ -93,6 +101,47 @@ class EntropyBits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionalEntropyBits:
+    """Minibatch entropy of the first label within each value of another, in bits.
+
+    Parameters
+    ----------
+    given
+        The obs column within whose values the label is to be mixed.
+    expected
+        Mean over the plan's minibatches, replayed over both labels in their order of storage,
+        with its 95 % interval.
+    random
+        Exact expectation of true random sampling from these labels.
+    """
+
+    given: str
+    expected: Estimate
+    random: float
+
+    @property
+    def share_of_random(self) -> float:
+        """Expected entropy as a share of true random sampling's."""
+        return self.expected.value / self.random if self.random else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelResult:
+    """One label in the minibatches of one configuration.
+
+    Parameters
+    ----------
+    entropy_bits
+        Its entropy.
+    verdict
+        What the measured entropy proves; None unless measured.
+    """
+
+    entropy_bits: EntropyBits
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigurationResult:
     """One cell of the grid.
 
@@ -110,7 +159,7 @@ class ConfigurationResult:
         Rounds of whole fetches that the throughput rests on; with fewer than eight, the status
         is "not enough samples".
     entropy_bits
-        Label entropy of its minibatches.
+        Entropy of the first label in its minibatches.
     peak_memory_bytes
         Highest memory of the process and its workers; None if it never ran.
     bytes_read_per_cell
@@ -118,7 +167,11 @@ class ConfigurationResult:
     worker_start_seconds, first_minibatch_seconds
         Start-up, which is no part of the throughput; None if it never ran.
     verdict
-        What the measured entropy proves; None unless measured.
+        What the measured entropy of the first label proves; None unless measured.
+    further_labels
+        The same of other labels, by name.
+    conditional_entropy_bits
+        Entropy of the first label within each value of another; None if that was not asked for.
     """
 
     configuration: Configuration
@@ -132,6 +185,28 @@ class ConfigurationResult:
     worker_start_seconds: float | None = None
     first_minibatch_seconds: float | None = None
     verdict: Verdict | None = None
+    further_labels: Mapping[str, LabelResult] = field(default_factory=dict)
+    conditional_entropy_bits: ConditionalEntropyBits | None = None
+
+    @property
+    def least_mixed_label(self) -> str | None:
+        """Which of further labels is mixed least; None if the first label is."""
+        shares = {
+            name: each.entropy_bits.share_of_random for name, each in self.further_labels.items()
+        }
+        least = min(shares, key=shares.__getitem__, default=None)
+        if least is None or shares[least] >= self.entropy_bits.share_of_random:
+            return None
+        return least
+
+    @property
+    def least_mixed(self) -> EntropyBits:
+        """Entropy of the label that is mixed least, against random sampling.
+
+        A configuration is as mixed as this label is.
+        """
+        least = self.least_mixed_label
+        return self.entropy_bits if least is None else self.further_labels[least].entropy_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +233,25 @@ class Constraints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LabelCensus:
+    """How an obs column is distributed over all cells.
+
+    Parameters
+    ----------
+    n_labels, n_missing
+        How many values it takes, and how many cells have none.
+    label_entropy_bits
+        Its entropy.
+    """
+
+    n_labels: int
+    n_missing: int
+    label_entropy_bits: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """The collection and the label.
+    """The collection and its labels.
 
     Parameters
     ----------
@@ -174,11 +266,13 @@ class Dataset:
     rows_per_chunk
         Mean number of rows in a unit of storage that is read as a whole.
     label, n_labels, n_missing
-        The obs column, how many values it takes, and how many cells have none.
+        The first label's obs column, how many values it takes, and how many cells have none.
     label_entropy_bits
         Entropy of the label over all cells.
     batch_size
         Cells of a minibatch.
+    further_labels
+        The other labels by the names of their obs columns.
     """
 
     paths: tuple[str, ...]
@@ -194,6 +288,12 @@ class Dataset:
     n_missing: int
     label_entropy_bits: float
     batch_size: int
+    further_labels: Mapping[str, LabelCensus] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels, the first one first."""
+        return self.label, *self.further_labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,10 +379,15 @@ class AutotuneResult:
         Where there is no choice, what comes nearest; None if nothing was measured.
     seconds
         Time that it took.
+    date
+        When it began, with the offset from UTC.
     storage_order
         Whether the files are shuffled already; None if that was not looked at.
     earlier
         What became of earlier runs' results; None if they were not looked at.
+    entropy_over_epoch
+        For each label, entropy in each tenth of an epoch of the configuration that was chosen;
+        empty if none was, or an epoch has too few minibatches.
     """
 
     machine: Machine
@@ -293,8 +398,29 @@ class AutotuneResult:
     recommended: Recommended | None
     nearest: Nearest | None
     seconds: float
+    date: datetime
     storage_order: StorageOrder | None = None
     earlier: Earlier | None = None
+    entropy_over_epoch: Mapping[str, EpochCourse] = field(default_factory=dict)
+
+    @property
+    def chosen(self) -> ConfigurationResult | None:
+        """What is known of the configuration that is recommended; None if none is."""
+        if self.recommended is None:
+            return None
+        configuration = self.recommended.configuration
+        return next(each for each in self.configurations if each.configuration == configuration)
+
+    def __repr__(self) -> str:
+        from cellfeed_tuner._reports._summary import text_summary  # noqa: PLC0415 - made of results
+
+        return f"<AutotuneResult: {text_summary(self)}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the recommendation, its figures and its proof."""
+        from cellfeed_tuner._reports._summary import html_summary  # noqa: PLC0415 - as above
+
+        return html_summary(self)
 
     def read_amplification(self, result: ConfigurationResult) -> float | None:
         """Return how many times the stored size of a cell is read for each that is delivered.
@@ -311,6 +437,8 @@ class AutotuneResult:
         """Return the result as plain values, in the schema ``cellfeed.autotune/1``."""
         return {
             "schema": SCHEMA,
+            "version": __version__,
+            "date": self.date.isoformat(timespec="seconds"),
             "machine": self.machine.to_json(),
             "dataset": asdict(self.dataset),
             "constraints": asdict(self.constraints),
@@ -325,6 +453,9 @@ class AutotuneResult:
             "nearest": self.nearest and _flat(asdict(self.nearest)),
             "storage_order": self.storage_order and _storage_order_json(self.storage_order),
             "earlier": self.earlier and asdict(self.earlier),
+            "entropy_over_epoch": {
+                label: _course_json(course) for label, course in self.entropy_over_epoch.items()
+            },
         }
 
     def save(self, path: Path) -> None:
@@ -334,14 +465,14 @@ class AutotuneResult:
 
 def _configuration_json(result: ConfigurationResult) -> dict[str, Any]:
     plain = _flat(asdict(result))
-    entropy = plain["entropy_bits"]
-    absent = {"value": None, "low": None, "high": None}
-    plain["cells_per_second"] = plain["cells_per_second"] or absent
-    for name in ("measured", "expected"):
-        estimate = entropy[name] or absent
-        entropy[name] = estimate["value"]
-        entropy[f"{name}_interval"] = [_finite(estimate["low"]), _finite(estimate["high"])]
-    entropy["verdict"] = result.entropy_bits.verdict
+    plain["cells_per_second"] = plain["cells_per_second"] or _ABSENT
+    plain["entropy_bits"] = _entropy_json(result.entropy_bits)
+    for name, each in result.further_labels.items():
+        plain["further_labels"][name]["entropy_bits"] = _entropy_json(each.entropy_bits)
+    if plain["conditional_entropy_bits"] is not None:
+        plain["conditional_entropy_bits"] |= _with_interval(
+            "expected", plain["conditional_entropy_bits"]["expected"]
+        )
     return plain
 
 
@@ -351,6 +482,26 @@ def _recommended_json(recommended: Recommended) -> dict[str, Any]:
     if share is not None:
         plain["waiting"]["share"] = {name: _finite(each) for name, each in asdict(share).items()}
     return plain
+
+
+def _entropy_json(entropy: EntropyBits) -> dict[str, Any]:
+    plain = asdict(entropy)
+    for name in ("measured", "expected"):
+        plain |= _with_interval(name, plain[name])
+    return plain | {"verdict": entropy.verdict}
+
+
+def _with_interval(name: str, estimate: Mapping[str, float] | None) -> dict[str, Any]:
+    value, low, high = (estimate or _ABSENT).values()
+    return {name: value, f"{name}_interval": [_finite(low), _finite(high)]}
+
+
+def _course_json(course: EpochCourse) -> dict[str, Any]:
+    plain = asdict(course)
+    deciles = [{key: _finite(each) for key, each in one.items()} for one in plain.pop("deciles")]
+    finite = {name: _finite(each) for name, each in plain.items()}
+    said = {"drifts": course.drifts, "sentence": course.sentence}
+    return {"deciles": deciles, **finite, **said}
 
 
 def _storage_order_json(order: StorageOrder) -> dict[str, Any]:

@@ -24,7 +24,13 @@ from cellfeed_tuner._planning._goal import Goal, best_mixed, fastest
 from cellfeed_tuner._planning._planner import FEW_SAMPLES, Planner
 from cellfeed_tuner._planning._recommend import Choice
 from cellfeed_tuner._progress import Progress, RaceState, RaceWatcher, Standing, unwatched
-from cellfeed_tuner._result import ConfigurationResult, Constraints, EntropyBits, Status
+from cellfeed_tuner._result import (
+    ConfigurationResult,
+    Constraints,
+    EntropyBits,
+    LabelResult,
+    Status,
+)
 
 __all__ = ["Search"]
 
@@ -61,14 +67,14 @@ class Search:
         Rows of the collection, and the mean size of one in a fetch's buffer.
     geometry
         How it lies in storage.
-    label, batch_size, cache, seed
+    labels, batch_size, cache, seed
         What is measured; see `autotune`.
     budget
         Seconds to spend.
     constraints
         What a choice must meet.
     entropies
-        Label entropy for each (block size, fetch factor).
+        For each (block size, fetch factor) the entropy of each label, the first label first.
     on_progress
         Told how much of the budget is spent.
     on_race
@@ -83,13 +89,13 @@ class Search:
     n_cells: int
     row_bytes: float
     geometry: Geometry
-    label: str
+    labels: Sequence[str]
     batch_size: int
     cache: CacheState
     seed: int
     budget: float
     constraints: Constraints
-    entropies: Mapping[tuple[int, int], EntropyBits]
+    entropies: Mapping[tuple[int, int], Mapping[str, EntropyBits]]
     on_progress: Progress
     on_race: RaceWatcher = unwatched
     recollection: Recollection = field(default_factory=Recollection)
@@ -289,7 +295,7 @@ class Search:
         need = self.constraints.need_cells_per_second
         if need is None:
             return fastest
-        return best_mixed(need, [self._entropy(each).share_of_random for each in candidates])
+        return best_mixed(need, [self._mixing(each) for each in candidates])
 
     def _samples(self, configuration: Configuration) -> list[float]:
         """Return seconds per cell, a few samples for each slice of time.
@@ -323,9 +329,13 @@ class Search:
         return self.clock() - self._start
 
     def _mixes(self, configuration: Configuration) -> bool:
-        return self._entropy(configuration).share_of_random >= self.constraints.entropy_floor
+        return self._mixing(configuration) >= self.constraints.entropy_floor
 
-    def _entropy(self, configuration: Configuration) -> EntropyBits:
+    def _mixing(self, configuration: Configuration) -> float:
+        """Return the least share of random sampling's entropy that a label has."""
+        return min(each.share_of_random for each in self._entropies(configuration).values())
+
+    def _entropies(self, configuration: Configuration) -> Mapping[str, EntropyBits]:
         return self.entropies[configuration.block_size, configuration.fetch_factor]
 
     def _obstacle(self, configuration: Configuration) -> tuple[Status, str] | None:
@@ -390,7 +400,7 @@ class Search:
             TimingRequest(
                 configuration=configuration,
                 batch_size=self.batch_size,
-                label=self.label,
+                labels=self.labels,
                 cache=self.cache,
                 seconds=seconds,
                 least_rounds=least_rounds,
@@ -410,22 +420,40 @@ class Search:
         return max(_LEAST_LIMIT_SECONDS, _LIMIT_SHARE * self.budget)
 
     def _result(self, configuration: Configuration) -> ConfigurationResult:
-        entropy = self._entropy(configuration)
+        entropies = self._entropies(configuration)
         if configuration in self._not_timed:
             status, note = self._not_timed[configuration]
+            first, further = _by_label(entropies)
             return ConfigurationResult(
-                configuration=configuration, status=status, note=note, entropy_bits=entropy
+                configuration=configuration,
+                status=status,
+                note=note,
+                entropy_bits=first,
+                further_labels=further,
             )
         measurement = pooled(self._slices[configuration])
+        measured = measurement.entropy_bits
+        first, further = _by_label(
+            {name: replace(each, measured=measured.get(name)) for name, each in entropies.items()}
+        )
         return ConfigurationResult(
             configuration=configuration,
             status=measurement.status,
             note=measurement.failure,
             cells_per_second=measurement.cells_per_second,
             n_rounds=len(measurement.round_seconds),
-            entropy_bits=replace(entropy, measured=measurement.entropy_bits),
+            entropy_bits=first,
+            further_labels=further,
             peak_memory_bytes=measurement.peak_memory_bytes,
             bytes_read_per_cell=measurement.bytes_read_per_cell,
             worker_start_seconds=measurement.worker_start_seconds,
             first_minibatch_seconds=measurement.first_minibatch_seconds,
         )
+
+
+def _by_label(
+    entropies: Mapping[str, EntropyBits],
+) -> tuple[EntropyBits, dict[str, LabelResult]]:
+    """Return the first label's entropy, and the others' by name."""
+    first, *others = entropies
+    return entropies[first], {name: LabelResult(entropy_bits=entropies[name]) for name in others}

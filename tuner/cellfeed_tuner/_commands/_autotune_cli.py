@@ -4,7 +4,6 @@ import json
 import re
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,10 @@ def _listed(sizes: Sequence[int]) -> str:
 
 @click.command(cls=CommandWithSubcommands)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--label", required=True, metavar="COLUMN", help="obs column to mix minibatches by.")
+@click.option("--label", required=True, multiple=True, metavar="COLUMN",
+              help="obs column to mix minibatches by; may be given several times.")  # fmt: skip
+@click.option("--given", metavar="COLUMN",
+              help="obs column within whose values the first label is to be mixed.")  # fmt: skip
 @click.option("--layer", help="Layer to read in place of X.")
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
@@ -92,7 +94,8 @@ def _listed(sizes: Sequence[int]) -> str:
 def main(
     *,
     paths: tuple[str, ...],
-    label: str,
+    label: tuple[str, ...],
+    given: str | None,
     layer: str | None,
     step_ms: float | None,
     cache: CacheState,
@@ -107,7 +110,8 @@ def main(
     fetch factors and workers. Exits with 1 if no configuration is feasible, and with 2 if the
     input cannot be used.
     """
-    collection = open_collection(paths, obs=[label], layer=layer)
+    obs = [*label, given] if given else label
+    collection = open_collection(paths, obs=list(dict.fromkeys(obs)), layer=layer)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=output):
         pass  # whether files can be written there had better be known before measuring
@@ -116,6 +120,7 @@ def main(
             collection,
             label=label,
             step_seconds=step_ms and step_ms / 1000,
+            given=given,
             cache=cache,
             on_progress=display.show,
             on_race=display.watch,
@@ -140,7 +145,6 @@ def _write(result: AutotuneResult, output: Path, layer: str | None) -> list[Path
     result.save(as_json)
     autotune_figure(result).savefig(picture)
     paths = [Path(path) for path in result.dataset.paths]
-    code = code_to_paste(paths, result.dataset.label, as_json, layer=layer)
-    now = datetime.now(UTC).astimezone()
-    page.write_text(html_report(result, code=code, written=now), encoding="utf-8")
+    code = code_to_paste(paths, result.dataset.labels, as_json, layer=layer)
+    page.write_text(html_report(result, code=code), encoding="utf-8")
     return [as_json, picture, page]

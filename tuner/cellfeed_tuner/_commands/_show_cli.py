@@ -44,7 +44,8 @@ def show_command(*, as_json: bool) -> None:
 def _latest(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
     """Return the last run of each kind, the last of all first."""
     by_kind = {
-        (run.key.name, run.asked.label, run.asked.batch_size, run.asked.cache): run for run in runs
+        (run.key.name, *run.asked.labels, run.asked.batch_size, run.asked.cache): run
+        for run in runs
     }
     return sorted(by_kind.values(), key=lambda run: run.began, reverse=True)
 
@@ -81,7 +82,7 @@ def _data(run: EarlierRun) -> str:
     return (
         f"{run.path}, {facts['n_files']} file(s): {facts['n_cells']:,} cells x "
         f"{facts['n_vars']:,} genes, {format_bytes(facts['bytes_on_disk'])}; "
-        f"{run.asked.label}, minibatches of {run.asked.batch_size}, {run.asked.cache}"
+        f"{', '.join(run.asked.labels)}, minibatches of {run.asked.batch_size}, {run.asked.cache}"
     )
 
 

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed import ParameterError
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import LabelCounts, as_codes, count_labels
-from cellfeed_tuner._entropy._label_entropy import entropies_of
+from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
 
 __all__ = ["BlockMixing", "block_mixing", "within_block_bits"]
 

@@ -5,7 +5,8 @@ plug-in estimate it is biased, and more than H(a) is, since a minibatch has fewe
 hold it against the same estimate at random sampling, never against H(a | b) of the collection.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,13 +14,35 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed import ParameterError
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import as_codes, count_in_parts
-from cellfeed_tuner._entropy._label_entropy import LabelEntropy, entropies_of, replayed_grid
+from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
+from cellfeed_tuner._entropy._plan_replay import Statistic
 
-__all__ = ["conditional_label_entropy", "joint_codes", "random_conditional_entropy_bits"]
+__all__ = [
+    "Conditional",
+    "conditional_statistic",
+    "joint_codes",
+    "label_pair",
+    "random_conditional_entropy_bits",
+]
 
 _MOST_PAIRS = np.iinfo(np.int64).max
 
 _Codes = NDArray[np.integer]
+
+
+class Conditional(NamedTuple):
+    """One label given another, in place of a label whose entropy is asked for.
+
+    Parameters
+    ----------
+    labels
+        Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
+    given
+        Code of the label within which the first is to be mixed, likewise.
+    """
+
+    labels: ArrayLike
+    given: ArrayLike
 
 
 def joint_codes(labels: ArrayLike, given: ArrayLike) -> NDArray[np.signedinteger]:
@@ -45,70 +68,19 @@ def joint_codes(labels: ArrayLike, given: ArrayLike) -> NDArray[np.signedinteger
     >>> joint_codes([0, 1, -1, 1], [0, 2, 2, -1])
     array([ 0,  5, -1, -1], dtype=int8)
     """
-    first, second = _pair(labels, given)
+    first, second = label_pair(labels, given)
     return _joint(first, second, int(second.max()) + 1)
 
 
-def conditional_label_entropy(
-    labels: ArrayLike,
-    given: ArrayLike,
-    *,
-    batch_size: int,
-    block_sizes: Sequence[int],
-    fetch_factors: Sequence[int],
-    n_rows: int = 1_000_000,
-    seed: int = 0,
-    on_progress: Callable[[int], object] | None = None,
-) -> list[LabelEntropy]:
-    """Return H(labels | given) within minibatches of block shuffling, for a whole grid.
-
-    Parameters
-    ----------
-    labels
-        Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
-    given
-        Code of the label within which the first is to be mixed, likewise.
-    batch_size, block_sizes, fetch_factors, n_rows, seed, on_progress
-        As in `label_entropy`.
-
-    Returns
-    -------
-    One result for each pair of sizes, block sizes outermost; compare them with
-    `random_conditional_entropy_bits`.
-
-    Raises
-    ------
-    ParameterError
-        The labels are not lines of integers of one length, or a size is below one.
-
-    Examples
-    --------
-    >>> plate, line = np.repeat([0, 1], 6_400), np.tile([0, 1], 6_400)
-    >>> for cell in conditional_label_entropy(
-    ...     plate, line, batch_size=64, block_sizes=[64], fetch_factors=[1, 16]
-    ... ):
-    ...     print(cell.block_size, cell.fetch_factor, round(cell.bits.value, 2))
-    64 1 0.0
-    64 16 0.93
-    """
-    first, second = _pair(labels, given)
-    n_given = int(second.max()) + 1
+def conditional_statistic(labels: _Codes, given: _Codes) -> Statistic:
+    """Return what gives H(labels | given) of minibatches from their rows; see `label_pair`."""
+    n_given = int(given.max()) + 1
 
     def conditional(rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        a, b = first[rows], second[rows]
+        a, b = labels[rows], given[rows]
         return entropies_of(_joint(a, b, n_given)) - entropies_of(_known_in_both(a, b))
 
-    (results,) = replayed_grid(
-        [conditional],
-        n_cells=first.size,
-        batch_size=batch_size,
-        block_sizes=block_sizes,
-        fetch_factors=fetch_factors,
-        n_rows=n_rows,
-        seed=seed,
-        on_progress=on_progress,
-    )
-    return results
+    return conditional
 
 
 def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_size: int) -> float:
@@ -117,7 +89,7 @@ def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_s
     Parameters
     ----------
     labels, given
-        As in `conditional_label_entropy`.
+        As in `Conditional`.
     batch_size
         Rows of a minibatch.
 
@@ -131,7 +103,7 @@ def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_s
     >>> random_conditional_entropy_bits([0, 0, 1, 1], [0, 1, 0, 1], batch_size=4)
     1.0
     """
-    first, second = _pair(labels, given)
+    first, second = label_pair(labels, given)
     n_given = int(second.max()) + 1
     n_pairs = (int(first.max()) + 1) * n_given
 
@@ -144,7 +116,8 @@ def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_s
     return bits(lambda a, b: _joint(a, b, n_given), n_pairs - 1) - bits(_known_in_both, n_given - 1)
 
 
-def _pair(labels: ArrayLike, given: ArrayLike) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+def label_pair(labels: ArrayLike, given: ArrayLike) -> tuple[_Codes, _Codes]:
+    """Return two labels as arrays of codes that can be joined; see `joint_codes`."""
     first, second = as_codes(labels), as_codes(given)
     if first.size != second.size:
         msg = f"labels must have as many rows as `given`, but got {first.size} and {second.size}"

@@ -16,13 +16,16 @@ from scipy.stats import t as student_t
 
 from cellfeed import EpochPlan, ParameterError
 from cellfeed_tuner._entropy._label_counts import as_codes
-from cellfeed_tuner._entropy._label_entropy import entropies_of
+from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
 from cellfeed_tuner._entropy._plan_replay import fetches_per_block
 from cellfeed_tuner._interval import BEYOND_CHANCE, Estimate, mean_with_interval
 
-__all__ = ["EpochCourse", "entropy_over_epoch"]
+__all__ = ["LEAST_MINIBATCHES", "EpochCourse", "entropy_over_epoch"]
 
 _N_DECILES = 10
+LEAST_MINIBATCHES = _N_DECILES
+"""Full minibatches without which an epoch has no tenths."""
+
 _LEAST_FETCHES = 16
 # Sums of many logarithms may differ by so much.
 _ROUNDING = 1e-9
@@ -66,20 +69,19 @@ class EpochCourse:
     @property
     def sentence(self) -> str:
         """All this in one sentence."""
-        ends = (
-            f"{self.deciles[0].value:.3f} bits in the first decile, "
-            f"{self.deciles[-1].value:.3f} in the last"
-        )
-        if not np.isfinite(self.departure_error_bits):
-            return f"Too few fetches to tell whether the entropy drifts over an epoch: {ends}."
-        largest = (
-            f"decile {self.departing_decile + 1} is the furthest off, by {self.departure_bits:+.3f}"
-        )
+        values = [each.value for each in self.deciles]
         if self.drifts:
-            return f"The entropy drifts over an epoch: {ends}; {largest}."
+            return (
+                f"Entropy drifts over an epoch: {values[0]:.3f} bits in its first tenth, "
+                f"{values[-1]:.3f} in its last; tenth {self.departing_decile + 1} is the furthest "
+                f"off, by {self.departure_bits:+.3f}, where chance explains "
+                f"{self.departure_error_bits:.3f}."
+            )
+        enough = np.isfinite(self.departure_error_bits)
         return (
-            f"The entropy does not drift over an epoch: {ends}; {largest}, "
-            f"and chance explains {self.departure_error_bits:.3f}."
+            "From the first to the last tenth of an epoch, entropy stays within "
+            f"{min(values):.3f} to {max(values):.3f} bits"
+            + (", as chance has it." if enough else "; too few fetches to tell whether it drifts.")
         )
 
 
@@ -122,7 +124,7 @@ def entropy_over_epoch(labels: ArrayLike, plan: EpochPlan, *, n_rows: int = 262_
         )
         raise ParameterError(msg)
     n_minibatches = plan.n_delivered // plan.batch_size
-    if n_minibatches < _N_DECILES:
+    if n_minibatches < LEAST_MINIBATCHES:
         msg = f"an epoch must have at least 10 full minibatches, but it has {n_minibatches}"
         raise ParameterError(msg)
     ends = np.arange(_N_DECILES + 1) * n_minibatches // _N_DECILES

@@ -1,14 +1,14 @@
 """Label entropy over a whole grid, for which nothing is read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._entropy._conditional_entropy import Conditional
 from cellfeed_tuner._entropy._label_counts import LabelCounts
-from cellfeed_tuner._entropy._label_entropy import LabelEntropy, label_entropy
+from cellfeed_tuner._entropy._label_entropy import LabelEntropy, Name, label_entropies
 from cellfeed_tuner._progress import Progress
 from cellfeed_tuner._result import EntropyBits
 
@@ -19,18 +19,21 @@ ENTROPY_ROWS = 262_144
 
 
 def replayed_entropies(
-    codes: NDArray[np.integer],
+    labels: Mapping[Name, ArrayLike | Conditional],
     grid: Sequence[Configuration],
     batch_size: int,
     seed: int,
     on_progress: Progress,
-) -> list[LabelEntropy]:
-    """Replay the plan of each (block size, fetch factor) of a grid over the labels."""
-    block_sizes = sorted({each.block_size for each in grid})
-    fetch_factors = sorted({each.fetch_factor for each in grid})
+) -> dict[Name, list[LabelEntropy]]:
+    """Replay the plan of each (block size, fetch factor) of a grid over the labels.
+
+    Size 1 of each is among them, so that the storage order can be told.
+    """
+    block_sizes = sorted({1, *(each.block_size for each in grid)})
+    fetch_factors = sorted({1, *(each.fetch_factor for each in grid)})
     n_cells = len(block_sizes) * len(fetch_factors)
-    return label_entropy(
-        codes,
+    return label_entropies(
+        labels,
         batch_size=batch_size,
         block_sizes=block_sizes,
         fetch_factors=fetch_factors,

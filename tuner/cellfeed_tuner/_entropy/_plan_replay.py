@@ -11,11 +11,11 @@ from cellfeed_tuner._interval import Estimate, mean_with_interval
 
 __all__ = [
     "FetchSpread",
-    "Replay",
+    "PlanReplay",
     "Statistic",
     "fetches_per_block",
     "minibatches_by_fetch",
-    "replay",
+    "replay_plan",
 ]
 
 # So many rows are replayed at once: enough to be fast, few enough to stay in the CPU's cache.
@@ -51,7 +51,7 @@ class FetchSpread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class PlanReplay:
     """A statistic of minibatches, fetch by fetch.
 
     Parameters
@@ -98,7 +98,9 @@ class Replay:
         )
 
 
-def replay(plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int) -> list[Replay]:
+def replay_plan(
+    plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int
+) -> list[PlanReplay]:
     """Replay fetches until they hold ``n_rows`` rows and suffice for an interval.
 
     Rows are drawn once for all statistics. Of a large collection, the first and the last whole
@@ -129,7 +131,7 @@ def replay(plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int) -> 
             found.append(values.reshape(n_fetches, n_minibatches).mean(axis=1))
         sizes.append(np.full(n_fetches, n_minibatches))
     return [
-        Replay(
+        PlanReplay(
             fetch_means=np.concatenate(found),
             fetch_sizes=np.concatenate(sizes),
             fetch_factor=plan.fetch_factor,

@@ -2,17 +2,14 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from cellfeed import BlockShuffling, EpochPlan
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import as_codes, count_labels
-from cellfeed_tuner._entropy._label_entropy import minibatch_statistic
-from cellfeed_tuner._entropy._plan_replay import replay
+from cellfeed_tuner._entropy._label_entropy import LabelEntropy, label_entropy
 from cellfeed_tuner._interval import BEYOND_CHANCE
 
-__all__ = ["StorageOrder", "storage_order"]
+__all__ = ["StorageOrder", "order_of_replayed", "storage_order"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +84,7 @@ def storage_order(
 
     Examples
     --------
+    >>> import numpy as np
     >>> labels = np.repeat([0, 1], 6_400)
     >>> storage_order(labels, batch_size=64, block_size=256).already_shuffled
     False
@@ -96,30 +94,44 @@ def storage_order(
     """
     codes = as_codes(labels)
     counted = count_labels(codes)
-    in_blocks, single_rows = (
-        replay(
-            EpochPlan(
-                strategy=BlockShuffling(block_size=size),
-                n_rows=codes.size,
-                batch_size=batch_size,
-                fetch_factor=1,
-                seed=seed,
-            ),
-            [minibatch_statistic(codes)],
-            n_rows=n_rows,
-        )[0]
-        for size in (block_size, 1)
+    in_blocks, single_rows = label_entropy(
+        codes,
+        batch_size=batch_size,
+        block_sizes=[block_size, 1],
+        fetch_factors=[1],
+        n_rows=n_rows,
+        seed=seed,
     )
-    # One minibatch to a fetch, so that fetches are minibatches.
-    deviation = float(np.std(single_rows.fetch_means))
-    n_distinct = min(in_blocks.n_minibatches, max(1, codes.size // batch_size))
-    return StorageOrder(
-        block_size=block_size,
-        expected_bits=in_blocks.mean.value,
-        random_bits=theory.random_entropy_bits(
-            counted.counts, batch_size, n_missing=counted.n_missing
-        )
+    random = (
+        theory.random_entropy_bits(counted.counts, batch_size, n_missing=counted.n_missing)
         if counted.counts.size
-        else 0.0,
-        tolerance_bits=BEYOND_CHANCE * deviation / n_distinct**0.5,
+        else 0.0
+    )
+    return order_of_replayed(
+        in_blocks, single_rows, random_bits=random, n_distinct=codes.size // batch_size
+    )
+
+
+def order_of_replayed(
+    in_blocks: LabelEntropy, single_rows: LabelEntropy, *, random_bits: float, n_distinct: int
+) -> StorageOrder:
+    """Return the same from what was replayed already.
+
+    Parameters
+    ----------
+    in_blocks, single_rows
+        Replays at fetch factor 1 of the block size that is of interest, and of 1.
+    random_bits
+        Exact expectation of random sampling.
+    n_distinct
+        Minibatches of an epoch.
+    """
+    # One minibatch to a fetch, so that fetches are minibatches.
+    deviation = single_rows.whole_fetches.deviation if single_rows.whole_fetches else 0.0
+    n = min(in_blocks.n_minibatches, max(1, n_distinct))
+    return StorageOrder(
+        block_size=in_blocks.block_size,
+        expected_bits=in_blocks.bits.value,
+        random_bits=random_bits,
+        tolerance_bits=BEYOND_CHANCE * deviation / n**0.5,
     )

@@ -39,7 +39,9 @@ class Asked:
 
     Parameters
     ----------
-    label, batch_size, budget, entropy_floor, block_sizes, fetch_factors, workers
+    label, further_labels
+        The first obs column that minibatches are mixed by, and the others.
+    batch_size, budget, entropy_floor, block_sizes, fetch_factors, workers
         As in `autotune`.
     cache
         State of the page cache that was found.
@@ -53,6 +55,12 @@ class Asked:
     block_sizes: tuple[int, ...]
     fetch_factors: tuple[int, ...]
     workers: tuple[int, ...]
+    further_labels: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels, the first one first."""
+        return self.label, *self.further_labels
 
     def is_like(self, other: "Asked") -> bool:
         """Return whether both measure the same thing."""
@@ -64,6 +72,7 @@ class Asked:
             self.is_like(other)
             and self.budget >= other.budget
             and self.entropy_floor <= other.entropy_floor
+            and set(self.further_labels) <= set(other.further_labels)
             and set(self.block_sizes) >= set(other.block_sizes)
             and set(self.fetch_factors) >= set(other.fetch_factors)
             and set(self.workers) >= set(other.workers)
@@ -80,8 +89,8 @@ class Asked:
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Asked":
         """Return what `dataclasses.asdict` and JSON have made plain."""
-        sizes = ("block_sizes", "fetch_factors", "workers")
-        return cls(**{**plain, **{name: tuple(plain[name]) for name in sizes}})
+        lists = {name: tuple(each) for name, each in plain.items() if isinstance(each, list)}
+        return cls(**{**plain, **lists})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,17 +36,24 @@ class Notes:
         What it is asked for.
     path
         The first of its files, so that people know them again.
+    began
+        When it began.
     """
 
     key: Key
     asked: Asked
     path: str
-    _began: datetime = field(default_factory=lambda: datetime.now(UTC), init=False)
+    began: datetime
     _load: float = field(default_factory=lambda: os.getloadavg()[0], init=False)
 
     @classmethod
     def of(
-        cls, collection: Collection, codes: NDArray[np.integer], machine: Machine, asked: Asked
+        cls,
+        collection: Collection,
+        codes: NDArray[np.integer],
+        machine: Machine,
+        asked: Asked,
+        began: datetime,
     ) -> "Notes":
         """Return the notes for a collection with a label's codes on a machine."""
         key = Key(
@@ -54,7 +61,7 @@ class Notes:
             machine=machine_fingerprint(machine),
             versions=versions_fingerprint(),
         )
-        return cls(key=key, asked=asked, path=str(collection.paths[0]))
+        return cls(key=key, asked=asked, path=str(collection.paths[0]), began=began)
 
     def recollection(self) -> Recollection:
         """Return which earlier runs bear on this one."""
@@ -77,7 +84,7 @@ class Notes:
         run = EarlierRun(
             key=self.key,
             asked=self.asked,
-            began=self._began.isoformat(timespec="milliseconds"),
+            began=self.began.astimezone(UTC).isoformat(timespec="milliseconds"),
             path=self.path,
             load=self._load,
             is_short=is_short,

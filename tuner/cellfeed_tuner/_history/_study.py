@@ -6,13 +6,18 @@ written to a disk while it is measured.
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import optuna
+with warnings.catch_warnings():
+    # Optuna imports tqdm, which misses widgets in a notebook, where no bar is to be shown.
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    import optuna
+
 from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.exceptions import OptunaError
 from optuna.storages import JournalStorage

@@ -1,4 +1,6 @@
-"""The label that minibatches are mixed by, as codes."""
+"""The labels that minibatches are mixed by, as codes."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -6,7 +8,18 @@ from numpy.typing import NDArray
 
 from cellfeed import CategoricalColumn, Collection, ColumnError
 
-__all__ = ["label_codes"]
+__all__ = ["label_codes", "names_of"]
+
+
+def names_of(label: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one label or several as a tuple without repetitions.
+
+    Examples
+    --------
+    >>> names_of("plate"), names_of(["plate", "drug", "plate"])
+    (('plate',), ('plate', 'drug'))
+    """
+    return (label,) if isinstance(label, str) else tuple(dict.fromkeys(label))
 
 
 def label_codes(collection: Collection, label: str) -> NDArray[np.integer]:

@@ -1,7 +1,8 @@
 """Throughput of one configuration, with what it rests on."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from cellfeed_tuner._machine._page_cache import (
     resident_fraction,
 )
 from cellfeed_tuner._measuring._bytes_read import BytesRead
-from cellfeed_tuner._measuring._labels import label_codes
+from cellfeed_tuner._measuring._labels import label_codes, names_of
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Outcome
 from cellfeed_tuner._measuring._timing import Delivery, Entropies, Round, Started, TimingRequest
 
@@ -69,7 +70,7 @@ class Measurement:
     round_reads
         What was read during each round of which that is known.
     round_entropy_bits
-        Mean label entropy of the minibatches of each round.
+        For each label, its mean entropy in the minibatches of each round.
     peak_memory_bytes
         Highest memory of the process and its workers, with the minibatches that may wait for a
         slow training loop; 0 if nothing ran.
@@ -88,7 +89,7 @@ class Measurement:
     worker_start_seconds: float | None = None
     first_minibatch_seconds: float | None = None
     round_reads: tuple[BytesRead, ...] = ()
-    round_entropy_bits: tuple[float, ...] = ()
+    round_entropy_bits: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     delivery_fault: str = ""
     failure: str = ""
@@ -142,9 +143,13 @@ class Measurement:
         )
 
     @property
-    def entropy_bits(self) -> Estimate | None:
-        """Mean label entropy of the minibatches that came out, with its 95 % interval."""
-        return mean_with_interval(self.round_entropy_bits) if self.round_entropy_bits else None
+    def entropy_bits(self) -> dict[str, Estimate]:
+        """Mean entropy of each label in the minibatches that came out, with its 95 % interval."""
+        return {
+            label: mean_with_interval(bits)
+            for label, bits in self.round_entropy_bits.items()
+            if bits
+        }
 
 
 def measure(
@@ -152,7 +157,7 @@ def measure(
     configuration: Configuration,
     *,
     batch_size: int = 64,
-    label: str | None = None,
+    label: str | Sequence[str] = (),
     cache: CacheState = "cold",
     seconds: float = 5.0,
     seed: int = 0,
@@ -171,7 +176,7 @@ def measure(
     batch_size
         Cells of a minibatch.
     label
-        An obs column of the collection whose minibatch entropy is taken, or None.
+        An obs column of the collection whose minibatch entropy is taken, or several.
     cache
         "cold" drops the files' pages before every round, "warm" reads all files first.
     seconds
@@ -183,7 +188,7 @@ def measure(
     Raises
     ------
     ColumnError
-        The collection was opened without ``label``.
+        The collection was opened without a label.
     ParameterError
         The collection has too few cells for whole fetches.
     FormatError
@@ -192,8 +197,9 @@ def measure(
     if (needed := cells_needed(configuration, batch_size)) > len(collection):
         msg = f"{configuration}: timing needs {needed:,} cells, but there are {len(collection):,}"
         raise ParameterError(msg)
-    if label is not None:
-        label_codes(collection, label)
+    labels = names_of(label)
+    for each in labels:
+        label_codes(collection, each)
     found_cache = prepare_cache(collection, cache)
     with MeasuringProcess(collection) as process:
         process.start()
@@ -202,7 +208,7 @@ def measure(
             TimingRequest(
                 configuration=configuration,
                 batch_size=batch_size,
-                label=label,
+                labels=labels,
                 cache=cache,
                 seconds=seconds,
                 least_rounds=LEAST_ROUNDS,
@@ -251,7 +257,7 @@ def cells_needed(configuration: Configuration, batch_size: int) -> int:
 def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
     started = [event for event in outcome.events if isinstance(event, Started)]
     rounds = [event for event in outcome.events if isinstance(event, Round)]
-    entropies = [event.bits for event in outcome.events if isinstance(event, Entropies)]
+    entropies = [event for event in outcome.events if isinstance(event, Entropies)]
     faults = [event.fault for event in outcome.events if isinstance(event, Delivery)]
     return replace(
         empty,
@@ -261,7 +267,7 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
         round_reads=tuple(each.read for each in rounds if each.counts and each.read),
         worker_start_seconds=started[0].worker_seconds if started else None,
         first_minibatch_seconds=started[0].first_minibatch_seconds if started else None,
-        round_entropy_bits=tuple(np.concatenate([np.empty(0), *entropies]).tolist()),
+        round_entropy_bits={each.label: tuple(each.bits.tolist()) for each in entropies},
         peak_memory_bytes=outcome.peak_memory_bytes
         + max((event.waiting_bytes for event in started), default=0),
         delivery_fault=next(filter(None, faults), ""),
@@ -275,12 +281,16 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
     Start-up times are those of the first; the peak is the highest.
     """
     first = measurements[0]
+    entropies = defaultdict[str, tuple[float, ...]](tuple)
+    for each in measurements:
+        for label, bits in each.round_entropy_bits.items():
+            entropies[label] += bits
     return replace(
         first,
         round_seconds=tuple(s for each in measurements for s in each.round_seconds),
         round_waiting_seconds=tuple(s for each in measurements for s in each.round_waiting_seconds),
         round_reads=tuple(read for each in measurements for read in each.round_reads),
-        round_entropy_bits=tuple(b for each in measurements for b in each.round_entropy_bits),
+        round_entropy_bits=dict(entropies),
         peak_memory_bytes=max(each.peak_memory_bytes for each in measurements),
         delivery_fault=next(filter(None, (each.delivery_fault for each in measurements)), ""),
         failure=next((each.failure for each in measurements if each.failure), ""),

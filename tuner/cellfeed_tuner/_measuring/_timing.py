@@ -9,7 +9,7 @@ for which nobody is charged.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cellfeed import BlockShuffling, CellDataset, Collection, Minibatch
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._entropy._label_entropy import entropies_of
+from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
 from cellfeed_tuner._machine._page_cache import CacheState, drop_clean_pages
 from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
 from cellfeed_tuner._measuring._delivery import delivery_fault
@@ -39,8 +39,8 @@ class TimingRequest:
     ----------
     configuration, batch_size
         The settings.
-    label
-        The obs column whose entropy is taken, or None.
+    labels
+        The obs columns whose entropies are taken; may be none.
     cache
         "cold": pages are dropped between rounds, at most once a second, so that no round
         profits from an earlier one, as where the files are larger than memory. "warm": pages
@@ -57,7 +57,7 @@ class TimingRequest:
 
     configuration: Configuration
     batch_size: int
-    label: str | None
+    labels: Sequence[str]
     cache: CacheState
     seconds: float
     least_rounds: int
@@ -112,14 +112,17 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Entropies:
-    """Label entropies of the minibatches that came out.
+    """Entropies of one label in the minibatches that came out.
 
     Parameters
     ----------
+    label
+        The obs column.
     bits
         Mean over each round, first rounds too, shape (n_rounds,).
     """
 
+    label: str
     bits: NDArray[np.float64]
 
 
@@ -149,7 +152,7 @@ def run_timing(
         What to time.
     report
         Called with `Started` once, then with each `Round`, with `Delivery` at the end, and with
-        `Entropies` if minibatches are as planned.
+        `Entropies` of each label if minibatches are as planned.
     """
     configuration = request.configuration
     dataset = CellDataset(
@@ -171,9 +174,11 @@ def run_timing(
             break
     fault = delivery_fault(rows, configuration, dataset.plan(epoch=request.first_epoch))
     report(Delivery(fault))
-    if request.label is not None and not fault:
-        labels = label_codes(collection, request.label)[np.stack(rows)]
-        report(Entropies(_entropy_by_round(labels, configuration.minibatches_per_round)))
+    if fault:
+        return
+    for label in request.labels:
+        codes = label_codes(collection, label)[np.stack(rows)]
+        report(Entropies(label, _entropy_by_round(codes, configuration.minibatches_per_round)))
 
 
 def _rounds(

@@ -35,7 +35,13 @@ class _Timed(NamedTuple):
     @property
     def share(self) -> str:
         """How well it mixes, in words."""
-        return f"{self.result.entropy_bits.share_of_random:.1%} of random sampling's entropy"
+        share = f"{self.mixing:.1%} of random sampling's entropy"
+        return f"at least {share} for each label" if self.result.further_labels else share
+
+    @property
+    def mixing(self) -> float:
+        """Entropy as a share of random sampling's, of the label that is mixed least."""
+        return self.result.least_mixed.share_of_random
 
 
 class Choice(NamedTuple):
@@ -88,11 +94,10 @@ def _feasible(results: Sequence[ConfigurationResult], constraints: Constraints) 
 
 def _shortfalls(each: _Timed, constraints: Constraints) -> dict[str, float]:
     """Return by how much each constraint is missed, as the logarithm of a ratio; 0 if met."""
-    entropy = each.result.entropy_bits
-    floor = constraints.entropy_floor
+    floor, label = constraints.entropy_floor, each.result.least_mixed_label
     missed = {
-        f"its entropy is {entropy.share_of_random:.3f} of random sampling's, "
-        f"below the floor of {floor:g}": _log_ratio(floor, entropy.share_of_random),
+        f"its entropy{f' of {label}' if label else ''} is {each.mixing:.3f} of random sampling's, "
+        f"below the floor of {floor:g}": _log_ratio(floor, each.mixing),
         f"it takes {each.memory / 1e6:,.0f} MB, more than the {constraints.memory_bytes / 1e6:,.0f}"
         " MB given": _log_ratio(each.memory, constraints.memory_bytes),
     }
@@ -151,12 +156,8 @@ def _although_too_slow(
 
 
 def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:
-    best = max(each.result.entropy_bits.share_of_random for each in feasible)
-    alike = [
-        each
-        for each in feasible
-        if each.result.entropy_bits.share_of_random >= best - _SAME_ENTROPY_SHARE
-    ]
+    best = max(each.mixing for each in feasible)
+    alike = [each for each in feasible if each.mixing >= best - _SAME_ENTROPY_SHARE]
     chosen = min(alike, key=lambda each: each.cost)
     return Choice(
         chosen.result,

@@ -7,13 +7,13 @@ __all__ = ["code_to_paste"]
 
 
 def code_to_paste(
-    paths: Sequence[Path], label: str, result: Path, *, layer: str | None = None
+    paths: Sequence[Path], labels: Sequence[str], result: Path, *, layer: str | None = None
 ) -> str:
     """Return the lines that train with the recommendation in the file ``result``.
 
     Examples
     --------
-    >>> print(code_to_paste([Path("cells.h5ad")], "plate", Path("autotune.json")))
+    >>> print(code_to_paste([Path("cells.h5ad")], ["plate"], Path("autotune.json")))
     from cellfeed import CellDataset, open_collection
     <BLANKLINE>
     collection = open_collection('cells.h5ad', obs=['plate'])
@@ -21,7 +21,7 @@ def code_to_paste(
     for minibatch in dataset.loader():
         ...  # minibatch.X, minibatch.obs['plate'], minibatch.rows
     """
-    arguments = f"{_paths_in_python(paths)}, obs=[{label!r}]"
+    arguments = f"{_paths_in_python(paths)}, obs={list(labels)!r}"
     if layer is not None:
         arguments += f", layer={layer!r}"
     return "\n".join(
@@ -31,7 +31,7 @@ def code_to_paste(
             f"collection = open_collection({arguments})",
             f"dataset = CellDataset.from_autotune(collection, {str(result)!r}, seed=0)",
             "for minibatch in dataset.loader():",
-            f"    ...  # minibatch.X, minibatch.obs[{label!r}], minibatch.rows",
+            f"    ...  # minibatch.X, minibatch.obs[{labels[0]!r}], minibatch.rows",
         ]
     )
 

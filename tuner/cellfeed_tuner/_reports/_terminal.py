@@ -13,9 +13,12 @@ from rich.text import Text
 from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._wording import (
     cache_in_words,
+    drifts_in_words,
     how_measured,
     interval,
+    labels_in_words,
     loader_faults,
+    mixing_in_words,
     proof_of_choice,
     storage_in_words,
     untimed_in_words,
@@ -52,7 +55,7 @@ def print_report(
     console.print(_setting(result), _grid(result), _recommendation(result), sep="\n")
     if result.recommended is not None:
         paths = [Path(path) for path in result.dataset.paths]
-        code = code_to_paste(paths, result.dataset.label, saved_as, layer=layer)
+        code = code_to_paste(paths, result.dataset.labels, saved_as, layer=layer)
         # Not wrapped at the width of the terminal, which would break it.
         console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
 
@@ -73,19 +76,14 @@ def _setting(result: AutotuneResult) -> RenderableType:
 
 
 def _dataset_lines(result: AutotuneResult) -> list[str]:
-    dataset, entropy = result.dataset, result.configurations[0].entropy_bits
-    missing = f", missing in {dataset.n_missing:,} cells" if dataset.n_missing else ""
+    dataset = result.dataset
     return [
         (
             f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes in {len(dataset.paths)} "
             f"file(s), {dataset.bytes_on_disk / 1e6:,.0f} MB, {dataset.layout}, "
             f"{dataset.rows_per_chunk:,.1f} cells per chunk"
         ),
-        (
-            f"label {dataset.label}: {dataset.n_labels} values, "
-            f"{dataset.label_entropy_bits:.3f} bits{missing}; minibatches of "
-            f"{dataset.batch_size}, random sampling gives {entropy.random:.3f} bits"
-        ),
+        *labels_in_words(result),
     ]
 
 
@@ -97,7 +95,8 @@ def _grid(result: AutotuneResult) -> Table:
     table.add_column("cells/s\n[95 % interval]", justify="right", no_wrap=True)
     table.add_column("meas.\nbits", justify="right", no_wrap=True)
     table.add_column("exp.\nbits", justify="right", no_wrap=True)
-    table.add_column("of\nrand.", justify="right", no_wrap=True)
+    share = "least\nshare" if result.dataset.further_labels else "of\nrand."
+    table.add_column(share, justify="right", no_wrap=True)
     table.add_column("bounds\n(bits)", justify="right", no_wrap=True)
     table.add_column("within\nthem", justify="right", no_wrap=True)
     table.add_column("\nMB", justify="right", no_wrap=True)
@@ -131,7 +130,7 @@ def _row(rows: list[ConfigurationResult]) -> list[str]:
         first.status if speed is None else interval(speed),
         "" if entropy.measured is None else f"{entropy.measured.value:.2f}",
         f"{entropy.expected.value:.2f}",
-        f"{entropy.share_of_random:.0%}",
+        f"{first.least_mixed.share_of_random:.0%}",
         f"{entropy.lower_bound:.2f}-{entropy.upper_bound:.2f}",
         entropy.verdict,
         f"{first.peak_memory_bytes / 1e6:,.0f}" if first.peak_memory_bytes else "",
@@ -152,6 +151,7 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
         Text(f"{interval(speed)} cells/s, {how_measured(chosen)}; {memory / 1e6:,.0f} MB"),
         Text(chosen.reason),
         *map(Text, use_in_words(result)),
+        *map(Text, mixing_in_words(result)),
         *_proof(result),
         *_remarks(result),
         *map(Text, untimed_in_words(result)),
@@ -162,7 +162,8 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
 def _proof(result: AutotuneResult) -> list[Text]:
     """Say what the entropy of the choice proves, which loaders are wrong, and what is shuffled."""
     faults = [Text(fault, style="bold red") for fault in loader_faults(result)]
-    return [*faults, *map(Text, proof_of_choice(result))]
+    drifts = [Text(each, style="bold yellow") for each in drifts_in_words(result)]
+    return [*faults, *map(Text, proof_of_choice(result)), *drifts]
 
 
 def _remarks(result: AutotuneResult) -> list[Text]:

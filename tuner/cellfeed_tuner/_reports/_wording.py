@@ -5,13 +5,24 @@ from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
-from cellfeed_tuner._result import AutotuneResult, Recommended, Waiting
+from cellfeed_tuner._result import (
+    AutotuneResult,
+    ConditionalEntropyBits,
+    Dataset,
+    EntropyBits,
+    LabelCensus,
+    Recommended,
+    Waiting,
+)
 
 __all__ = [
     "cache_in_words",
+    "drifts_in_words",
     "how_measured",
     "interval",
+    "labels_in_words",
     "loader_faults",
+    "mixing_in_words",
     "proof_of_choice",
     "storage_in_words",
     "untimed_in_words",
@@ -76,16 +87,62 @@ def loader_faults(result: AutotuneResult) -> list[str]:
     ][:_MOST_FAULTS]
 
 
+def labels_in_words(result: AutotuneResult) -> list[str]:
+    """Return how each label is distributed, and what random sampling gives."""
+    dataset, one = result.dataset, result.configurations[0]
+    entropies = [one.entropy_bits, *(each.entropy_bits for each in one.further_labels.values())]
+    censuses: list[Dataset | LabelCensus] = [dataset, *dataset.further_labels.values()]
+    minibatches = f"minibatches of {dataset.batch_size}, "
+    lines = list[str]()
+    for label, census, entropy in zip(dataset.labels, censuses, entropies, strict=True):
+        missing = f", missing in {census.n_missing:,} cells" if census.n_missing else ""
+        lines.append(
+            f"label {label}: {census.n_labels} values, {census.label_entropy_bits:.3f} bits"
+            f"{missing}; {minibatches}random sampling gives {entropy.random:.3f} bits"
+        )
+        minibatches = ""
+    return lines
+
+
+def mixing_in_words(result: AutotuneResult) -> list[str]:
+    """Return how the choice mixes each of several labels, and the first within another."""
+    chosen = result.chosen
+    if chosen is None:
+        return []
+    first, lines = result.dataset.label, list[str]()
+    if chosen.further_labels:
+        entropies = {first: chosen.entropy_bits} | {
+            name: each.entropy_bits for name, each in chosen.further_labels.items()
+        }
+        lines = [_expected(name, each) for name, each in entropies.items()]
+    if chosen.conditional_entropy_bits is not None:
+        within = chosen.conditional_entropy_bits
+        lines.append(_expected(f"{first} within {within.given}", within))
+    return lines
+
+
+def _expected(name: str, entropy: EntropyBits | ConditionalEntropyBits) -> str:
+    return (
+        f"{name}: {entropy.expected.value:.3f} bits, {entropy.share_of_random:.1%} of random "
+        f"sampling's {entropy.random:.3f}"
+    )
+
+
 def proof_of_choice(result: AutotuneResult) -> list[str]:
-    """Return what the entropy of the choice proves, and whether files are shuffled already."""
-    chosen = result.recommended and result.recommended.configuration
+    """Return what the entropy of the choice proves, and whether it stays so over an epoch.
+
+    And whether files are shuffled already.
+    """
+    chosen = result.chosen
+    verdicts = {} if chosen is None else {result.dataset.label: chosen.verdict}
+    if chosen is not None:
+        verdicts |= {name: each.verdict for name, each in chosen.further_labels.items()}
     lines = [
-        each.verdict.sentence
-        for each in result.configurations
-        if each.configuration == chosen
-        and each.verdict is not None
-        and each.verdict.kind != "loader"
+        _of_label(result, name, each.sentence)
+        for name, each in verdicts.items()
+        if each is not None and each.kind != "loader"
     ]
+    lines += _courses_in_words(result, drift=False)
     if result.storage_order is not None and result.storage_order.already_shuffled:
         lines.append(result.storage_order.sentence)
     return lines
@@ -130,6 +187,24 @@ def _waiting(waiting: Waiting, result: AutotuneResult) -> str:
         f"With a training step of {step}, training waits {share.value:.1%}{spread} of the time, "
         f"measured over {fetches} per worker{few}."
     )
+
+
+def drifts_in_words(result: AutotuneResult) -> list[str]:
+    """Return a warning for each label whose entropy drifts over an epoch of the choice."""
+    return _courses_in_words(result, drift=True)
+
+
+def _courses_in_words(result: AutotuneResult, *, drift: bool) -> list[str]:
+    return [
+        _of_label(result, name, course.sentence)
+        for name, course in result.entropy_over_epoch.items()
+        if course.drifts == drift
+    ]
+
+
+def _of_label(result: AutotuneResult, name: str, sentence: str) -> str:
+    """Return a sentence with the label that it is about, where there is more than one."""
+    return f"{name}: {sentence}" if result.dataset.further_labels else sentence
 
 
 def untimed_in_words(result: AutotuneResult) -> list[str]:

@@ -7,6 +7,7 @@ names the machine.
 
 from cellfeed_tuner.plots._autotune import autotune_figure
 from cellfeed_tuner.plots._bounds import bounds_figure
+from cellfeed_tuner.plots._epoch import epoch_figure
 from cellfeed_tuner.plots._figure4 import entropy_figure
 from cellfeed_tuner.plots._heat_maps import heat_map_figure
 from cellfeed_tuner.plots._trade_off import trade_off_figure
@@ -15,6 +16,7 @@ __all__ = [
     "autotune_figure",
     "bounds_figure",
     "entropy_figure",
+    "epoch_figure",
     "heat_map_figure",
     "trade_off_figure",
 ]

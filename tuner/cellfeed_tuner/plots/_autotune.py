@@ -3,7 +3,7 @@
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult, Dataset
 from cellfeed_tuner.plots._heat_maps import draw_entropy, draw_throughput
 from cellfeed_tuner.plots._style import BOUND, STYLE
 from cellfeed_tuner.plots._trade_off import draw_trade_off
@@ -42,6 +42,12 @@ def _headline(result: AutotuneResult) -> str:
     )
 
 
+def _labels(dataset: Dataset) -> str:
+    first = f"label {dataset.label} ({dataset.n_labels} values)"
+    others = (f"{name} ({each.n_labels})" for name, each in dataset.further_labels.items())
+    return ", ".join([first, *others])
+
+
 def _caption(result: AutotuneResult) -> str:
     dataset, cpu = result.dataset, result.machine.cpu
     disks = ", ".join(
@@ -49,7 +55,7 @@ def _caption(result: AutotuneResult) -> str:
     )
     return (
         f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes, {dataset.layout}, "
-        f"label {dataset.label} ({dataset.n_labels} values), minibatch {dataset.batch_size}; "
+        f"{_labels(dataset)}, minibatch {dataset.batch_size}; "
         f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, {disks}, "
         f"page cache {result.cache}"
     )

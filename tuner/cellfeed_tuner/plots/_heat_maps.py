@@ -67,17 +67,23 @@ def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
 
 
 def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
-    """Draw the expected entropy at each place of the grid."""
-    entropies = {
-        (each.configuration.block_size, each.configuration.fetch_factor): each.entropy_bits
+    """Draw the expected entropy at each place of the grid.
+
+    In bits, that of the first label; as a share of random sampling's, that of the least mixed.
+    """
+    results = {
+        (each.configuration.block_size, each.configuration.fetch_factor): each
         for each in result.configurations
     }
-    values = {place: entropy.share_of_random for place, entropy in entropies.items()}
+    values = {place: each.least_mixed.share_of_random for place, each in results.items()}
     texts = {
-        place: f"{entropy.expected.value:.2f}\n{entropy.share_of_random:.0%}"
-        for place, entropy in entropies.items()
+        place: f"{each.entropy_bits.expected.value:.2f}\n{values[place]:.0%}"
+        for place, each in results.items()
     }
-    axes.set_title("Entropy (bits), share of random")
+    title = "Entropy (bits), share of random"
+    if result.dataset.further_labels:
+        title = f"Entropy of {result.dataset.label} (bits),\nleast label's share of random"
+    axes.set_title(title, parse_math=False)
     _draw_grid(axes, result, values, texts, logarithmic=False)
 
 

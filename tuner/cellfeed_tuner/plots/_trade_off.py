@@ -42,9 +42,9 @@ def draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
     ]
     for each, speed in timed:
         axes.errorbar(
-            each.entropy_bits.share_of_random,
+            each.least_mixed.share_of_random,
             speed.value,
-            xerr=around(each.entropy_bits.expected, unit=each.entropy_bits.random or 1.0),
+            xerr=around(each.least_mixed.expected, unit=each.least_mixed.random or 1.0),
             yerr=around(speed),
             fmt=_marker(workers, each.configuration.num_workers),
             color=colours[each.configuration.block_size],
@@ -59,7 +59,7 @@ def draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
         textcoords="offset points", rotation=90, ha="right", va="top", fontsize=8, color=BOUND,
     )  # fmt: skip
     _mark_choice(axes, result)
-    _label_axes(axes)
+    _label_axes(axes, of="the label mixed least" if result.dataset.further_labels else "")
     for size in block_sizes:
         axes.plot([], [], "o", color=colours[size], label=f"block {size}")
     for number in workers:
@@ -70,7 +70,7 @@ def draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
 def _draw_front(axes: Axes, timed: Sequence[tuple[ConfigurationResult, Estimate]]) -> None:
     """Draw the Pareto front: steps through what is mixed better than all that is faster."""
     front = list[tuple[float, float]]()
-    places = [(each.entropy_bits.share_of_random, speed.value) for each, speed in timed]
+    places = [(each.least_mixed.share_of_random, speed.value) for each, speed in timed]
     for share, speed in sorted(places, reverse=True):
         if not front or speed > front[-1][1]:
             front.append((share, speed))
@@ -82,9 +82,10 @@ def _draw_front(axes: Axes, timed: Sequence[tuple[ConfigurationResult, Estimate]
         )  # fmt: skip
 
 
-def _label_axes(axes: Axes) -> None:
+def _label_axes(axes: Axes, *, of: str) -> None:
     axes.set_title("Trade-off, with 95 % intervals")
-    axes.set(xlabel="entropy, share of random sampling's", ylabel="throughput (cells/s)")
+    entropy = f"entropy of {of}" if of else "entropy"
+    axes.set(xlabel=f"{entropy}, share of random sampling's", ylabel="throughput (cells/s)")
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -93,14 +94,9 @@ def _label_axes(axes: Axes) -> None:
 
 
 def _mark_choice(axes: Axes, result: AutotuneResult) -> None:
-    if result.recommended is None:
+    if result.recommended is None or result.chosen is None:
         return
-    chosen = result.recommended.configuration
-    share = next(
-        each.entropy_bits.share_of_random
-        for each in result.configurations
-        if each.configuration == chosen
-    )
+    share = result.chosen.least_mixed.share_of_random
     speed = result.recommended.cells_per_second
     axes.errorbar(
         share,

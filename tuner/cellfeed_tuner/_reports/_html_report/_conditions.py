@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 
 from cellfeed.console import format_bytes
 from cellfeed_tuner._machine._description import Machine, Platform
@@ -17,7 +16,7 @@ _UNKNOWN = "unknown"
 _Pairs = list[tuple[str, object]]
 
 
-def conditions(result: AutotuneResult, written: datetime) -> Html:
+def conditions(result: AutotuneResult) -> Html:
     """Return data set, constraints, machine, storage, versions and run, each as a card."""
     machine = result.machine
     cards = [
@@ -26,7 +25,7 @@ def conditions(result: AutotuneResult, written: datetime) -> Html:
         ("Machine", _machine(machine)),
         *(("Storage", _storage(storage)) for storage in machine.storage),
         ("Versions", _versions(machine.platform)),
-        ("Run", _run(result, written)),
+        ("Run", _run(result)),
     ]
     return element("div", *(_card(name, pairs) for name, pairs in cards), class_="cards")
 
@@ -36,17 +35,26 @@ def _card(name: str, pairs: _Pairs) -> Html:
 
 
 def _data(result: AutotuneResult) -> _Pairs:
-    dataset, order = result.dataset, result.storage_order
+    dataset, order, one = result.dataset, result.storage_order, result.configurations[0]
+    further: _Pairs = []
+    for name, each in dataset.further_labels.items():
+        further += [
+            ("label", name),
+            ("values", f"{each.n_labels:,}, {each.label_entropy_bits:.3f} bits"),
+            ("without label", f"{each.n_missing:,} cells"),
+            ("random sampling", f"{one.further_labels[name].entropy_bits.random:.3f} bits"),
+        ]
     pairs: _Pairs = [
         ("matrix", f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes"),
         ("stored as", f"{dataset.layout}, {dataset.dtype}, {format_bytes(dataset.bytes_on_disk)}"),
         ("a cell in storage", format_bytes(round(dataset.stored_bytes_per_cell))),
         ("read as a whole", f"{dataset.rows_per_chunk:,.1f} cells per chunk"),
+        ("minibatch", f"{dataset.batch_size} cells"),
         ("label", dataset.label),
         ("values", f"{dataset.n_labels:,}, {dataset.label_entropy_bits:.3f} bits"),
         ("without label", f"{dataset.n_missing:,} cells"),
-        ("minibatch", f"{dataset.batch_size} cells"),
-        ("random sampling", f"{result.configurations[0].entropy_bits.random:.3f} bits"),
+        ("random sampling", f"{one.entropy_bits.random:.3f} bits"),
+        *further,
         ("storage order", order.sentence if order else "not looked at"),
         ("files", _files(dataset.paths)),
     ]
@@ -107,9 +115,9 @@ def _versions(platform: Platform) -> _Pairs:
     ]
 
 
-def _run(result: AutotuneResult, written: datetime) -> _Pairs:
+def _run(result: AutotuneResult) -> _Pairs:
     return [
-        ("date", f"{written:%Y-%m-%d %H:%M %Z}".strip()),
+        ("date", f"{result.date:%Y-%m-%d %H:%M %Z}".strip()),
         ("took", f"{result.seconds:,.0f} s"),
         ("page cache", join(element("div", line) for line in cache_in_words(result))),
     ]

@@ -10,7 +10,7 @@ from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
 
 __all__ = ["configurations"]
 
-_HEADINGS = (
+_BEFORE = (
     "block size",
     "fetch factor",
     "workers",
@@ -25,7 +25,6 @@ _HEADINGS = (
     "within them",
     "memory",
     "read / stored",
-    "remark",
 )
 
 
@@ -33,15 +32,37 @@ def configurations(result: AutotuneResult) -> Html:
     """Return each configuration with its status, why it has that, and its verdict."""
     chosen = result.recommended and result.recommended.configuration
     rows = [
-        _row(each, result.read_amplification(each), is_chosen=each.configuration == chosen)
-        for each in result.configurations
+        _row(each, result, is_chosen=each.configuration == chosen) for each in result.configurations
     ]
-    return element("div", table(_HEADINGS, rows), class_="scroll", tabindex="0")
+    first = result.configurations[0]
+    headings = [*_BEFORE, *(heading for heading, _ in _further(first, result)), "remark"]
+    return element("div", table(headings, rows), class_="scroll", tabindex="0")
 
 
-def _row(each: ConfigurationResult, read_amplification: float | None, *, is_chosen: bool) -> Html:
+def _further(each: ConfigurationResult, result: AutotuneResult) -> list[tuple[str, str]]:
+    """Return what is said of further labels, and of the first within another, with headings."""
+    said = list[tuple[str, str]]()
+    for name, label in each.further_labels.items():
+        bits, verdict = label.entropy_bits, label.verdict
+        said += [
+            (f"{name}: verdict", verdict.kind if verdict else ""),
+            (f"{name}: measured bits", _bits(bits.measured)),
+            (f"{name}: expected bits", f"{bits.expected.value:.3f}"),
+            (f"{name}: share of random", f"{bits.share_of_random:.1%}"),
+        ]
+    within = each.conditional_entropy_bits
+    if within is not None:
+        heading = f"{result.dataset.label} within {within.given}"
+        said += [
+            (f"{heading}: expected bits", f"{within.expected.value:.3f}"),
+            (f"{heading}: share of random", f"{within.share_of_random:.1%}"),
+        ]
+    return said
+
+
+def _row(each: ConfigurationResult, result: AutotuneResult, *, is_chosen: bool) -> Html:
     settings, entropy, speed = each.configuration, each.entropy_bits, each.cells_per_second
-    verdict = each.verdict
+    verdict, amplification = each.verdict, result.read_amplification(each)
     cells = [
         settings.block_size,
         settings.fetch_factor,
@@ -56,7 +77,8 @@ def _row(each: ConfigurationResult, read_amplification: float | None, *, is_chos
         f"{entropy.lower_bound:.3f} to {entropy.upper_bound:.3f}",
         entropy.verdict,
         format_bytes(each.peak_memory_bytes) if each.peak_memory_bytes else "",
-        f"{read_amplification:.1f}" if read_amplification is not None else "",
+        "" if amplification is None else f"{amplification:.1f}",
+        *(text for _, text in _further(each, result)),
     ]
     remark = " ".join(filter(None, [each.note, verdict.sentence if verdict else ""]))
     return element(

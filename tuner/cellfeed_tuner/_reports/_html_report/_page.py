@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
 from importlib import resources
 
 from cellfeed.console import format_bytes
@@ -11,17 +10,19 @@ from cellfeed_tuner._reports._html_report._configurations import configurations
 from cellfeed_tuner._reports._html_report._elements import Html, definitions, element
 from cellfeed_tuner._reports._html_report._svg import inline_svg
 from cellfeed_tuner._reports._wording import (
+    drifts_in_words,
     how_measured,
     interval,
     loader_faults,
+    mixing_in_words,
     proof_of_choice,
     untimed_in_words,
     use_in_words,
     why_nothing,
 )
-from cellfeed_tuner._result import AutotuneResult, Recommended
+from cellfeed_tuner._result import AutotuneResult, ConfigurationResult, Recommended
 from cellfeed_tuner._verdicts._verdict import VerdictKind
-from cellfeed_tuner.plots import bounds_figure, heat_map_figure, trade_off_figure
+from cellfeed_tuner.plots import bounds_figure, epoch_figure, heat_map_figure, trade_off_figure
 
 __all__ = ["html_report"]
 
@@ -41,7 +42,7 @@ _VERDICTS: dict[VerdictKind, str] = {
 }
 
 
-def html_report(result: AutotuneResult, *, code: str, written: datetime) -> str:
+def html_report(result: AutotuneResult, *, code: str) -> str:
     """Return one page that needs nothing beside it: neither network nor scripts.
 
     Parameters
@@ -50,18 +51,19 @@ def html_report(result: AutotuneResult, *, code: str, written: datetime) -> str:
         What ``autotune`` found.
     code
         The lines that train with the recommendation; left out if there is none.
-    written
-        When this is.
     """
-    title = f"autotune: {result.dataset.n_cells:,} cells mixed by {result.dataset.label}"
+    labels = " and ".join(result.dataset.labels)
+    title = f"autotune: {result.dataset.n_cells:,} cells mixed by {labels}"
+    courses = result.entropy_over_epoch
     sections = [
         _section("recommendation", "Recommendation", _recommendation(result)),
         *([_section("code", "To train with it", _code(code))] if result.recommended else []),
         _section("trade-off", "Throughput against entropy", _trade_off(result)),
         _section("grid", "Over the grid", [_heat_maps(result)]),
         _section("bounds", "Entropy against theory", [_bounds(result), *_verdicts(result)]),
+        *([_section("epoch", "Over an epoch", [_epoch(result)])] if courses else []),
         _section("configurations", "All configurations", [configurations(result)]),
-        _section("conditions", "What this was measured on", [conditions(result, written)]),
+        _section("conditions", "What this was measured on", [conditions(result)]),
     ]
     style = Html(resources.files(__package__).joinpath("report.css").read_text("utf-8"))
     head = element("head", _HEAD, element("title", title), element("style", style))
@@ -78,29 +80,27 @@ def _paragraphs(lines: Iterable[str], **attributes: str) -> list[Html]:
 
 
 def _recommendation(result: AutotuneResult) -> list[Html]:
-    chosen = result.recommended
-    if chosen is None:
+    chosen, known = result.recommended, result.chosen
+    if chosen is None or known is None:
         headline = element("p", "No configuration is feasible.", class_="choice alarm")
         said = [headline, element("p", why_nothing(result))]
     else:
         headline = element("p", chosen.configuration, class_="choice")
-        said = [headline, _key_figures(result, chosen), element("p", chosen.reason)]
+        said = [headline, _key_figures(known, chosen), element("p", chosen.reason)]
         said += _paragraphs(use_in_words(result))
     return [
         *said,
         *_paragraphs(loader_faults(result), class_="alarm"),
+        *_paragraphs(drifts_in_words(result), class_="alarm"),
+        *_paragraphs(mixing_in_words(result)),
         *_paragraphs(proof_of_choice(result)),
         *_paragraphs([result.earlier.sentence] if result.earlier else []),
         *_paragraphs(untimed_in_words(result)),
     ]
 
 
-def _key_figures(result: AutotuneResult, chosen: Recommended) -> Html:
-    entropy = next(
-        each.entropy_bits
-        for each in result.configurations
-        if each.configuration == chosen.configuration
-    )
+def _key_figures(known: ConfigurationResult, chosen: Recommended) -> Html:
+    entropy = known.entropy_bits
     share = f"{entropy.share_of_random:.1%} of random sampling's"
     pairs = [
         (f"throughput, {how_measured(chosen)}", f"{interval(chosen.cells_per_second)} cells/s"),
@@ -158,6 +158,21 @@ def _bounds(result: AutotuneResult) -> Html:
         "Measured entropies stand right of the plan's, one number of workers beside the other. "
         "The thick line is the exact expectation for blocks that hold one label each; thin lines "
         "are those of the other block sizes."
+    )
+    if result.dataset.further_labels:
+        caption = f"Label {result.dataset.label}. {caption}"
+    return _figure(svg, caption)
+
+
+def _epoch(result: AutotuneResult) -> Html:
+    svg = inline_svg(
+        epoch_figure(result),
+        name="epoch",
+        description="Label entropy of the recommended configuration in each tenth of an epoch",
+    )
+    caption = (
+        "Minibatches of the recommended configuration from the first to the last tenth of an "
+        "epoch, by its plan, with 95 % intervals."
     )
     return _figure(svg, caption)
 

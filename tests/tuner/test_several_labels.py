@@ -1,0 +1,208 @@
+"""``autotune`` over several labels, against entropies that are counted by hand."""
+
+import json
+import re
+from collections import Counter
+from itertools import pairwise
+from math import log2
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from cellfeed import BlockShuffling, EpochPlan, ParameterError, open_collection
+from cellfeed_tuner import Configuration, autotune, theory
+from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._entropy._label_counts import count_labels
+from cellfeed_tuner._mixing import Label, Mixing
+from cellfeed_tuner._progress import silent
+
+N_CELLS, BATCH_SIZE, N_EPOCHS, FLOOR = 3000, 16, 20, 0.8
+LABELS = {
+    "line": np.arange(N_CELLS) // 10 % 4,
+    "plate": np.repeat([0, 1, 2], N_CELLS // 3),
+    "drug": np.random.default_rng(0).integers(0, 3, N_CELLS),
+}
+SIZES = [(block_size, fetch_factor) for block_size in (4, 32) for fetch_factor in (2, 8)]
+
+
+def bits(values) -> float:
+    n = len(values)
+    return -sum(c / n * log2(c / n) for c in Counter(values).values())
+
+
+def bits_within(values, given) -> float:
+    """Mean entropy over the values of the other label, by how often they occur."""
+    pairs = list(zip(values, given, strict=True))
+    parts = [[a for a, b in pairs if b == value] for value in set(given)]
+    return sum(len(part) * bits(part) for part in parts) / len(pairs)
+
+
+def minibatches(block_size, fetch_factor, epoch):
+    """The rows of an epoch's full minibatches, as its plan has them."""
+    plan = EpochPlan(
+        strategy=BlockShuffling(block_size), n_rows=N_CELLS, batch_size=BATCH_SIZE,
+        fetch_factor=fetch_factor, epoch=epoch,
+    )  # fmt: skip
+    order = np.concatenate([plan.delivered_rows(i)[0] for i in range(plan.n_fetches)])
+    return order[: order.size - order.size % BATCH_SIZE].reshape(-1, BATCH_SIZE)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("labels") / "cells.h5ad"
+    obs = pd.DataFrame(
+        {
+            name: pd.Categorical([f"{name}{code}" for code in codes])
+            for name, codes in LABELS.items()
+        },
+        index=[str(cell) for cell in range(N_CELLS)],
+    )
+    ad.AnnData(np.ones((N_CELLS, 5), dtype=np.float32), obs=obs).write_h5ad(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tuned(file, tmp_path_factory):
+    """What the command printed, and the JSON that it wrote."""
+    output = tmp_path_factory.mktemp("tuned")
+    grid = ["--block-sizes", "4,32", "--fetch-factors", "2,8", "--workers", "0"]
+    settings = ["--batch-size", BATCH_SIZE, "--entropy-floor", FLOOR, "--budget", "10"]
+    labels = ["--label", "line", "--label", "plate", "--given", "drug"]
+    arguments = [file, *labels, *grid, *settings, "--output", output]
+    printed = CliRunner().invoke(main, list(map(str, arguments)))
+    assert printed.exit_code == 0, printed.output
+    return printed.stdout, json.loads((output / "autotune.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def said(tuned):
+    """What it printed, as if on one line."""
+    return " ".join(tuned[0].split())
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """Mean entropies of each configuration, by hand: of both labels, and of one within another."""
+    found = {}
+    for sizes in SIZES:
+        rows = [each for epoch in range(N_EPOCHS) for each in minibatches(*sizes, epoch)]
+        line, plate, drug = ([codes[each].tolist() for each in rows] for codes in LABELS.values())
+        found[sizes] = {
+            "line": np.mean([bits(each) for each in line]),
+            "plate": np.mean([bits(each) for each in plate]),
+            "within": np.mean([bits_within(a, b) for a, b in zip(line, drug, strict=True)]),
+        }
+    return found
+
+
+def by_sizes(result):
+    return {(each["block_size"], each["fetch_factor"]): each for each in result["configurations"]}
+
+
+def test_every_label_has_the_entropy_that_its_minibatches_have(tuned, counted):
+    for sizes, each in by_sizes(tuned[1]).items():
+        plate = each["further_labels"]["plate"]
+        assert each["entropy_bits"]["expected"] == pytest.approx(counted[sizes]["line"], abs=0.01)
+        assert plate["entropy_bits"]["expected"] == pytest.approx(counted[sizes]["plate"], abs=0.01)
+        within = each["conditional_entropy_bits"]
+        assert within["given"] == "drug"
+        assert within["expected"] == pytest.approx(counted[sizes]["within"], abs=0.01)
+        low, high = within["expected_interval"]
+        assert low <= within["expected"] <= high
+
+
+def test_every_label_is_measured_and_judged(tuned):
+    judged = [each for each in tuned[1]["configurations"] if each["status"] == "measured"]
+    assert judged
+    for each in judged:
+        plate = each["further_labels"]["plate"]
+        for label in (each, plate):
+            assert label["verdict"]["kind"] in {"inside", "outside", "assumptions"}
+            own = [label["entropy_bits"][name] for name in ("measured", "expected")]
+            assert any(f"{value:.3f}" in label["verdict"]["sentence"] for value in own)
+
+
+def test_the_floor_holds_for_every_label(tuned, counted):
+    random = {
+        name: theory.random_entropy_bits(np.bincount(LABELS[name]), BATCH_SIZE)
+        for name in ("line", "plate")
+    }
+    shares = {
+        sizes: {name: entropies[name] / random[name] for name in random}
+        for sizes, entropies in counted.items()
+    }
+    by_second_alone = [
+        sizes for sizes, each in shares.items() if each["line"] > FLOOR > each["plate"]
+    ]
+    assert by_second_alone
+    recommended = tuned[1]["recommended"]
+    chosen = shares[recommended["block_size"], recommended["fetch_factor"]]
+    assert min(chosen.values()) > FLOOR
+    said = re.search(r"with at least ([0-9.]+)% of random", recommended["reason"])
+    assert said is not None
+    assert float(said[1]) / 100 == pytest.approx(min(chosen.values()), abs=0.01)
+
+
+def test_the_epoch_of_the_choice_is_followed_from_first_to_last_tenth(tuned, said):
+    recommended = tuned[1]["recommended"]
+    rows = minibatches(recommended["block_size"], recommended["fetch_factor"], epoch=0)
+    ends = np.arange(11) * len(rows) // 10
+    assert list(tuned[1]["entropy_over_epoch"]) == ["line", "plate"]
+    for name, course in tuned[1]["entropy_over_epoch"].items():
+        entropies = [bits(each) for each in LABELS[name][rows].tolist()]
+        tenths = [np.mean(entropies[a:b]) for a, b in pairwise(ends)]
+        assert [each["value"] for each in course["deciles"]] == pytest.approx(tenths, abs=1e-9)
+        assert not course["drifts"]
+        assert f"within {min(tenths):.3f} to {max(tenths):.3f} bits" in course["sentence"]
+        assert f"{name}: {course['sentence']}" in said
+
+
+def test_the_grid_fits_into_80_columns(tuned):
+    grid = tuned[0].split("block")[1].split("Recommended")[0]
+    assert max(len(line.rstrip()) for line in grid.splitlines()) <= 80
+    assert "least" in grid
+
+
+def test_labels_are_named_where_they_are_used(tuned, said):
+    result = tuned[1]
+    assert "obs=['line', 'plate']" in said
+    assert result["dataset"]["label"] == "line"
+    assert result["dataset"]["further_labels"]["plate"]["n_labels"] == 3
+    assert "line within drug: " in said
+
+
+@pytest.mark.parametrize(
+    ("names", "shuffled"),
+    [(["drug"], True), (["plate"], False), (["drug", "plate"], False), (["drug", "drug"], True)],
+)
+def test_files_are_shuffled_only_if_they_are_by_every_label(names, shuffled):
+    labels = [Label(name, LABELS[name], count_labels(LABELS[name])) for name in names]
+    grid = [Configuration(block_size=256, fetch_factor=4)]
+    mixing = Mixing(labels, None, grid, batch_size=BATCH_SIZE, seed=0, on_progress=silent)
+    order = mixing.storage_order()
+    assert order.already_shuffled == shuffled
+    assert order.block_size == 256
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"label": []}, "at least one obs column"),
+        ({"label": ["line", "plate"], "given": "plate"}, "beside the labels, but got 'plate'"),
+    ],
+)
+def test_labels_that_make_no_sense_are_refused(file, settings, said):
+    collection = open_collection(file, obs=list(LABELS))
+    with pytest.raises(ParameterError, match=said):
+        autotune(collection, **settings)
+
+
+def test_on_the_command_line_that_is_one_line(file, tmp_path):
+    arguments = [file, "--label", "line", "--given", "line", "--output", tmp_path]
+    printed = CliRunner().invoke(main, list(map(str, arguments)))
+    assert printed.exit_code == 2
+    assert "`given` must be an obs column beside the labels" in printed.stderr
+    assert printed.stderr.count("\n") == 1

@@ -1,0 +1,59 @@
+"""A result in a few lines, as a notebook shows it."""
+
+from collections.abc import Iterable
+
+from cellfeed.console import format_bytes
+from cellfeed_tuner._reports._html_report._elements import Html, element
+from cellfeed_tuner._reports._wording import (
+    drifts_in_words,
+    how_measured,
+    interval,
+    loader_faults,
+    mixing_in_words,
+    proof_of_choice,
+    why_nothing,
+)
+from cellfeed_tuner._result import AutotuneResult
+
+__all__ = ["html_summary", "text_summary"]
+
+_TO_TRAIN = "dataset = CellDataset.from_autotune(collection, result, seed=0)"
+
+
+def text_summary(result: AutotuneResult) -> str:
+    """Return the recommendation in one line."""
+    chosen = result.recommended
+    if chosen is None:
+        return "no configuration is feasible"
+    return f"{chosen.configuration}; {interval(chosen.cells_per_second)} cells/s"
+
+
+def html_summary(result: AutotuneResult) -> Html:
+    """Return the recommendation as an element that needs no style: figures, proof and code."""
+    chosen, known = result.recommended, result.chosen
+    warnings = _paragraphs([*loader_faults(result), *drifts_in_words(result)], "strong")
+    if chosen is None or known is None:
+        headline = element("p", element("strong", "No configuration is feasible."))
+        return element("div", headline, *warnings, *_paragraphs([why_nothing(result)]))
+    entropy = known.entropy_bits
+    share = f"{entropy.share_of_random:.1%} of random sampling's"
+    rows = [
+        (f"throughput, {how_measured(chosen)}", f"{interval(chosen.cells_per_second)} cells/s"),
+        (f"entropy of {result.dataset.label}", f"{entropy.expected.value:.3f} bits, {share}"),
+        ("peak memory", format_bytes(chosen.peak_memory_bytes)),
+    ]
+    return element(
+        "div",
+        element("p", element("strong", f"Recommended: {chosen.configuration}")),
+        element(
+            "table",
+            *(element("tr", element("th", name), element("td", value)) for name, value in rows),
+        ),
+        *warnings,
+        *_paragraphs([chosen.reason, *mixing_in_words(result), *proof_of_choice(result)]),
+        element("pre", _TO_TRAIN),
+    )
+
+
+def _paragraphs(lines: Iterable[str], tag: str = "span") -> list[Html]:
+    return [element("p", element(tag, line)) for line in lines]
