@@ -24,8 +24,10 @@ from cellfeed_tuner._history._recall import Earlier
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._description import Machine, describe_machine
 from cellfeed_tuner._measuring._measure import Measurement, measure
-from cellfeed_tuner._planning._replay import RecordedGrid, Replay, read_grid, replay
+from cellfeed_tuner._planning._replay import Replay, replay
 from cellfeed_tuner._published import published_grid
+from cellfeed_tuner._recording._record import Recording, record
+from cellfeed_tuner._recording._recorded_grid import RecordedGrid, read_grid
 from cellfeed_tuner._result import (
     AutotuneResult,
     ConditionalEntropyBits,
@@ -61,6 +63,7 @@ __all__ = [
     "Nearest",
     "Recommended",
     "RecordedGrid",
+    "Recording",
     "Replay",
     "StorageOrder",
     "Verdict",
@@ -77,6 +80,7 @@ __all__ = [
     "published_grid",
     "random_conditional_entropy_bits",
     "read_grid",
+    "record",
     "replay",
     "storage_order",
     "theory",

@@ -1,9 +1,7 @@
 """The ``autotune`` command. Results go to stdout, progress and errors to stderr."""
 
 import json
-import re
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,10 @@ from cellfeed import __version__, open_collection
 from cellfeed.console import ByteSize
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._commands._live import LiveDisplay
+from cellfeed_tuner._commands._record_cli import record_command
 from cellfeed_tuner._commands._replay_cli import replay_command
 from cellfeed_tuner._commands._show_cli import show_command
+from cellfeed_tuner._commands._sizes import Sizes, listed
 from cellfeed_tuner._commands._subcommands import CommandWithSubcommands
 from cellfeed_tuner._grid import DEFAULT_BLOCK_SIZES, DEFAULT_FETCH_FACTORS
 from cellfeed_tuner._machine._page_cache import CacheState
@@ -27,32 +27,6 @@ from cellfeed_tuner.plots import autotune_figure
 __all__ = ["main"]
 
 
-class _Sizes(click.ParamType[tuple[int, ...]]):
-    """Integers, separated by commas or blanks."""
-
-    name = "N,N,..."
-
-    def __init__(self, least: int) -> None:
-        self._least = least
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        texts = re.split(r"[,\s]+", str(value).strip(", "))
-        if not all(re.fullmatch(r"-?\d+", text) for text in texts):
-            self.fail(f"{value!r} are not integers; write them as 4,16,64", param, ctx)
-        sizes = tuple(int(text) for text in texts)
-        if min(sizes) < self._least:
-            self.fail(f"{min(sizes)} is below {self._least}, the least there may be", param, ctx)
-        return sizes
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return ",".join(map(str, sizes))
-
-
 @click.command(cls=CommandWithSubcommands)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--label", required=True, multiple=True, metavar="COLUMN",
@@ -62,13 +36,13 @@ def _listed(sizes: Sequence[int]) -> str:
 @click.option("--layer", help="Layer to read in place of X.")
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
-@click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=_Sizes(1),
-              show_default=_listed(DEFAULT_BLOCK_SIZES),
+@click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),
+              show_default=listed(DEFAULT_BLOCK_SIZES),
               help="Block sizes to try.")  # fmt: skip
-@click.option("--fetch-factors", default=DEFAULT_FETCH_FACTORS, type=_Sizes(1),
-              show_default=_listed(DEFAULT_FETCH_FACTORS),
+@click.option("--fetch-factors", default=DEFAULT_FETCH_FACTORS, type=Sizes(1),
+              show_default=listed(DEFAULT_FETCH_FACTORS),
               help="Fetch factors to try.")  # fmt: skip
-@click.option("--workers", type=_Sizes(0), show_default="0 and powers of two up to the cores",
+@click.option("--workers", type=Sizes(0), show_default="0 and powers of two up to the cores",
               help="Numbers of worker processes to try.")  # fmt: skip
 @click.option("--budget", default=_autotune.DEFAULT_BUDGET_SECONDS, show_default=True,
               type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
@@ -135,6 +109,7 @@ def main(
         raise SystemExit(1)
 
 
+main.add_command(record_command)
 main.add_command(replay_command)
 main.add_command(show_command)
 

@@ -70,7 +70,7 @@ class LiveDisplay:
         self._stage = stage
         if not self._console.is_terminal:
             if is_new:
-                self._console.print(f"{_STAGES[stage]} ...")
+                self._console.print(f"{_STAGES.get(stage, stage)} ...")
             return
         now = self._clock()
         if is_new or now >= self._drawn + _LEAST_SECONDS_APART:
@@ -84,7 +84,11 @@ class LiveDisplay:
     def _drawing(self, done: float, total: float) -> RenderableType:
         line = Table.grid(padding=(0, 1))
         spent = f"{done:.0f} of {total:.0f} s" if self._stage == "throughput" else ""
-        line.add_row(_STAGES[self._stage], ProgressBar(total, done, width=_BAR_WIDTH), Text(spent))
+        line.add_row(
+            _STAGES.get(self._stage, self._stage),
+            ProgressBar(total, done, width=_BAR_WIDTH),
+            Text(spent),
+        )
         standings = self._standings() if self._standings is not None else ()
         if not standings:
             return line

@@ -1,0 +1,71 @@
+"""The ``autotune record`` command."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cellfeed import open_collection
+from cellfeed.console import ByteSize, OneLineErrorCommand
+from cellfeed_tuner._commands._live import LiveDisplay
+from cellfeed_tuner._commands._sizes import Sizes, listed
+from cellfeed_tuner._grid import DEFAULT_BLOCK_SIZES, DEFAULT_FETCH_FACTORS
+from cellfeed_tuner._recording._files import facts_path
+from cellfeed_tuner._recording._record import Recording, record
+
+__all__ = ["record_command"]
+
+
+@click.command("record", cls=OneLineErrorCommand)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--label", required=True, metavar="COLUMN", help="obs column to mix minibatches by.")
+@click.option("--output", required=True, metavar="GRID.csv",
+              type=click.Path(dir_okay=False, path_type=Path),
+              help="Where to write; what was begun there is taken up.")  # fmt: skip
+@click.option("--runs", default=3, show_default=True, type=click.IntRange(min=1),
+              help="How often to measure the grid, each time in another order.")  # fmt: skip
+@click.option("--layer", help="Layer to read in place of X.")
+@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
+              help="Cells of a minibatch.")  # fmt: skip
+@click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),
+              show_default=listed(DEFAULT_BLOCK_SIZES), help="Block sizes.")  # fmt: skip
+@click.option("--fetch-factors", default=DEFAULT_FETCH_FACTORS, type=Sizes(1),
+              show_default=listed(DEFAULT_FETCH_FACTORS), help="Fetch factors.")  # fmt: skip
+@click.option("--workers", type=Sizes(0), show_default="0 and powers of two up to the cores",
+              help="Numbers of worker processes.")  # fmt: skip
+@click.option("--memory", type=ByteSize(), show_default="what is available",
+              help="Most memory for buffers, such as 8GB.")  # fmt: skip
+@click.option("--cache", default="cold", show_default=True, type=click.Choice(["cold", "warm"]),
+              help="State of the page cache to measure in.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True, help="Seed of the plans and the orders.")
+@click.option("--note", default="", metavar="TEXT",
+              help="What else to keep of the circumstances.")  # fmt: skip
+def record_command(
+    *, paths: tuple[str, ...], label: str, layer: str | None, output: Path, **settings: Any
+) -> None:
+    """Measure the whole grid, for `autotune replay`; this takes long.
+
+    Each row of GRID.csv is one run of one configuration, and is written as soon as it is
+    measured. GRID.json says on what. What was interrupted is taken up by the same command.
+    """
+    collection = open_collection(paths, obs=[label], layer=layer)
+    try:
+        with LiveDisplay() as display:
+            recording = record(
+                collection, label=label, output=output, on_progress=display.show, **settings
+            )
+    except KeyboardInterrupt:
+        click.echo(f"\nInterrupted. {output} holds what was measured so far, and the same command "
+                   "goes on from there.", err=True)  # fmt: skip
+        raise SystemExit(130) from None
+    click.echo(_summary(recording))
+
+
+def _summary(recording: Recording) -> str:
+    n_measured = recording.n_configurations - len(recording.left_out)
+    measured = f"{n_measured} of {recording.n_configurations} configurations"
+    lines = [f"Measured {measured}, {recording.n_runs} times each, in {recording.seconds:,.0f} s."]
+    reasons = Counter(why.partition(":")[0] for why in recording.left_out.values())
+    lines += [f"Left out: {n} ({why})" for why, n in reasons.most_common()]
+    return "\n".join([*lines, f"Wrote {recording.path}, {facts_path(recording.path)}"])

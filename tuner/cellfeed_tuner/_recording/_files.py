@@ -1,0 +1,235 @@
+"""The two files of a recording: what was measured, as CSV; and on what, as JSON beside it."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from cellfeed import FormatError, ParameterError
+from cellfeed_tuner._configuration import Configuration
+
+__all__ = ["COLUMNS", "SCHEMA", "RecordingFiles", "Row", "Sitting", "facts_path", "read_facts"]
+
+SCHEMA = "cellfeed.recording/1"
+
+COLUMNS = (
+    "run",
+    "block_size",
+    "fetch_factor",
+    "num_workers",
+    "cells_per_second",
+    "entropy_bits",
+    "n_rounds",
+    "round_spread",
+    "peak_memory_bytes",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run of one configuration.
+
+    Parameters
+    ----------
+    run
+        Which run, from 0.
+    configuration
+        The settings.
+    cells_per_second
+        Mean throughput of its rounds.
+    entropy_bits
+        Expected label entropy of its minibatches, by the plan over the real labels.
+    n_rounds
+        Rounds of whole fetches that were timed.
+    round_spread
+        Standard deviation of their time, relative to the mean.
+    peak_memory_bytes
+        Highest memory of the process and its workers.
+    """
+
+    run: int
+    configuration: Configuration
+    cells_per_second: float
+    entropy_bits: float
+    n_rounds: int
+    round_spread: float
+    peak_memory_bytes: int
+
+    def to_csv(self) -> tuple[object, ...]:
+        """Return its values in the order of the columns."""
+        settings = self.configuration
+        return (
+            self.run,
+            settings.block_size,
+            settings.fetch_factor,
+            settings.num_workers,
+            f"{self.cells_per_second:.1f}",
+            f"{self.entropy_bits:.4f}",
+            self.n_rounds,
+            f"{self.round_spread:.4f}",
+            self.peak_memory_bytes,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Sitting:
+    """One call that measured, from its beginning until it was done or interrupted.
+
+    Parameters
+    ----------
+    began
+        Date and time.
+    load
+        Load average of the machine's last minute before it began.
+    seconds
+        What measuring took.
+    n_measured
+        How many rows it added.
+    """
+
+    began: str
+    load: float
+    seconds: float = 0.0
+    n_measured: int = 0
+
+
+def facts_path(path: Path) -> Path:
+    """Return where the facts lie that belong to a recorded grid."""
+    return path.with_suffix(".json")
+
+
+def read_facts(path: Path) -> dict[str, Any] | None:
+    """Return the facts beside a recorded grid, or None if there are none.
+
+    Raises
+    ------
+    FormatError
+        What lies there is no JSON, or not of a recording.
+    """
+    beside = facts_path(path)
+    if not beside.is_file():
+        return None
+    try:
+        facts = json.loads(beside.read_text())
+    except ValueError as error:
+        msg = f"{beside}: not JSON: {error}; delete it, or give the grid another name"
+        raise FormatError(msg) from error
+    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+        msg = f"{beside}: its schema is not {SCHEMA}; delete it, or give the grid another name"
+        raise FormatError(msg)
+    return facts
+
+
+@dataclass(slots=True, kw_only=True)
+class RecordingFiles:
+    """What is recorded so far; every row is on disk as soon as it is known.
+
+    Parameters
+    ----------
+    path
+        The CSV file.
+    facts
+        What is measured, and on what; plain values.
+    done
+        Runs and configurations that are measured.
+    left_out
+        Configurations that cannot be measured, and why.
+    sittings
+        The calls that measured.
+    """
+
+    path: Path
+    facts: Mapping[str, Any]
+    done: set[tuple[int, Configuration]] = field(default_factory=set)
+    left_out: dict[Configuration, str] = field(default_factory=dict)
+    sittings: list[Sitting] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, path: Path, facts: Mapping[str, Any], same: Sequence[str]) -> Self:
+        """Take up what lies there, or begin.
+
+        Parameters
+        ----------
+        path
+            The CSV file.
+        facts
+            What is to be measured, and on what.
+        same
+            The names of facts that must be those of what lies there.
+
+        Raises
+        ------
+        ParameterError
+            Something else lies there.
+        FormatError
+            What lies there cannot be read.
+        """
+        if not path.exists():
+            files = cls(path=path, facts=facts)
+            with path.open("x", newline="") as file:
+                csv.writer(file).writerow(COLUMNS)
+            files.save()
+            return files
+        known = read_facts(path)
+        if known is None:
+            msg = f"{path}: there is no {facts_path(path).name} beside it, so it cannot be taken up"
+            raise ParameterError(f"{msg}; give another --output")
+        changed = [name for name in same if known.get(name) != facts[name]]
+        if changed:
+            name = changed[0]
+            msg = (
+                f"{path}: was begun with another {name} ({known.get(name)}, now {facts[name]}); "
+                "delete it, or give another --output"
+            )
+            raise ParameterError(msg)
+        return cls(
+            path=path,
+            facts=known,
+            done=_measured(path),
+            left_out={_settings(each): each["why"] for each in known["left_out"]},
+            sittings=[Sitting(**each) for each in known["sittings"]],
+        )
+
+    @property
+    def seconds(self) -> float:
+        """What measuring has taken so far."""
+        return sum(each.seconds for each in self.sittings)
+
+    def add(self, row: Row) -> None:
+        """Keep a row."""
+        with self.path.open("a", newline="") as file:
+            csv.writer(file).writerow(row.to_csv())
+        self.done.add((row.run, row.configuration))
+
+    def save(self) -> None:
+        """Keep all but the rows."""
+        facts = dict(self.facts) | {
+            "left_out": [
+                asdict(each) | {"why": why} for each, why in sorted(self.left_out.items())
+            ],
+            "sittings": [asdict(each) for each in self.sittings],
+        }
+        target = facts_path(self.path)
+        unfinished = target.with_suffix(".json.unfinished")
+        unfinished.write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
+        unfinished.replace(target)
+
+
+def _measured(path: Path) -> set[tuple[int, Configuration]]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    try:
+        return {(int(row["run"]), _settings(row)) for row in rows}
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"{path}: not a recording: {error!r}; delete it, or give another --output"
+        raise FormatError(msg) from error
+
+
+def _settings(row: Mapping[str, Any]) -> Configuration:
+    return Configuration(
+        block_size=int(row["block_size"]),
+        fetch_factor=int(row["fetch_factor"]),
+        num_workers=int(row["num_workers"]),
+    )

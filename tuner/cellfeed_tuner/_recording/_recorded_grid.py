@@ -1,0 +1,209 @@
+"""A recorded grid, read again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed import FormatError, ParameterError
+from cellfeed_tuner import theory
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
+from cellfeed_tuner._planning._cost_model import Geometry
+from cellfeed_tuner._recording._files import read_facts
+
+__all__ = ["RecordedGrid", "read_grid"]
+
+_SETTINGS = ["block_size", "fetch_factor", "num_workers"]
+_KNOWN_WHERE_RECORDED = {"entropy_bits", "round_spread", "n_rounds", "peak_memory_bytes"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedGrid:
+    """Throughputs of block shuffling that were recorded once.
+
+    Parameters
+    ----------
+    configurations
+        What was measured.
+    runs
+        Cells per second of the runs of each, shape (number of its runs,).
+    spreads
+        Relative spread of the samples of one run, for each of the runs; None where that was not
+        recorded.
+    entropies
+        Minibatch label entropy of each in bits.
+    random_entropy
+        That of true random sampling.
+    batch_size
+        Cells of a minibatch.
+    peak_memory_bytes
+        Highest memory of each; None where that was not recorded.
+    geometry
+        How what was read lies in storage, as far as that was recorded.
+    """
+
+    configurations: tuple[Configuration, ...]
+    runs: tuple[NDArray[np.float64], ...]
+    spreads: tuple[NDArray[np.float64], ...] | None
+    entropies: tuple[float, ...]
+    random_entropy: float
+    batch_size: int
+    peak_memory_bytes: tuple[float, ...] | None
+    geometry: Geometry
+
+    def __len__(self) -> int:
+        return len(self.configurations)
+
+    def cells_per_second(self) -> dict[Configuration, float]:
+        """Return the throughput of each over all of its runs."""
+        means = [float(1 / np.mean(1 / each)) for each in self.runs]
+        return dict(zip(self.configurations, means, strict=True))
+
+    def feasible(self, floor: float) -> list[Configuration]:
+        """Return what mixes well enough."""
+        least = floor * self.random_entropy
+        pairs = zip(self.configurations, self.entropies, strict=True)
+        return [configuration for configuration, entropy in pairs if entropy >= least]
+
+
+def read_grid(
+    path: Path, *, distribution: ArrayLike | None = None, batch_size: int = 64
+) -> RecordedGrid:
+    """Read a recorded grid from a CSV file.
+
+    Parameters
+    ----------
+    path
+        A table with columns ``block_size``, ``fetch_factor``, ``cells_per_second``, and where
+        known ``num_workers`` (else 0) and ``entropy_bits``. Rows without a block size or a fetch
+        factor are left out, and where there is a column ``strategy``, all but "BlockShuffling".
+        Several rows of one configuration are several runs of it. What `record` has written
+        beside it is used too: the entropy of random sampling, how the collection lies in
+        storage, and the batch size; and of its columns, ``round_spread``, ``n_rounds`` and
+        ``peak_memory_bytes``.
+    distribution
+        Label frequencies or counts, shape (K,). With it, random sampling's entropy is the exact
+        expectation, and so is that of every configuration where none is recorded. Without it,
+        random sampling's is what was recorded at block size 1, or else the highest.
+    batch_size
+        Cells of a minibatch, where that was not recorded.
+
+    Raises
+    ------
+    FormatError
+        The file is not such a table.
+    ParameterError
+        It has no entropies, and there is no distribution.
+    """
+    table, facts = _block_shuffling(_read(path), path), read_facts(path)
+    runs = table.groupby(_SETTINGS, sort=True)
+    configurations = [
+        Configuration(block_size=int(block), fetch_factor=int(fetch), num_workers=int(workers))
+        for block, fetch, workers in runs.size().index.to_list()
+    ]
+    batch_size = batch_size if facts is None else facts["batch_size"]
+    recorded = "entropy_bits" in table
+    if not recorded and distribution is None:
+        msg = f"{path} has no column entropy_bits; say how labels are distributed"
+        raise ParameterError(msg)
+    if recorded:
+        entropies = runs["entropy_bits"].mean().tolist()
+    else:
+        entropies = [
+            theory.expected_entropy_bits(
+                np.asarray(distribution), batch_size, each.block_size, each.fetch_factor
+            )
+            for each in configurations
+        ]
+    return RecordedGrid(
+        configurations=tuple(configurations),
+        runs=tuple(part.to_numpy(np.float64) for _, part in runs["cells_per_second"]),
+        spreads=_spreads(table),
+        entropies=tuple(entropies),
+        random_entropy=(
+            _random_entropy(configurations, entropies, distribution, batch_size)
+            if facts is None
+            else facts["random_entropy_bits"]
+        ),
+        batch_size=batch_size,
+        peak_memory_bytes=_peaks(table),
+        geometry=Geometry() if facts is None else _geometry(facts["dataset"]),
+    )
+
+
+def _spreads(table: pd.DataFrame) -> tuple[NDArray[np.float64], ...] | None:
+    """Return the spread of the few samples that a run is divided into, each of some rounds."""
+    if not {"round_spread", "n_rounds"} <= set(table):
+        return None
+    rounds = (table["n_rounds"] / LEAST_ROUNDS).clip(lower=1)
+    spreads = (table["round_spread"] / np.sqrt(rounds)).groupby([table[each] for each in _SETTINGS])
+    return tuple(part.to_numpy(np.float64) for _, part in spreads)
+
+
+def _peaks(table: pd.DataFrame) -> tuple[float, ...] | None:
+    if "peak_memory_bytes" not in table:
+        return None
+    return tuple(table.groupby(_SETTINGS)["peak_memory_bytes"].max())
+
+
+def _geometry(dataset: Mapping[str, Any]) -> Geometry:
+    return Geometry(
+        n_cells=dataset["n_cells"],
+        rows_per_chunk=dataset["rows_per_chunk"],
+        n_files=dataset["n_files"],
+    )
+
+
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        table = pd.read_csv(path)
+    except (ValueError, UnicodeDecodeError) as error:
+        msg = f"{path}: not a CSV file: {error}"
+        raise FormatError(msg) from error
+    if "num_workers" not in table:
+        table["num_workers"] = 0
+    missing = {*_SETTINGS, "cells_per_second"} - set(table)
+    if missing:
+        msg = f"{path}: has no column {', '.join(sorted(missing))}"
+        raise FormatError(msg)
+    return table
+
+
+def _block_shuffling(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    if "strategy" in table:
+        table = table[table["strategy"] == "BlockShuffling"]
+    table = table.dropna(subset=["block_size", "fetch_factor"]).fillna({"num_workers": 0})
+    if table.empty:
+        msg = f"{path}: has no row of block shuffling with a block size and a fetch factor"
+        raise FormatError(msg)
+    columns = [*_SETTINGS, "cells_per_second", *sorted(_KNOWN_WHERE_RECORDED & set(table))]
+    try:
+        numbers = table[columns].astype(np.float64)
+    except ValueError as error:
+        msg = f"{path}: a column holds something other than numbers: {error}"
+        raise FormatError(msg) from error
+    if not np.isfinite(numbers).all(axis=None) or not (numbers["cells_per_second"] > 0).all():
+        msg = f"{path}: throughputs must be above 0, and no number may be missing"
+        raise FormatError(msg)
+    if not (numbers[_SETTINGS] % 1 == 0).all(axis=None):
+        msg = f"{path}: each of {', '.join(_SETTINGS)} must be a whole number"
+        raise FormatError(msg)
+    return numbers
+
+
+def _random_entropy(
+    configurations: Sequence[Configuration],
+    entropies: Sequence[float],
+    distribution: ArrayLike | None,
+    batch_size: int,
+) -> float:
+    if distribution is not None:
+        return theory.expected_entropy_bits(np.asarray(distribution), batch_size, 1, 1)
+    pairs = zip(configurations, entropies, strict=True)
+    at_random = [entropy for each, entropy in pairs if each.block_size == 1]
+    return float(np.mean(at_random)) if at_random else max(entropies)
