@@ -1,22 +1,30 @@
 """The ``autotune replay`` command."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from cellfeed import ParameterError
 from cellfeed.console import OneLineErrorCommand
-from cellfeed_tuner._planning._replay import Replay, read_grid, replay
+from cellfeed_tuner._planning._replay import Replay, replay
+from cellfeed_tuner._recording._recorded_grid import read_grid
+from cellfeed_tuner._reports._replay_table import HEADINGS, markdown_table, replay_rows
 
 __all__ = ["replay_command"]
 
-_GOOD_REGRET = 0.05
+_WIDTH_WITHOUT_TERMINAL = 120
+_EXPLAINED = """
+floor: least entropy, as a share of random sampling's; feasible: what has it; best: the fastest of
+these, block size x fetch factor, workers; within 5 %: of the best, in how many of the searches;
+regret, 95th: its median and 95th percentile, as a share of the best; measured: mean share of the
+grid, at most {share:.0%}; random: the same many, drawn from the feasible ones and known without
+error, in how many draws one is within 5 %"""
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
@@ -42,7 +50,8 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
 
 
 @click.command("replay", cls=OneLineErrorCommand)
-@click.argument("grid", metavar="GRID.csv", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("grids", nargs=-1, required=True, metavar="GRID.csv...",
+                type=click.Path(dir_okay=False, path_type=Path))  # fmt: skip
 @click.option("--floors", default=(0.9, 0.95, 0.99), type=_Numbers(1),
               show_default="0.9,0.95,0.99",
               help="Least entropies, as shares of true random sampling's.")  # fmt: skip
@@ -61,9 +70,10 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print the table as Markdown.")
 def replay_command(
     *,
-    grid: Path,
+    grids: tuple[Path, ...],
     floors: tuple[float, ...],
     share: float,
     seeds: int,
@@ -72,71 +82,55 @@ def replay_command(
     distribution: tuple[float, ...] | None,
     batch_size: int,
     as_json: bool,
+    as_markdown: bool,
 ) -> None:
-    """Play the search on a recorded grid, and compare what it chooses with the best.
+    """Play the search on recorded grids, and compare what it chooses with the best.
 
-    GRID.csv has the columns block_size, fetch_factor, num_workers (0 if absent) and
-    cells_per_second, and entropy_bits where that is known. Without entropies, the exact
-    expectation for --plates or --distribution is used, and each block is taken to hold one label.
+    GRID.csv is what `autotune record` wrote, or has the columns block_size, fetch_factor,
+    num_workers (0 if absent) and cells_per_second, and entropy_bits where that is known. Without
+    entropies, the exact expectation for --plates or --distribution is used, and each block is
+    taken to hold one label.
     """
     if plates is not None and distribution is not None:
         msg = "--plates and --distribution say the same; give one of them"
         raise ParameterError(msg)
     labels = distribution if plates is None else (1.0,) * plates
-    recorded = read_grid(grid, distribution=labels, batch_size=batch_size)
-    replays = replay(recorded, floors=floors, share=share, n_seeds=seeds, noise=noise)
+    recorded = [read_grid(path, distribution=labels, batch_size=batch_size) for path in grids]
+    replays = {
+        path: replay(grid, floors=floors, share=share, n_seeds=seeds, noise=noise)
+        for path, grid in zip(grids, recorded, strict=True)
+    }
     if as_json:
-        click.echo(json.dumps(_json(grid, share, noise, replays), indent=1, allow_nan=False))
+        click.echo(json.dumps(_json(replays, share, noise), indent=1, allow_nan=False))
+        return
+    rows = replay_rows({path.stem: found for path, found in replays.items()})
+    if as_markdown:
+        click.echo(markdown_table(rows))
     else:
-        _print(grid, share, replays)
+        _print(rows, share)
 
 
-def _json(grid: Path, share: float, noise: float, replays: list[Replay]) -> dict[str, Any]:
+def _json(replays: Mapping[Path, list[Replay]], share: float, noise: float) -> dict[str, Any]:
     return {
         "schema": "cellfeed.replay/1",
-        "grid": str(grid),
         "share": share,
         "noise": noise,
-        "floors": [each.to_json() for each in replays],
+        "grids": [
+            {"grid": str(path), "floors": [each.to_json() for each in found]}
+            for path, found in replays.items()
+        ],
     }
 
 
-def _print(grid: Path, share: float, replays: list[Replay]) -> None:
-    n = replays[0].n_configurations
-    click.echo(f"{grid.name}: {n} configurations, of which at most {share:.0%} are timed\n")
+def _print(rows: Sequence[Sequence[str]], share: float) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH_WITHOUT_TERMINAL)
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for heading in (
-        "floor",
-        "feasible",
-        "best",
-        "cells/s",
-        "within 5%",
-        "median",
-        "worst",
-        "timed",
-    ):
-        table.add_column(heading, justify="left" if heading == "best" else "right")
-    for each in replays:
-        table.add_row(*_row(each))
-    Console().print(table)
-    click.echo(
-        "\nbest: block size x fetch factor, workers; within 5%: of the best, in how many of the "
-        "searches;\nmedian, worst: regret, as a share of the best; timed: mean share of the grid"
-    )
-
-
-def _row(found: Replay) -> list[str]:
-    start = [f"{found.floor:g}", str(found.n_feasible)]
-    if found.best is None:
-        return [*start, "none", *["-"] * 5]
-    within = round(found.share_within(_GOOD_REGRET) * len(found.regrets))
-    best = found.best
-    return [
-        *start,
-        f"{best.block_size} x {best.fetch_factor}, {best.num_workers}",
-        f"{found.best_cells_per_second:,.0f}",
-        f"{within}/{len(found.regrets)}",
-        f"{np.median(found.regrets):.1%}",
-        f"{max(found.regrets):.1%}",
-        f"{np.mean(found.shares_measured):.1%}",
-    ]
+    for heading in HEADINGS:
+        left = heading in {"grid", "best"}
+        table.add_column(heading, justify="left" if left else "right", no_wrap=not left)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    click.echo(_EXPLAINED.format(share=share))

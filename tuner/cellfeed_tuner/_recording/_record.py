@@ -1,10 +1,7 @@
 """Measuring a whole grid, in several interleaved runs."""
 
-import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -35,23 +32,17 @@ from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
 from cellfeed_tuner._measuring._labels import label_codes
-from cellfeed_tuner._measuring._measure import Measurement, measure_with, prepare_cache
+from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._recording._codec import codecs
-from cellfeed_tuner._recording._files import SCHEMA, RecordingFiles, Row, Sitting
+from cellfeed_tuner._recording._files import SCHEMA, RecordingFiles
+from cellfeed_tuner._recording._recorder import Recorder, Request
 
 __all__ = ["Recording", "record"]
 
 # What a throughput rests on at least, over all runs together.
 _LEAST_ROUNDS = 8
-_MOST_ROUNDS = 64
-_SLICE_SECONDS = 0.5
-# One run of one configuration that takes longer is stopped.
-_LIMIT_SECONDS = 120.0
-# Epochs that one measurement may go through, at most.
-_EPOCHS_APART = 1000
 # What must be the same where a recording is taken up again.
 _SAME = (
     "fingerprints",
@@ -163,43 +154,26 @@ def record(
     grid = grid_of(block_sizes, fetch_factors, default_workers() if workers is None else workers)
     check_size(collection, grid, batch_size)
     check_cache(collection, cache)
-    memory = usable_memory_bytes() if memory is None else memory
     on_progress("machine", 0, 1)
-    with MeasuringProcess(collection) as process:
-        facts = {
-            "schema": SCHEMA,
-            "note": note,
-            "label": label,
-            "batch_size": batch_size,
-            "block_sizes": sorted({each.block_size for each in grid}),
-            "fetch_factors": sorted({each.fetch_factor for each in grid}),
-            "workers": sorted({each.num_workers for each in grid}),
-            "cache": prepare_cache(collection, cache),
-            "seed": seed,
-            **_surroundings(collection, codes, counted, label, batch_size),
-        }
-        files = RecordingFiles.open(Path(output), facts, _SAME)
-        for each in grid:
-            reason = obstacle(
-                each,
-                n_cells=len(collection),
-                batch_size=batch_size,
-                row_bytes=collection.mean_row_bytes(),
-                memory_bytes=memory,
-            )
-            if reason is not None:
-                files.left_out[each] = ": ".join(reason)
-        entropies = {
-            (each.block_size, each.fetch_factor): each.bits.value
-            for each in replayed_entropies(codes, grid, batch_size, seed, on_progress)
-        }
+    facts = _facts(collection, codes, counted, label, batch_size) | {
+        "note": note,
+        "block_sizes": sorted({each.block_size for each in grid}),
+        "fetch_factors": sorted({each.fetch_factor for each in grid}),
+        "workers": sorted({each.num_workers for each in grid}),
+        "cache": prepare_cache(collection, cache),
+        "seed": seed,
+    }
+    files = RecordingFiles.open(Path(output), facts, _SAME)
+    files.left_out |= _impossible(grid, collection, batch_size, memory)
+    with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
+        replayed = replayed_entropies(codes, grid, batch_size, seed, on_progress)
         on_progress("start", 0, 1)
         process.start()
-        recorder = _Recorder(
+        recorder = Recorder(
             process=process,
             files=files,
-            entropies=entropies,
-            request=_Request(label, batch_size, cache, seed, ceil(_LEAST_ROUNDS / runs)),
+            entropies={(each.block_size, each.fetch_factor): each.bits.value for each in replayed},
+            request=Request(label, batch_size, cache, seed, ceil(_LEAST_ROUNDS / runs)),
             on_progress=on_progress,
         )
         recorder.measure(grid, runs)
@@ -212,125 +186,47 @@ def record(
     )
 
 
-def _surroundings(
+def _impossible(
+    grid: Sequence[Configuration], collection: Collection, batch_size: int, memory: int | None
+) -> dict[Configuration, str]:
+    """Return what cannot run at all, and why."""
+    reasons = {
+        each: obstacle(
+            each,
+            n_cells=len(collection),
+            batch_size=batch_size,
+            row_bytes=collection.mean_row_bytes(),
+            memory_bytes=usable_memory_bytes() if memory is None else memory,
+        )
+        for each in grid
+    }
+    return {each: ": ".join(reason) for each, reason in reasons.items() if reason is not None}
+
+
+def _facts(
     collection: Collection,
     codes: NDArray[np.integer],
     counted: LabelCounts,
     label: str,
     batch_size: int,
 ) -> dict[str, Any]:
-    """Return on what is measured, without paths."""
-    machine = describe_machine(collection.files)
+    """Return what is measured and on what, without paths."""
+    machine, versions = describe_machine(collection.files), versions_fingerprint()
     dataset = asdict(describe_dataset(collection, label, counted, batch_size))
     paths = dataset.pop("paths")
     return {
+        "schema": SCHEMA,
+        "label": label,
+        "batch_size": batch_size,
         "random_entropy_bits": theory.random_entropy_bits(
             counted.counts, batch_size, n_missing=counted.n_missing
         ),
         "dataset": dataset | {"n_files": len(paths), "codecs": codecs(collection.paths)},
         "machine": machine.to_json(),
+        "versions": dict(versions.facts),
         "fingerprints": {
             "data": data_fingerprint(collection, codes).digest,
             "machine": machine_fingerprint(machine).digest,
-            "versions": versions_fingerprint().digest,
+            "versions": versions.digest,
         },
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What all measurements have in common."""
-
-    label: str
-    batch_size: int
-    cache: CacheState
-    seed: int
-    least_rounds: int
-
-    def of(self, configuration: Configuration, number: int) -> TimingRequest:
-        """Return what to time, for the measurement of that number."""
-        return TimingRequest(
-            configuration=configuration,
-            batch_size=self.batch_size,
-            label=self.label,
-            cache=self.cache,
-            seconds=_SLICE_SECONDS,
-            least_rounds=self.least_rounds,
-            most_rounds=_MOST_ROUNDS,
-            seed=self.seed,
-            # Other rows each time, as over the epochs of a training.
-            first_epoch=_EPOCHS_APART * number,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recorder:
-    """Measures what is missing, and keeps it."""
-
-    process: MeasuringProcess
-    files: RecordingFiles
-    entropies: dict[tuple[int, int], float]
-    request: _Request
-    on_progress: Progress
-
-    def measure(self, grid: Sequence[Configuration], n_runs: int) -> None:
-        """Measure the grid as often as that, except for what was measured already."""
-        sitting = Sitting(
-            began=datetime.now(UTC).isoformat(timespec="seconds"), load=os.getloadavg()[0]
-        )
-        self.files.sittings.append(sitting)
-        start = time.monotonic()
-        try:
-            for run, configuration in self._missing(grid, n_runs):
-                self._measure(run, configuration, grid)
-                sitting.n_measured += 1
-                sitting.seconds = time.monotonic() - start
-        finally:
-            self.files.save()
-
-    def _missing(
-        self, grid: Sequence[Configuration], n_runs: int
-    ) -> Iterator[tuple[int, Configuration]]:
-        for run in range(n_runs):
-            order = np.random.default_rng((self.request.seed, run)).permutation(len(grid))
-            for number, place in enumerate(order):
-                self.on_progress(f"Run {run + 1} of {n_runs}", number, len(grid))
-                each = grid[place]
-                if each not in self.files.left_out and (run, each) not in self.files.done:
-                    yield run, each
-
-    def _measure(
-        self, run: int, configuration: Configuration, grid: Sequence[Configuration]
-    ) -> None:
-        number = run * len(grid) + grid.index(configuration)
-        found = measure_with(
-            self.process,
-            self.request.of(configuration, number),
-            limit_seconds=_LIMIT_SECONDS,
-        )
-        problem = self._problem(found)
-        if problem:
-            self.files.left_out[configuration] = problem
-            return
-        seconds = np.array(found.round_seconds)
-        self.files.add(
-            Row(
-                run=run,
-                configuration=configuration,
-                cells_per_second=float(found.cells_per_round / seconds.mean()),
-                entropy_bits=self.entropies[configuration.block_size, configuration.fetch_factor],
-                n_rounds=seconds.size,
-                round_spread=float(seconds.std(ddof=1) / seconds.mean()) if seconds.size > 1 else 0,
-                peak_memory_bytes=found.peak_memory_bytes,
-            )
-        )
-
-    def _problem(self, found: Measurement) -> str:
-        """Return why there is no throughput, or nothing."""
-        if found.failure:
-            return f"failed: {found.failure}"
-        if found.delivery_fault:
-            return f"wrong loader: {found.delivery_fault}"
-        if len(found.round_seconds) < self.request.least_rounds:
-            return f"not enough samples in {_LIMIT_SECONDS:.0f} s"
-        return ""

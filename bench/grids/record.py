@@ -1,0 +1,97 @@
+"""Record the grids of this folder on this machine: `python bench/grids/record.py FOLDER [NAME...]`.
+
+Collections are made in FOLDER where they are not there yet. What was interrupted is taken up.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anndata as ad
+
+HERE = Path(__file__).parent
+N_DENSE_GENES = 2000
+
+
+def main(folder: Path, names: list[str]) -> None:
+    for name in names or GRIDS:
+        grid = GRIDS[name]
+        path = grid.make(folder)
+        run("autotune", "record", path, "--output", HERE / f"{name}.csv", *grid.options)
+
+
+def run(program: str, *arguments: object) -> None:
+    command = [str(Path(sys.executable).parent / program), *map(str, arguments)]
+    subprocess.run(command, check=True)
+
+
+def plates(n_cells: int) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / f"plates-{n_cells}"
+        run("cellfeed", "synthesize", path, "--cells", n_cells)
+        return path
+
+    return make
+
+
+def shuffled_store(n_cells: int) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / f"shuffled-{n_cells}.zarr"
+        run("cellfeed", "preshuffle", plates(n_cells)(folder), path)
+        return path
+
+    return make
+
+
+def rewritten(
+    kind: str, n_cells: int, rewrite: Callable[[ad.AnnData, Path], None]
+) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / f"{kind}-{n_cells}"
+        path.mkdir(exist_ok=True)
+        for plate in sorted(plates(n_cells)(folder).glob("*.h5ad")):
+            if not (path / plate.name).exists():
+                rewrite(ad.read_h5ad(plate), path / plate.name)
+        return path
+
+    return make
+
+
+def as_lzf(adata: ad.AnnData, path: Path) -> None:
+    adata.write_h5ad(path, compression="lzf")
+
+
+def as_dense(adata: ad.AnnData, path: Path) -> None:
+    few = adata[:, :N_DENSE_GENES].copy()
+    few.X = few.X.toarray()
+    few.write_h5ad(path)
+
+
+def real(folder: Path) -> Path:
+    return folder / "scgen_valid.h5ad"
+
+
+@dataclass(frozen=True)
+class Grid:
+    make: Callable[[Path], Path]
+    options: tuple[str, ...]
+
+
+PLATES = ("--label", "plate")
+BUSY = (*PLATES, "--note", "Other programs kept both cores busy.")
+UP_TO_64 = ("--fetch-factors", "1,4,16,64")
+GRIDS = {
+    "gzip-28k": Grid(plates(28_000), PLATES),
+    "gzip-28k-busy": Grid(plates(28_000), BUSY),
+    "gzip-200k": Grid(plates(200_000), PLATES),
+    "lzf-28k-warm": Grid(rewritten("lzf", 28_000, as_lzf), (*PLATES, "--cache", "warm")),
+    "dense-28k": Grid(rewritten("dense", 28_000, as_dense), PLATES),
+    "zarr-200k": Grid(shuffled_store(200_000), (*PLATES, *UP_TO_64)),
+    "zarr-200k-busy": Grid(shuffled_store(200_000), (*BUSY, *UP_TO_64)),
+    "scgen": Grid(real, ("--label", "cell_type", "--fetch-factors", "1,2,4,8,16")),
+}
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,150 @@
+"""Measuring what a recording still lacks."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._measure import Measurement, measure_with
+from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._timing import TimingRequest
+from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._recording._files import RecordingFiles, Row, Sitting
+
+__all__ = ["Recorder", "Request"]
+
+_MOST_ROUNDS = 64
+_SLICE_SECONDS = 0.5
+# One run of one configuration that takes longer is stopped.
+_LIMIT_SECONDS = 120.0
+# Epochs that one measurement may go through, at most.
+_EPOCHS_APART = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What all measurements have in common.
+
+    Parameters
+    ----------
+    label, batch_size, cache, seed
+        What is measured; see `record`.
+    least_rounds
+        Rounds without which there is no throughput.
+    """
+
+    label: str
+    batch_size: int
+    cache: CacheState
+    seed: int
+    least_rounds: int
+
+    def of(self, configuration: Configuration, number: int) -> TimingRequest:
+        """Return what to time, for the measurement of that number."""
+        return TimingRequest(
+            configuration=configuration,
+            batch_size=self.batch_size,
+            label=self.label,
+            cache=self.cache,
+            seconds=_SLICE_SECONDS,
+            least_rounds=self.least_rounds,
+            most_rounds=_MOST_ROUNDS,
+            seed=self.seed,
+            # Other rows each time, as over the epochs of a training.
+            first_epoch=_EPOCHS_APART * number,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorder:
+    """Measures what is missing, and keeps it.
+
+    Parameters
+    ----------
+    process
+        Where configurations run.
+    files
+        What is there already, and where to keep the rest.
+    entropies
+        Label entropy in bits for each (block size, fetch factor).
+    request
+        What all measurements have in common.
+    on_progress
+        Told how far each run has come.
+    clock
+        Tells the time, in seconds from anywhere.
+    """
+
+    process: MeasuringProcess
+    files: RecordingFiles
+    entropies: Mapping[tuple[int, int], float]
+    request: Request
+    on_progress: Progress = silent
+    clock: Callable[[], float] = time.monotonic
+
+    def measure(self, grid: Sequence[Configuration], n_runs: int) -> None:
+        """Measure the grid as often as that, except for what was measured already."""
+        sitting = Sitting(
+            began=datetime.now(UTC).isoformat(timespec="seconds"), load=os.getloadavg()[0]
+        )
+        self.files.sittings.append(sitting)
+        start = self.clock()
+        try:
+            for run, configuration in self._missing(grid, n_runs):
+                self._measure(run, configuration, grid)
+                sitting.n_measured += 1
+                sitting.seconds = self.clock() - start
+        finally:
+            self.files.save()
+
+    def _missing(
+        self, grid: Sequence[Configuration], n_runs: int
+    ) -> Iterator[tuple[int, Configuration]]:
+        for run in range(n_runs):
+            order = np.random.default_rng((self.request.seed, run)).permutation(len(grid))
+            for number, place in enumerate(order):
+                self.on_progress(f"Run {run + 1} of {n_runs}", number, len(grid))
+                each = grid[place]
+                if each not in self.files.left_out and (run, each) not in self.files.done:
+                    yield run, each
+
+    def _measure(
+        self, run: int, configuration: Configuration, grid: Sequence[Configuration]
+    ) -> None:
+        number = run * len(grid) + grid.index(configuration)
+        found = measure_with(
+            self.process,
+            self.request.of(configuration, number),
+            limit_seconds=_LIMIT_SECONDS,
+        )
+        problem = self._problem(found)
+        if problem:
+            self.files.left_out[configuration] = problem
+            return
+        seconds = np.array(found.round_seconds)
+        self.files.add(
+            Row(
+                run=run,
+                configuration=configuration,
+                cells_per_second=float(found.cells_per_round / seconds.mean()),
+                entropy_bits=self.entropies[configuration.block_size, configuration.fetch_factor],
+                n_rounds=seconds.size,
+                round_spread=float(seconds.std(ddof=1) / seconds.mean()) if seconds.size > 1 else 0,
+                peak_memory_bytes=found.peak_memory_bytes,
+            )
+        )
+
+    def _problem(self, found: Measurement) -> str:
+        """Return why there is no throughput, or nothing."""
+        if found.failure:
+            return f"failed: {found.failure}"
+        if found.delivery_fault:
+            return f"wrong loader: {found.delivery_fault}"
+        if len(found.round_seconds) < self.request.least_rounds:
+            return f"not enough samples in {_LIMIT_SECONDS:.0f} s"
+        return ""

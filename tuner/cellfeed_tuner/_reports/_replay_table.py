@@ -1,0 +1,64 @@
+"""How well the search does on recorded grids, as rows of a table."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from cellfeed_tuner._planning._replay import Replay
+
+__all__ = ["HEADINGS", "markdown_table", "replay_rows"]
+
+HEADINGS = (
+    "grid",
+    "floor",
+    "feasible",
+    "best",
+    "cells/s",
+    "within 5 %",
+    "regret",
+    "95th",
+    "measured",
+    "random",
+)
+_LEFT_ALIGNED = {"grid", "best"}
+_GOOD_REGRET = 0.05
+_NONE = "-"
+
+
+def replay_rows(replays: Mapping[str, Sequence[Replay]]) -> list[list[str]]:
+    """Return a row for each grid and floor, in the order of the headings.
+
+    Parameters
+    ----------
+    replays
+        What `replay` returned, by the name of the grid.
+    """
+    return [
+        [name if number == 0 else "", *_row(found)]
+        for name, of_grid in replays.items()
+        for number, found in enumerate(of_grid)
+    ]
+
+
+def markdown_table(rows: Iterable[Sequence[str]]) -> str:
+    """Return rows as a table in Markdown."""
+    aligned = ["---" if each in _LEFT_ALIGNED else "---:" for each in HEADINGS]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (HEADINGS, aligned, *rows))
+
+
+def _row(found: Replay) -> list[str]:
+    feasible = f"{found.n_feasible} of {found.n_configurations}"
+    start = [f"{found.floor:.2f}", feasible]
+    if found.best is None:
+        return [*start, "none", *[_NONE] * (len(HEADINGS) - len(start) - 2)]
+    best, n_seeds = found.best, len(found.regrets)
+    return [
+        *start,
+        f"{best.block_size} x {best.fetch_factor}, {best.num_workers}",
+        f"{found.best_cells_per_second:,.0f}",
+        f"{found.n_within(_GOOD_REGRET)} of {n_seeds}",
+        f"{np.median(found.regrets):.1%}",
+        f"{np.quantile(found.regrets, 0.95):.1%}",
+        f"{np.mean(found.shares_measured):.0%}",
+        f"{found.n_random_within(_GOOD_REGRET)} of {n_seeds}",
+    ]
