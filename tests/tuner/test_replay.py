@@ -204,7 +204,7 @@ def test_the_command_prints_a_row_for_each_floor(grid_csv):
     assert "grid, at most 25%" in printed.stdout
     assert [line.split()[:2] for line in printed.stdout.splitlines() if "of 2" in line] == [
         ["grid", "0.90"],
-        ["0.99", "8"],
+        ["0.99", "40"],
     ]
 
 
@@ -212,8 +212,10 @@ def test_the_command_prints_json(grid_csv):
     printed = run("replay", grid_csv, "--distribution", "3,1", "--seeds", 2, "--json")
     found = json.loads(printed.stdout)
     assert found["schema"] == "cellfeed.replay/1"
-    assert [each["floor"] for each in found["floors"]] == list(FLOORS)
-    for each in found["floors"]:
+    (of_grid,) = found["grids"]
+    assert of_grid["grid"] == str(grid_csv)
+    assert [each["floor"] for each in of_grid["floors"]] == list(FLOORS)
+    for each in of_grid["floors"]:
         assert len(each["regrets"]) == len(each["shares_measured"]) == len(each["chosen"]) == 2
         assert 0 <= each["within_5_percent"] <= 1
 

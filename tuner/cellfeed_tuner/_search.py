@@ -21,7 +21,7 @@ from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._planning._goal import Goal, best_mixed, fastest
-from cellfeed_tuner._planning._planner import FEW_SAMPLES, Planner
+from cellfeed_tuner._planning._planner import Planner
 from cellfeed_tuner._planning._recommend import Choice
 from cellfeed_tuner._progress import Progress, RaceState, RaceWatcher, Standing, unwatched
 from cellfeed_tuner._result import (
@@ -287,7 +287,7 @@ class Search:
 
     def _tell(self, planner: Planner, configuration: Configuration) -> None:
         found = pooled(self._slices[configuration])
-        planner.tell(configuration, self._samples(configuration))
+        planner.tell(configuration, self._looks(configuration))
         if found.failure or found.peak_memory_bytes > self.constraints.memory_bytes:
             planner.withdraw(configuration)
 
@@ -297,26 +297,25 @@ class Search:
             return fastest
         return best_mixed(need, [self._mixing(each) for each in candidates])
 
-    def _samples(self, configuration: Configuration) -> list[float]:
-        """Return seconds per cell, a few samples for each slice of time.
-
-        Rounds of one slice have the moment in common, so many of them are no better than a few.
-        """
+    def _looks(self, configuration: Configuration) -> list[list[float]]:
+        """Return seconds per cell, a few samples for each slice of time."""
         cells = configuration.minibatches_per_round * self.batch_size
         slices = [each.round_seconds for each in self._slices[configuration]]
-        groups = [
-            group
+        looks = [
+            [
+                float(group.mean()) / cells
+                for group in np.array_split(rounds, min(len(rounds), FEWEST_ROUNDS))
+            ]
             for rounds in slices
-            for group in np.array_split(rounds, min(len(rounds), FEW_SAMPLES) or 1)
-            if group.size
+            if rounds
         ]
-        if groups:
-            return [float(group.mean()) / cells for group in groups]
+        if looks:
+            return looks
         first = self._slices[configuration][0]
         if first.failure:
             return []
         # Where no round came in time, one takes at least as long as was waited for it.
-        return [(first.first_round_seconds or self._limit_seconds()) / cells]
+        return [[(first.first_round_seconds or self._limit_seconds()) / cells]]
 
     def _least_rounds(self, configuration: Configuration) -> int:
         """Return one for a first look, then what a throughput needs, then what one relies on."""
@@ -361,9 +360,9 @@ class Search:
         cells = (n_rounds + 1) * configuration.minibatches_per_round * self.batch_size
         if not self._expected:
             measured = {
-                each: Observation(float(np.mean(samples)), _ROUGH_ERROR)
+                each: Observation(float(np.mean(np.concatenate(looks))), _ROUGH_ERROR)
                 for each in self._slices
-                if (samples := self._samples(each))
+                if (looks := self._looks(each))
             }
             seen = self._believed | measured
             if not seen:

@@ -1,6 +1,6 @@
 """What to measure next: probes first, then a race of what could still be chosen."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,10 +11,7 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._planning._goal import Goal
 
-__all__ = ["FEW_SAMPLES", "Budget", "Planner"]
-
-FEW_SAMPLES = 4
-"""Samples without which a configuration is not known well enough to win."""
+__all__ = ["Budget", "Planner"]
 
 
 class Budget(Protocol):
@@ -31,15 +28,16 @@ class Budget(Protocol):
 
 _N_DRAWS = 64
 _PROBES = 4
-# Relative spread of a round where nothing is known of it yet, and how many rounds that counts.
-_PRIOR_SPREAD, _PRIOR_ROUNDS = 0.1, 4
+# Relative spread of looks where nothing is known of it yet, and how many looks that counts.
+_PRIOR_SPREAD, _PRIOR_LOOKS = 0.05, 4
 # An expected gain over the best so far that is not worth a measurement.
 _NOT_WORTH = 0.0005
 # What is the best with less than this probability leaves the race.
 _LEAVES = 0.02
 # A mean with this relative standard error needs no further samples.
 _PRECISE = 0.007
-_MOST_ROUNDS = 64
+# Looks at what may be the best: without a second one, it is not known how much they differ.
+_LEAST_LOOKS, _MOST_LOOKS = 2, 64
 
 
 class Planner:
@@ -51,10 +49,13 @@ class Planner:
     2. *What may be better*: by the `CostModel`, the configuration from which the largest gain
        over the best so far is expected for what it costs, until none is worth it or to be
        afforded.
-    3. *The race*: another sample of each that may still be the best, in random order, round by
-       round; by bootstrap over the rounds, a configuration leaves when it cannot win any more,
-       and the race ends when one is left or all are known precisely. As the best becomes clear,
-       others may be worth a first sample again.
+    3. *The race*: another look at each that may still be the best, in random order, lap by lap;
+       by bootstrap over the looks, a configuration leaves when it cannot win any more, and the
+       race ends when one is left or all are known precisely. As the best becomes clear, others
+       may be worth a first look again.
+
+    The rounds of one look have the moment in common, and whatever else the machine did then, so
+    it is looks that are counted and drawn again.
 
     Parameters
     ----------
@@ -92,9 +93,12 @@ class Planner:
         self._rng = np.random.default_rng(seed)
         self._believed = dict(believed or {})
         self._first = [self._place[each] for each in first]
+        # The mean of each look.
         self._samples: dict[Configuration, NDArray[np.float64]] = {}
-        # How far each round is from its mean; all of them, with a few that stand for what is usual.
+        # How far each look is from their mean, and what a look may be off by its own rounds alone;
+        # then the former of all, with a few that stand for what is usual.
         self._residuals: dict[Configuration, NDArray[np.float64]] = {}
+        self._own_errors: dict[Configuration, list[float]] = {}
         self._pool = np.empty(0)
         self._withdrawn: set[Configuration] = set()
         self._left: set[Configuration] = set()
@@ -113,16 +117,31 @@ class Planner:
                 return rival
         return None
 
-    def tell(self, configuration: Configuration, seconds_per_cell: Iterable[float]) -> None:
-        """Take note of all samples that there are of a configuration by now."""
-        samples = np.fromiter(seconds_per_cell, dtype=np.float64)
-        if samples.size == 0:
+    def tell(
+        self, configuration: Configuration, looks: Sequence[Sequence[float] | NDArray[np.float64]]
+    ) -> None:
+        """Take note of all looks that there were at a configuration by now.
+
+        Parameters
+        ----------
+        configuration
+            The settings.
+        looks
+            Seconds per cell: samples of each look. A configuration without any has failed.
+        """
+        found = [np.asarray(each, dtype=np.float64) for each in looks if len(each)]
+        if not found:
             self.withdraw(configuration)
             return
-        self._samples[configuration] = samples
-        self._residuals[configuration] = _residuals(samples)
-        usual = _PRIOR_SPREAD * np.array([-1.0, -1.0, 1.0, 1.0])
-        self._pool = np.concatenate([usual, *self._residuals.values()])
+        means = np.array([each.mean() for each in found])
+        self._samples[configuration] = means
+        self._residuals[configuration] = _residuals(means)
+        self._own_errors[configuration] = [_own_error(each) for each in found if each.size > 1]
+        errors = np.concatenate([np.empty(0), *self._own_errors.values()])
+        usual = max(_PRIOR_SPREAD, float(np.sqrt(np.mean(errors**2))) if errors.size else 0.0)
+        self._pool = np.concatenate(
+            [usual * np.array([-1.0, -1.0, 1.0, 1.0]), *self._residuals.values()]
+        )
 
     def withdraw(self, configuration: Configuration) -> None:
         """Leave a configuration out: it has failed, or turned out not to be feasible."""
@@ -190,38 +209,42 @@ class Planner:
         return [each for each in self._samples if each not in self._withdrawn]
 
     def _next_lap(self) -> list[Configuration]:
-        """Return the rivals in random order, those first (from the end) that have few rounds.
+        """Return the rivals in random order, those first (from the end) that have few looks.
 
-        These go from cheap to dear, so that little time brings the most samples.
+        Of these, what is likely to be the best goes first, for what a look costs.
         """
-        lap = self._rivals()
+        wins = self._rivals()
+        lap = list(wins)
         self._rng.shuffle(lap)
         lap.sort(
             key=lambda each: (
-                self._samples[each].size < FEW_SAMPLES and 1 / each.minibatches_per_round
+                self._samples[each].size < _LEAST_LOOKS and wins[each] / each.minibatches_per_round
             )
         )
         return lap
 
-    def _rivals(self) -> list[Configuration]:
-        """Return what may still be the best and is not known precisely."""
+    def _rivals(self) -> dict[Configuration, float]:
+        """Return what may still be the best and is not known precisely, with how likely it is."""
         racing = self._racing()
         if not racing:
-            return []
+            return {}
         draws = np.full((_N_DRAWS, len(self._candidates)), np.inf)
         places = [self._place[each] for each in racing]
         draws[:, places] = np.column_stack([self._bootstrap(each) for each in racing])
         wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
-        rivals = [each for each, win in zip(racing, wins[places], strict=True) if win >= _LEAVES]
+        rivals = {each: win for each in racing if (win := wins[self._place[each]]) >= _LEAVES}
         self._left = set(racing) - set(rivals)
-        return [each for each in rivals if not self._is_settled(each, alone=len(rivals) == 1)]
+        alone = len(rivals) == 1
+        return {
+            each: win for each, win in rivals.items() if not self._is_settled(each, alone=alone)
+        }
 
     def _is_settled(self, configuration: Configuration, *, alone: bool) -> bool:
-        """Return whether no more samples of a configuration are needed."""
+        """Return whether no more looks at a configuration are needed."""
         n = self._samples[configuration].size
-        if n < FEW_SAMPLES:
+        if n < _LEAST_LOOKS:
             return False
-        return alone or n >= _MOST_ROUNDS or self._error(configuration) <= _PRECISE
+        return alone or n >= _MOST_LOOKS or self._error(configuration) <= _PRECISE
 
     def _best_of(self, draws: NDArray[np.float64]) -> NDArray[np.intp]:
         """Return the place of the best in each draw of logarithms of seconds per cell."""
@@ -240,9 +263,9 @@ class Planner:
         return draws
 
     def _bootstrap(self, configuration: Configuration) -> NDArray[np.float64]:
-        """Return logarithms of what a mean may be, by drawing its rounds again.
+        """Return logarithms of what a mean may be, by drawing its looks again.
 
-        As a few rounds say little of their own spread, some are drawn from all residuals.
+        As a few looks say little of their own spread, some are drawn from all residuals.
         """
         samples = self._samples[configuration]
         n = samples.size
@@ -250,7 +273,7 @@ class Planner:
         shape = (_N_DRAWS, n)
         redrawn = self._rng.choice(pool, shape)
         if own.size:
-            from_own = self._rng.random(shape) < n / (n + _PRIOR_ROUNDS)
+            from_own = self._rng.random(shape) < n / (n + _PRIOR_LOOKS)
             redrawn = np.where(from_own, self._rng.choice(own, shape), redrawn)
         means: NDArray[np.float64] = samples.mean() * np.maximum(1 + redrawn.mean(axis=1), 0.1)
         return np.log(means)
@@ -259,8 +282,8 @@ class Planner:
         """Return the relative standard error of a configuration's mean."""
         n = self._samples[configuration].size
         own, pool = self._residuals[configuration], self._pool
-        variance = (own @ own + _PRIOR_ROUNDS * (pool @ pool) / pool.size) / (
-            own.size + _PRIOR_ROUNDS
+        variance = (own @ own + _PRIOR_LOOKS * (pool @ pool) / pool.size) / (
+            own.size + _PRIOR_LOOKS
         )
         return float(np.sqrt(variance / n))
 
@@ -272,6 +295,11 @@ def _residuals(samples: NDArray[np.float64]) -> NDArray[np.float64]:
     residuals: NDArray[np.float64] = samples / samples.mean() - 1
     residuals *= np.sqrt(samples.size / (samples.size - 1))
     return residuals
+
+
+def _own_error(samples: NDArray[np.float64]) -> float:
+    """Return the relative standard error of a mean, by its samples."""
+    return float(samples.std(ddof=1) / np.sqrt(samples.size) / samples.mean())
 
 
 def _expected_gains(gains: NDArray[np.float64]) -> NDArray[np.float64]:

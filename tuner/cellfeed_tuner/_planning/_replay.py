@@ -178,7 +178,8 @@ class _Search:
             measurement = self._measure(configuration, places[configuration], rng)
             self.measurements[configuration] = measurement
             cells = measurement.cells_per_round
-            planner.tell(configuration, (each / cells for each in measurement.round_seconds))
+            samples = np.array(measurement.round_seconds) / cells
+            planner.tell(configuration, samples.reshape(-1, LEAST_ROUNDS))
         return self._choice()
 
     def affords(self, configuration: Configuration) -> bool:
