@@ -166,7 +166,7 @@ def record(
     files = RecordingFiles.open(Path(output), facts, _SAME)
     files.left_out |= _impossible(grid, collection, batch_size, memory)
     with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
-        replayed = replayed_entropies(codes, grid, batch_size, seed, on_progress)
+        replayed = replayed_entropies({label: codes}, grid, batch_size, seed, on_progress)[label]
         on_progress("start", 0, 1)
         process.start()
         recorder = Recorder(
@@ -212,7 +212,7 @@ def _facts(
 ) -> dict[str, Any]:
     """Return what is measured and on what, without paths."""
     machine, versions = describe_machine(collection.files), versions_fingerprint()
-    dataset = asdict(describe_dataset(collection, label, counted, batch_size))
+    dataset = asdict(describe_dataset(collection, {label: counted}, batch_size))
     paths = dataset.pop("paths")
     return {
         "schema": SCHEMA,

@@ -49,7 +49,7 @@ class Request:
         return TimingRequest(
             configuration=configuration,
             batch_size=self.batch_size,
-            label=self.label,
+            labels=(self.label,),
             cache=self.cache,
             seconds=_SLICE_SECONDS,
             least_rounds=self.least_rounds,
