@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_CELLS ?= 28000
 PEERS_CELLS ?= 200000
 
-.PHONY: demo test check lint types env bench peers figure4 clean
+.PHONY: demo test check lint types env bench peers replay figure4 clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -48,6 +48,10 @@ peers: $(STAMP)
 	$(BIN)/cellfeed synthesize demo/peers/plates --cells $(PEERS_CELLS)
 	$(BIN)/python bench/peers/compare.py --collection demo/peers/plates --output demo/peers \
 		$(PEERS_OPTIONS)
+
+# The search on all recorded grids; the table goes into the README.
+replay: $(STAMP)
+	$(BIN)/python bench/grids/table.py
 
 figure4: $(STAMP)
 	$(BIN)/python notebooks/execute.py notebooks/figure4_entropy.ipynb

@@ -1,6 +1,6 @@
 """What to measure next: probes first, then a race of what could still be chosen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -38,6 +38,8 @@ _LEAVES = 0.02
 _PRECISE = 0.007
 # Looks at what may be the best: without a second one, it is not known how much they differ.
 _LEAST_LOOKS, _MOST_LOOKS = 2, 64
+# Second and further looks, at anything, without which it is not known how much looks differ.
+_LEAST_REPEATS = 4
 
 
 class Planner:
@@ -233,11 +235,28 @@ class Planner:
         draws[:, places] = np.column_stack([self._bootstrap(each) for each in racing])
         wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
         rivals = {each: win for each in racing if (win := wins[self._place[each]]) >= _LEAVES}
+        rivals |= dict.fromkeys(self._worth_repeating(racing, rivals), _LEAVES)
         self._left = set(racing) - set(rivals)
         alone = len(rivals) == 1
         return {
             each: win for each, win in rivals.items() if not self._is_settled(each, alone=alone)
         }
+
+    def _worth_repeating(
+        self, racing: Sequence[Configuration], rivals: Collection[Configuration]
+    ) -> list[Configuration]:
+        """Return the best of the others, as long as it is not known how much looks differ.
+
+        Otherwise what was lucky twice would be alone, and nothing would tell that it was luck.
+        """
+        n_repeats = sum(self._samples[each].size - 1 for each in racing)
+        n_to_come = sum(self._samples[each].size < _LEAST_LOOKS for each in rivals)
+        others = [each for each in racing if each not in rivals and self._samples[each].size == 1]
+        places = [self._place[each] for each in others]
+        costs = np.full(len(self._candidates), np.inf)
+        costs[places] = [float(np.log(self._samples[each].mean())) for each in others]
+        order = np.argsort(-self._goal(-costs)[places], kind="stable")
+        return [others[place] for place in order[: max(0, _LEAST_REPEATS - n_repeats - n_to_come)]]
 
     def _is_settled(self, configuration: Configuration, *, alone: bool) -> bool:
         """Return whether no more looks at a configuration are needed."""
