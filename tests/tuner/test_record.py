@@ -132,9 +132,14 @@ def test_more_runs_are_added_to_what_there_is(record_with):
     assert Counter(row["run"] for row in rows) == dict.fromkeys("012", len(GRID))
 
 
-@pytest.mark.parametrize(("kind", "why"), [("failing", "no memory"), ("slow", "not enough")])
-def test_what_fails_is_left_out_and_named_and_not_tried_again(record_with, kind, why):
-    process = ModelProcess(**{kind: GRID[2]})
+@pytest.mark.parametrize(
+    ("process", "why"),
+    [
+        (ModelProcess(failing=GRID[2]), "no memory"),
+        (ModelProcess(slow=GRID[2]), "not enough samples"),
+    ],
+)
+def test_what_fails_is_left_out_and_named_and_not_tried_again(record_with, process, why):
     _, rows, beside = record_with(process)
     assert GRID[2] not in {settings_of(row) for row in rows}
     assert [each.configuration for each in process.asked].count(GRID[2]) == 1

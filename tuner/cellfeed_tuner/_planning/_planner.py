@@ -119,9 +119,7 @@ class Planner:
                 return rival
         return None
 
-    def tell(
-        self, configuration: Configuration, looks: Sequence[Sequence[float] | NDArray[np.float64]]
-    ) -> None:
+    def tell(self, configuration: Configuration, looks: Sequence[Sequence[float]]) -> None:
         """Take note of all looks that there were at a configuration by now.
 
         Parameters

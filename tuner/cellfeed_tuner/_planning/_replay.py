@@ -179,7 +179,7 @@ class _Search:
             self.measurements[configuration] = measurement
             cells = measurement.cells_per_round
             samples = np.array(measurement.round_seconds) / cells
-            planner.tell(configuration, samples.reshape(-1, LEAST_ROUNDS))
+            planner.tell(configuration, samples.reshape(-1, LEAST_ROUNDS).tolist())
         return self._choice()
 
     def affords(self, configuration: Configuration) -> bool:
@@ -215,9 +215,10 @@ class _Search:
         departures = rng.standard_normal(LEAST_ROUNDS)
         if self.grid.spreads is not None:
             run = rng.integers(runs.size)
-            return runs[run] * np.exp(self.grid.spreads[place][run] * departures)
+            spread = float(self.grid.spreads[place][run])
+            return float(runs[run]) * np.exp(spread * departures)
         if runs.size == 1:
-            return runs * np.exp(self.noise * departures)
+            return float(runs[0]) * np.exp(self.noise * departures)
         return rng.choice(runs, LEAST_ROUNDS)
 
     def _choice(self) -> Configuration:
