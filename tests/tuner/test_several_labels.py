@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from cellfeed import BlockShuffling, EpochPlan, ParameterError, open_collection
+from cellfeed import BlockShuffling, ColumnError, EpochPlan, ParameterError, open_collection
 from cellfeed_tuner import Configuration, autotune, theory
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._entropy._label_counts import count_labels
@@ -198,6 +198,12 @@ def test_labels_that_make_no_sense_are_refused(file, settings, said):
     collection = open_collection(file, obs=list(LABELS))
     with pytest.raises(ParameterError, match=said):
         autotune(collection, **settings)
+
+
+def test_there_is_nothing_to_mix_within_one_value(small_collection):
+    collection = open_collection(small_collection, obs=["plate", "constant"])
+    with pytest.raises(ColumnError, match="'constant' has 1 value"):
+        autotune(collection, label="plate", given="constant")
 
 
 def test_on_the_command_line_that_is_one_line(file, tmp_path):

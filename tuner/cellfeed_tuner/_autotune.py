@@ -113,7 +113,7 @@ def autotune(
     Raises
     ------
     ColumnError
-        The collection was opened without a label, or it has fewer than two values.
+        The collection was opened without one of these columns, or it has fewer than two values.
     ParameterError
         A size is below what it may be, there is no label, ``given`` is one, the collection is
         too small to time anything, or "warm" was asked of files that do not fit in memory.
@@ -201,9 +201,11 @@ def _labels(
         msg = f"`given` must be an obs column beside the labels, but got {given!r}, which is one"
         raise ParameterError(msg)
     labels = [Label.of(collection, name) for name in names]
-    for each in labels:
-        check_labels(each.counted, each.name, collection)
-    return labels, None if given is None else Label.of(collection, given)
+    within = None if given is None else Label.of(collection, given)
+    for each in [*labels, within]:
+        if each is not None:
+            check_labels(each.counted, each.name, collection)
+    return labels, within
 
 
 def _asked(
