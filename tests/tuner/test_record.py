@@ -48,7 +48,7 @@ class ModelProcess:
         configuration = request.configuration
         n_rounds = request.least_rounds + (1 if configuration != self.slow else -1)
         self.now += 1.0
-        rounds = [Round(SECONDS[number % 2], counts=True) for number in range(n_rounds)]
+        rounds = [Round(SECONDS[number % 2], True, 0.0, None) for number in range(n_rounds)]
         return Outcome(
             events=(Started(0.0, 0.0, 0), *rounds, Delivery("")),
             peak_memory_bytes=configuration.fetch_factor,
