@@ -304,9 +304,12 @@ class CellDataset(IterableDataset[Any]):
 
         def planned(number: int) -> PlannedRead:
             fetch = plan.fetch(number)
+            order, size = fetch.order, self.batch_size
             if as_one:
-                return reader.plan(fetch.rows, np.arange(fetch.rows.size), fetch.rows.size)
-            return reader.plan(fetch.rows, fetch.order, self.batch_size)
+                order, size = np.arange(fetch.rows.size), fetch.rows.size
+            read = reader.plan(fetch.rows, order, size)
+            read.announce()  # the system fetches it while the fetch before is decoded
+            return read
 
         with (
             one_ahead(planned, fetch_numbers) as plans,

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._chunks import copy_all
+from cellfeed._chunks import ChunkReads, copy_all
 from cellfeed._groups import Copies, CsrGroup, DenseGroup, csr_groups, dense_groups
 from cellfeed._memory import Loan, MemoryPool
 from cellfeed._minibatch import Cells, CsrRows
@@ -66,6 +66,10 @@ class PlannedRead:
     rows: NDArray[np.int64]
     obs: Mapping[str, NDArray[Any]]
     bounds: NDArray[np.int64]
+
+    def announce(self) -> None:
+        """Tell the system what will be read soon, so that it is there when it is."""
+        self.reads.announce()
 
 
 class Reader:
@@ -138,7 +142,9 @@ class Reader:
         self, rows: NDArray[np.int64], order: NDArray[np.intp], group_size: int
     ) -> Iterator[Cells]:
         """Plan and read; see `plan` and `read_planned`."""
-        return self.read_planned(self.plan(rows, order, group_size))
+        planned = self.plan(rows, order, group_size)
+        planned.announce()
+        return self.read_planned(planned)
 
     def plan(
         self, rows: NDArray[np.int64], order: NDArray[np.intp], group_size: int
@@ -172,7 +178,6 @@ class Reader:
                 rows.size, order, bounds, n_vars=n_vars, dtype=dtype
             )
         reads = self._collection.plan_reads(runs, target)
-        reads.announce()
         delivered = rows[order]
         return PlannedRead(
             reads=reads,
@@ -198,6 +203,17 @@ class Reader:
             copy_all(bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes)
         # One by one as they are used, by whoever uses them: meanwhile the next are decoded.
         return _groups_of(planned, loans, ordered=ordered)
+
+    def read_bytes(self, planned: PlannedRead) -> int:
+        """Read the bytes of the chunks of a fetch, and do nothing with them; return how many."""
+        return self._run_alone(planned.reads.chunks.as_stored())
+
+    def decompress(self, planned: PlannedRead) -> None:
+        """Read and decompress the chunks of a fetch, and place nothing."""
+        self._run_alone(planned.reads.chunks.without_places())
+
+    def _run_alone(self, reads: ChunkReads) -> int:
+        return reads.run(np.empty(0, np.int64), self._threads, self._n_threads).n_bytes
 
     def densified(self, groups: Iterator[Cells]) -> Iterator[Cells]:
         """Iterate over groups with dense ``X``, some of them made dense ahead."""

@@ -28,6 +28,9 @@ from cellfeed_tuner import (
     StorageOrder,
     Verdict,
 )
+from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
+from cellfeed_tuner._explain._stage_model import StageModel
+from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial, Key
 from cellfeed_tuner._history._fingerprint import fingerprint
 from cellfeed_tuner._machine._description import Cpu, Memory, Packages, Platform
@@ -262,6 +265,31 @@ def course(*bits):
     )
 
 
+def stage(name, microseconds, saving):
+    seconds = microseconds * 1e-6
+    interval = Estimate(seconds, 0.9 * seconds, 1.1 * seconds)
+    return Stage(name=name, seconds_per_cell=interval, saving=saving)
+
+
+BOTTLENECK = Bottleneck(
+    kind="decompression",
+    confidence=0.98,
+    stages=(
+        stage("planning", 2.0, 0.01), stage("disk", 9.0, 0.0), stage("page cache", 1.0, 0.01),
+        stage("decompression", 80.0, 0.7), stage("memory", 20.0, 0.18),
+        stage("transform", 1.0, 0.0),
+    ),
+    model=StageModel(cores=2.5, n_workers=0, n_threads=2),
+    measured_seconds_per_cell=113e-6, accounted=0.9, n_rounds=8, stored_bytes=6_000.0,
+    decoded_bytes=30_000.0, useful_bytes=18_000.0,
+)  # fmt: skip
+ADVICE = StorageAdvice(
+    action="preshuffle", rows_per_chunk=64, block_size=1024,
+    speedup=Estimate(3.0, 2.5, 3.5), cost_seconds=720.0, epochs_to_repay=0.7,
+    basis="reckoned from a sample",
+)  # fmt: skip
+
+
 def with_too_few_rounds(each):
     bits = replace(each.entropy_bits, measured=Estimate(3.0, -np.inf, np.inf))
     return replace(
@@ -271,6 +299,12 @@ def with_too_few_rounds(each):
 
 RESULTS = {
     "recommended": RECOMMENDED,
+    "explained": replace(
+        RECOMMENDED,
+        bottleneck=BOTTLENECK,
+        storage_advice=(ADVICE,),
+        dataset=replace(DATASET, label_counts=(2_000,) * 14),
+    ),
     "not measured afresh": replace(RECOMMENDED, recommended=replace(CHOICE, measured_afresh=False)),
     "nothing feasible": NOTHING_FEASIBLE,
     "not enough samples": replace(

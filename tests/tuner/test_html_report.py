@@ -15,7 +15,8 @@ from cellfeed_tuner._reports._html_report import html_report
 CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"
 VOID = {"br", "meta"}
 SECTIONS = [
-    "recommendation", "code", "trade-off", "grid", "bounds", "epoch", "configurations",
+    "recommendation", "code", "bottleneck", "trade-off", "grid", "bounds", "epoch",
+    "configurations",
     "conditions",
 ]  # fmt: skip
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -70,7 +71,8 @@ def test_every_section_is_there_for_results_of_every_kind(any_result):
     assert [name for name in page.values("id") if name in SECTIONS] == wanted
     assert all(page.texts[name].strip() for name in wanted)
     timed = any(each.cells_per_second for each in any_result.configurations)
-    assert page.tags["svg"] == (3 if timed else 2) + ("epoch" in wanted)
+    explained = any_result.bottleneck is not None
+    assert page.tags["svg"] == 2 + timed + explained + ("epoch" in wanted)
     assert page.tags["tr"] == 1 + len(any_result.configurations)
 
 
@@ -114,6 +116,10 @@ def test_the_recommendation_has_reason_figure_and_proof(result_of):
         ("several labels", "conditions", "labelcell_linevalues50, 5.600 bitswithout label7 cells"),
         ("drift", "recommendation", "Entropy drifts over an epoch: 3.500 bits in its first tenth"),
         ("warm", "conditions", "warm, all files read beforehand"),
+        ("recommended", "bottleneck", "Not measured, for want of budget"),
+        ("explained", "bottleneck", "Clearly bound by decompression: it takes 80.0 [72.0, 88.0]"),
+        ("explained", "bottleneck", "it takes about 12 min to write, repaid after one epoch"),
+        ("explained", "bottleneck", "1.67 bytes are decompressed for each that is used"),
         ("unknown cache", "conditions", "unknown, since the kernel kept pages"),
     ],
 )

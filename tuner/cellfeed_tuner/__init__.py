@@ -20,6 +20,9 @@ from cellfeed_tuner._entropy._label_entropy import (
 )
 from cellfeed_tuner._entropy._minibatch_entropy import minibatch_entropies
 from cellfeed_tuner._entropy._storage_order import StorageOrder, storage_order
+from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
+from cellfeed_tuner._explain._stage_model import StageModel
+from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._recall import Earlier
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._description import Machine, describe_machine
@@ -45,6 +48,7 @@ from cellfeed_tuner._verdicts._verdict import Verdict
 __all__ = [
     "AutotuneResult",
     "BlockMixing",
+    "Bottleneck",
     "Conditional",
     "ConditionalEntropyBits",
     "Configuration",
@@ -65,6 +69,9 @@ __all__ = [
     "RecordedGrid",
     "Recording",
     "Replay",
+    "Stage",
+    "StageModel",
+    "StorageAdvice",
     "StorageOrder",
     "Verdict",
     "autotune",

@@ -9,6 +9,8 @@ from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._dataset import describe_dataset
+from cellfeed_tuner._explain._explained import Explained, explain_throughput
+from cellfeed_tuner._explain._storage_advice import StorageLayout
 from cellfeed_tuner._grid import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_FETCH_FACTORS,
@@ -39,6 +41,7 @@ from cellfeed_tuner._search import Search
 __all__ = ["DEFAULT_BUDGET_SECONDS", "autotune"]
 
 DEFAULT_BUDGET_SECONDS = 55.0
+_EXPLAIN_SHARE = 0.1
 
 
 def autotune(
@@ -169,6 +172,26 @@ def autotune(
         recommended = choice and _recommended(
             choice, search.confirm(choice), search.with_step(choice), constraints
         )
+        order = mixing.storage_order()
+        on_progress("explain", 0, 1)
+        explained = Explained()
+        if recommended is not None:
+            explained = explain_throughput(
+                process,
+                recommended.configuration,
+                StorageLayout(
+                    n_cells=len(collection),
+                    rows_per_chunk=collection.rows_per_chunk,
+                    batch_size=batch_size,
+                    already_shuffled=order.already_shuffled,
+                ),
+                cells_per_second=recommended.cells_per_second.value,
+                block_sizes=tuple(block_sizes),
+                cache=cache if found_cache == cache else "warm",  # nothing is known of the disk
+                seconds=_EXPLAIN_SHARE * budget,
+                most_seconds=search.seconds_left,
+                seed=seed,
+            )
     notes.keep(search.measured(), recommended, is_short=search.is_short)
     return AutotuneResult(
         machine=machine,
@@ -184,9 +207,11 @@ def autotune(
         nearest=None if choice else nearest(results, constraints),
         seconds=time.perf_counter() - started,
         date=date,
-        storage_order=mixing.storage_order(),
+        storage_order=order,
         earlier=search.earlier,
         entropy_over_epoch=mixing.over_epoch(recommended.configuration) if recommended else {},
+        bottleneck=explained.bottleneck,
+        storage_advice=explained.storage_advice,
     )
 
 

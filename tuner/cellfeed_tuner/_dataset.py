@@ -10,6 +10,8 @@ from cellfeed_tuner._result import Dataset, LabelCensus
 
 __all__ = ["describe_dataset"]
 
+_MOST_LABEL_COUNTS = 1000
+
 
 def describe_dataset(
     collection: Collection, counted: Mapping[str, LabelCounts], batch_size: int
@@ -31,6 +33,7 @@ def describe_dataset(
         n_missing=censuses[label].n_missing,
         label_entropy_bits=censuses[label].label_entropy_bits,
         batch_size=batch_size,
+        label_counts=_label_counts(counted[label]),
         further_labels={name: censuses[name] for name in others},
     )
 
@@ -41,3 +44,8 @@ def _census(counted: LabelCounts) -> LabelCensus:
         n_missing=counted.n_missing,
         label_entropy_bits=theory.entropy_bits(counted.counts),
     )
+
+
+def _label_counts(counted: LabelCounts) -> tuple[int, ...]:
+    counts = counted.counts.tolist()
+    return tuple(counts) if len(counts) <= _MOST_LABEL_COUNTS else ()

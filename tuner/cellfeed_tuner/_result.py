@@ -8,15 +8,27 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from cellfeed import __version__
+from cellfeed import FormatError, PathError, __version__
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy._epoch_course import EpochCourse
 from cellfeed_tuner._entropy._storage_order import StorageOrder
+from cellfeed_tuner._explain._bottleneck import Bottleneck
+from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._recall import Earlier
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._records_from_json import record_from_json
+from cellfeed_tuner._result_json import (
+    bottleneck_json,
+    configuration_json,
+    course_json,
+    flat,
+    nested,
+    recommended_json,
+    storage_order_json,
+)
 from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
@@ -36,7 +48,6 @@ __all__ = [
 ]
 
 SCHEMA = "cellfeed.autotune/1"
-_ABSENT = {"value": None, "low": None, "high": None}
 
 Status = Literal[
     "measured",
@@ -273,6 +284,8 @@ class Dataset:
         Cells of a minibatch.
     further_labels
         The other labels by the names of their obs columns.
+    label_counts
+        Cells of each value of the first label; empty if it takes very many.
     """
 
     paths: tuple[str, ...]
@@ -289,6 +302,7 @@ class Dataset:
     label_entropy_bits: float
     batch_size: int
     further_labels: Mapping[str, LabelCensus] = field(default_factory=dict)
+    label_counts: tuple[int, ...] = ()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -388,6 +402,11 @@ class AutotuneResult:
     entropy_over_epoch
         For each label, entropy in each tenth of an epoch of the configuration that was chosen;
         empty if none was, or an epoch has too few minibatches.
+    bottleneck
+        Where the time of a cell goes in the chosen configuration; None if there was no time to
+        find out.
+    storage_advice
+        What other layouts of the files may give, the best first; often nothing.
     """
 
     machine: Machine
@@ -402,6 +421,8 @@ class AutotuneResult:
     storage_order: StorageOrder | None = None
     earlier: Earlier | None = None
     entropy_over_epoch: Mapping[str, EpochCourse] = field(default_factory=dict)
+    bottleneck: Bottleneck | None = None
+    storage_advice: tuple[StorageAdvice, ...] = ()
 
     @property
     def chosen(self) -> ConfigurationResult | None:
@@ -445,74 +466,47 @@ class AutotuneResult:
             "cache": self.cache,
             "seconds": self.seconds,
             "configurations": [
-                _configuration_json(result)
-                | {"read_amplification": self.read_amplification(result)}
+                configuration_json(result) | {"read_amplification": self.read_amplification(result)}
                 for result in self.configurations
             ],
-            "recommended": self.recommended and _recommended_json(self.recommended),
-            "nearest": self.nearest and _flat(asdict(self.nearest)),
-            "storage_order": self.storage_order and _storage_order_json(self.storage_order),
+            "recommended": self.recommended and recommended_json(self.recommended),
+            "nearest": self.nearest and flat(asdict(self.nearest)),
+            "storage_order": self.storage_order and storage_order_json(self.storage_order),
             "earlier": self.earlier and asdict(self.earlier),
             "entropy_over_epoch": {
-                label: _course_json(course) for label, course in self.entropy_over_epoch.items()
+                label: course_json(course) for label, course in self.entropy_over_epoch.items()
             },
+            "bottleneck": self.bottleneck and bottleneck_json(self.bottleneck),
+            "storage_advice": [
+                asdict(each) | {"sentence": each.sentence} for each in self.storage_advice
+            ],
         }
 
     def save(self, path: Path) -> None:
         """Write the result as JSON."""
         path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
+    @classmethod
+    def load(cls, path: Path) -> "AutotuneResult":
+        """Read a result that `save` wrote.
 
-def _configuration_json(result: ConfigurationResult) -> dict[str, Any]:
-    plain = _flat(asdict(result))
-    plain["cells_per_second"] = plain["cells_per_second"] or _ABSENT
-    plain["entropy_bits"] = _entropy_json(result.entropy_bits)
-    for name, each in result.further_labels.items():
-        plain["further_labels"][name]["entropy_bits"] = _entropy_json(each.entropy_bits)
-    if plain["conditional_entropy_bits"] is not None:
-        plain["conditional_entropy_bits"] |= _with_interval(
-            "expected", plain["conditional_entropy_bits"]["expected"]
-        )
-    return plain
-
-
-def _recommended_json(recommended: Recommended) -> dict[str, Any]:
-    plain = _flat(asdict(recommended))
-    share = recommended.waiting and recommended.waiting.share
-    if share is not None:
-        plain["waiting"]["share"] = {name: _finite(each) for name, each in asdict(share).items()}
-    return plain
-
-
-def _entropy_json(entropy: EntropyBits) -> dict[str, Any]:
-    plain = asdict(entropy)
-    for name in ("measured", "expected"):
-        plain |= _with_interval(name, plain[name])
-    return plain | {"verdict": entropy.verdict}
-
-
-def _with_interval(name: str, estimate: Mapping[str, float] | None) -> dict[str, Any]:
-    value, low, high = (estimate or _ABSENT).values()
-    return {name: value, f"{name}_interval": [_finite(low), _finite(high)]}
-
-
-def _course_json(course: EpochCourse) -> dict[str, Any]:
-    plain = asdict(course)
-    deciles = [{key: _finite(each) for key, each in one.items()} for one in plain.pop("deciles")]
-    finite = {name: _finite(each) for name, each in plain.items()}
-    said = {"drifts": course.drifts, "sentence": course.sentence}
-    return {"deciles": deciles, **finite, **said}
-
-
-def _storage_order_json(order: StorageOrder) -> dict[str, Any]:
-    return asdict(order) | {"already_shuffled": order.already_shuffled, "sentence": order.sentence}
-
-
-def _flat(plain: dict[str, Any]) -> dict[str, Any]:
-    """Lift the settings to the level of what is said of them."""
-    settings: dict[str, Any] = plain.pop("configuration")
-    return settings | plain
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+        Raises
+        ------
+        PathError
+            There is no such file.
+        FormatError
+            It is no result of ``autotune``, or of another schema.
+        """
+        if not path.is_file():
+            msg = f"{path}: no such file; make it with `autotune PATH... --label COLUMN`"
+            raise PathError(msg)
+        try:
+            plain = json.loads(path.read_text())
+            schema = plain["schema"]
+            if schema == SCHEMA:
+                return record_from_json(cls, nested(plain))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            msg = f"{path}: not a result of autotune (lacks or garbles {error}); run it again"
+            raise FormatError(msg) from error
+        msg = f"{path}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"
+        raise FormatError(msg)

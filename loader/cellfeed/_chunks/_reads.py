@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Executor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -111,6 +111,36 @@ class ChunkReads:
             origins=tuple(origin for part in parts for origin in part.origins),
             kept=tuple(thing for part in parts for thing in part.kept),
         )
+
+    def without_places(self) -> "ChunkReads":
+        """Return the same reads, of which nothing is placed: they end with decompression."""
+        chunks = self.chunks.copy()
+        chunks[:, kernels.FIRST_SEGMENT] = 0
+        return replace(self, chunks=chunks, segments=self.segments[:0], joins=self.joins[:0])
+
+    def as_stored(self) -> "ChunkReads":
+        """Return the same reads, which end with the bytes that are stored."""
+        arrays = self.arrays.copy()
+        arrays[:, kernels.CODEC] = kernels.STORED
+        arrays[:, kernels.SHUFFLED] = 0
+        return replace(self.without_places(), arrays=arrays)
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes that all chunks take once they are decompressed."""
+        chunks = self.chunks[:-1]
+        arrays = self.arrays[chunks[:, kernels.ARRAY]]
+        whole = (arrays[:, kernels.CODEC] != kernels.STORED) | (arrays[:, kernels.SHUFFLED] != 0)
+        # Chunks stored as they are were cut to what is wanted of them.
+        sizes = np.where(whole, arrays[:, kernels.DECODED_BYTES], chunks[:, kernels.SIZE])
+        return int(sizes.sum())
+
+    @property
+    def useful_bytes(self) -> int:
+        """Bytes of these that are placed."""
+        n_segments = np.diff(self.chunks[:, kernels.FIRST_SEGMENT])
+        arrays = np.repeat(self.chunks[:-1, kernels.ARRAY], n_segments)
+        return int(self.segments[:, kernels.COUNT] @ self.arrays[arrays, kernels.ITEMSIZE])
 
     def announce(self) -> None:
         """Tell the system what will be read, so that it fetches many pieces side by side."""

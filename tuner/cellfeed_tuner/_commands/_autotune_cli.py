@@ -10,6 +10,7 @@ import click
 from cellfeed import __version__, open_collection
 from cellfeed.console import ByteSize
 from cellfeed_tuner import _autotune
+from cellfeed_tuner._commands._explain_cli import explain_command
 from cellfeed_tuner._commands._live import LiveDisplay
 from cellfeed_tuner._commands._record_cli import record_command
 from cellfeed_tuner._commands._replay_cli import replay_command
@@ -110,6 +111,7 @@ def main(
 
 
 main.add_command(record_command)
+main.add_command(explain_command)
 main.add_command(replay_command)
 main.add_command(show_command)
 

@@ -21,6 +21,7 @@ _STAGES = {
     "entropy": "Computing label entropy",
     "start": "Starting the measuring process",
     "throughput": "Measuring throughput",
+    "explain": "Finding the bottleneck",
 }
 # Drawing takes about 20 ms of the budget.
 _LEAST_SECONDS_APART = 1.0

@@ -17,17 +17,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import psutil
 
 from cellfeed import CellfeedError, Collection
 from cellfeed_tuner._measuring._process_memory import tree_memory_bytes
-from cellfeed_tuner._measuring._timing import TimingRequest, run_timing
 
-__all__ = ["MeasuringError", "MeasuringProcess", "Outcome", "serve"]
+__all__ = ["MeasuringError", "MeasuringProcess", "Outcome", "Request", "serve"]
 
 _MEMORY_EVERY_SECONDS = 0.05
+
+
+class Request(Protocol):
+    """What a child is to do; it is sent to the process, and so can be pickled."""
+
+    def run(self, collection: Collection, report: Callable[[object], None]) -> None:
+        """Do it, and report each event as it happens."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +44,7 @@ class Outcome:
     Parameters
     ----------
     events
-        `Started`, `Round` and `Entropies` in the order in which they happened.
+        What the request reports, in the order in which it happened.
     peak_memory_bytes
         Highest memory of the child and its workers, sampled.
     failure
@@ -108,8 +115,8 @@ class MeasuringProcess:
             msg = "the measuring process died, perhaps for want of memory; free some and try again"
             raise MeasuringError(msg) from error
 
-    def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
-        """Time one configuration; it is killed after ``limit_seconds``.
+    def run(self, request: Request, *, limit_seconds: float) -> Outcome:
+        """Have a child do what is requested; it is killed after ``limit_seconds``.
 
         Raises
         ------
@@ -137,7 +144,7 @@ def serve(fd: int) -> None:
 
 def _run_in_child(
     collection: Collection,
-    request: TimingRequest,
+    request: Request,
     limit_seconds: float,
     abandoned: Callable[[], bool],
 ) -> Outcome | CellfeedError:
@@ -168,11 +175,11 @@ class _Ended:
     failure: str | CellfeedError | None
 
 
-def _child(collection: Collection, request: TimingRequest, sender: "Connection[Any, Any]") -> None:
+def _child(collection: Collection, request: Request, sender: "Connection[Any, Any]") -> None:
     """Time, report and end, without waiting for workers that still read."""
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     try:
-        run_timing(collection, request, sender.send)
+        request.run(collection, sender.send)
         sender.send(_Ended(None))
     except CellfeedError as error:
         sender.send(_Ended(error))

@@ -66,6 +66,10 @@ class TimingRequest:
     first_epoch: int
     step_seconds: float = 0.0
 
+    def run(self, collection: Collection, report: Callable[[object], None]) -> None:
+        """Time it; see `run_timing`."""
+        run_timing(collection, self, report)
+
 
 @dataclass(frozen=True, slots=True)
 class Started:

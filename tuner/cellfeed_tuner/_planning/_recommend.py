@@ -8,15 +8,15 @@ from typing import NamedTuple
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._result import ConfigurationResult, Constraints, Nearest
 
-__all__ = ["Choice", "choose", "nearest"]
+__all__ = ["SAME_SPEED_SHARE", "Choice", "choose", "nearest"]
 
 
 # Shares of random sampling's entropy that differ by less than this are the same: a replay of the
 # plan is not more exact.
 _SAME_ENTROPY_SHARE = 0.001
-# A throughput that is lower than the highest by more than this share is not as fast, however wide
-# the intervals.
-_SAME_SPEED_SHARE = 0.02
+SAME_SPEED_SHARE = 0.02
+"""A throughput that is lower than the highest by more than this share is not as fast, however wide
+the intervals."""
 
 
 class _Timed(NamedTuple):
@@ -118,7 +118,7 @@ def _log_ratio(wanted: float, given: float) -> float:
 
 def _as_fast_as_the_fastest(feasible: Sequence[_Timed]) -> list[_Timed]:
     fastest = max(feasible, key=lambda each: each.speed.value)
-    least = (1 - _SAME_SPEED_SHARE) * fastest.speed.value
+    least = (1 - SAME_SPEED_SHARE) * fastest.speed.value
     return [
         each
         for each in feasible

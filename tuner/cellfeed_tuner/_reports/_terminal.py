@@ -14,6 +14,7 @@ from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._wording import (
     cache_in_words,
     drifts_in_words,
+    explained_in_words,
     how_measured,
     interval,
     labels_in_words,
@@ -154,6 +155,7 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
         *map(Text, mixing_in_words(result)),
         *_proof(result),
         *_remarks(result),
+        *map(Text, explained_in_words(result)),
         *map(Text, untimed_in_words(result)),
     ]
     return Group(*lines, Text("\nTo train with it:"))

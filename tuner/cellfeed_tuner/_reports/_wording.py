@@ -18,6 +18,7 @@ from cellfeed_tuner._result import (
 __all__ = [
     "cache_in_words",
     "drifts_in_words",
+    "explained_in_words",
     "how_measured",
     "interval",
     "labels_in_words",
@@ -205,6 +206,13 @@ def _courses_in_words(result: AutotuneResult, *, drift: bool) -> list[str]:
 def _of_label(result: AutotuneResult, name: str, sentence: str) -> str:
     """Return a sentence with the label that it is about, where there is more than one."""
     return f"{name}: {sentence}" if result.dataset.further_labels else sentence
+
+
+def explained_in_words(result: AutotuneResult) -> list[str]:
+    """Return where the time of a cell goes, and what other files would change."""
+    found = result.bottleneck
+    lines = [found.sentence] if found is not None else []
+    return [*lines, *(advice.sentence for advice in result.storage_advice)]
 
 
 def untimed_in_words(result: AutotuneResult) -> list[str]:

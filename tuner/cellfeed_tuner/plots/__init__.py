@@ -10,6 +10,7 @@ from cellfeed_tuner.plots._bounds import bounds_figure
 from cellfeed_tuner.plots._epoch import epoch_figure
 from cellfeed_tuner.plots._figure4 import entropy_figure
 from cellfeed_tuner.plots._heat_maps import heat_map_figure
+from cellfeed_tuner.plots._stages import stages_figure
 from cellfeed_tuner.plots._trade_off import trade_off_figure
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "entropy_figure",
     "epoch_figure",
     "heat_map_figure",
+    "stages_figure",
     "trade_off_figure",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from importlib import resources
 
 from cellfeed.console import format_bytes
+from cellfeed_tuner._reports._html_report._bottleneck import bottleneck
 from cellfeed_tuner._reports._html_report._conditions import conditions
 from cellfeed_tuner._reports._html_report._configurations import configurations
 from cellfeed_tuner._reports._html_report._elements import Html, definitions, element
@@ -58,6 +59,7 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
     sections = [
         _section("recommendation", "Recommendation", _recommendation(result)),
         *([_section("code", "To train with it", _code(code))] if result.recommended else []),
+        _section("bottleneck", "Where the time goes", bottleneck(result)),
         _section("trade-off", "Throughput against entropy", _trade_off(result)),
         _section("grid", "Over the grid", [_heat_maps(result)]),
         _section("bounds", "Entropy against theory", [_bounds(result), *_verdicts(result)]),

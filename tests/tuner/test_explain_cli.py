@@ -1,0 +1,177 @@
+"""The ``autotune explain`` command."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from cellfeed_tuner import Configuration, theory
+from cellfeed_tuner._commands._autotune_cli import main
+
+
+@pytest.fixture
+def explain(result_of, tmp_path):
+    """Runs the command on a saved result of a kind, or on a result."""
+
+    def run(of, *options):
+        path = tmp_path / "autotune.json"
+        (result_of(of) if isinstance(of, str) else of).save(path)
+        ran = CliRunner().invoke(main, ["explain", str(path), *map(str, options)])
+        assert ran.exit_code == 0, ran.output
+        return " ".join(ran.stdout.split())
+
+    return run
+
+
+def test_the_choice_and_the_bottleneck_are_explained(explain):
+    said = explain("explained")
+    assert "block size 64, fetch factor 64, 0 workers" in said
+    assert "It is the fastest of the 4 measured configurations" in said
+    assert "Clearly bound by decompression" in said
+    assert "decompression 80.00 [72.00, 88.00] 70%" in said
+    assert "1.67 bytes are decompressed for each that is used." in said
+    assert "A training step of more than 7.2 ms, if" in said  # 64 x 113 us
+    assert "repaid after one epoch" in said
+
+
+def test_without_a_bottleneck_it_says_so(explain):
+    assert "was not measured; a larger --budget gives it" in explain("recommended")
+
+
+def test_without_a_choice_the_nearest_is_named(explain):
+    assert "No configuration is feasible. Nearest is block size 64" in explain("nothing feasible")
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (64.0, "The loader is fast enough: the training step takes 1,000.0 us for each cell"),
+        (1.0, "Clearly bound by decompression"),
+    ],
+)
+def test_a_training_step_may_be_the_bottleneck(explain, step, said):
+    assert said in explain("explained", "--step-ms", step)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        # What the grid in conftest says of each.
+        ((4, 4, 1), "It is slower: 3,000 [2,700, 3,600] cells/s are 0.33 times the 9,000"),
+        ((64, 64, 1), "It may be as fast, but was slower when measured: 8,000"),
+        ((64, 4, 0), "It mixes too little: 1.800 bits are 50.0% of random sampling's 3.600"),
+        ((4, 64, 1), "It does not fit in the memory given: its buffers alone take 9,000 MB."),
+        ((64, 4, 1), "It failed: no workers here."),
+        ((1024, 4, 1), "There was no time left to time it (see --budget)."),
+        ((1024, 64, 0), "too few cells to time it: whole fetches need 32,768 cells."),
+        ((1024, 64, 1), "It was not timed, since by what was measured of its like it cannot win."),
+        ((64, 64, 0), "It is the recommended one."),
+    ],
+)
+def test_each_configuration_has_its_reason(explain, options, reason):
+    block_size, fetch_factor, num_workers = options
+    said = explain(
+        "recommended", "--block-size", block_size, "--fetch-factor", fetch_factor,
+        "--num-workers", num_workers,
+    )  # fmt: skip
+    assert reason in said
+    assert (
+        Configuration(
+            block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers
+        ).__str__()
+        in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "best"),
+    [
+        # Feasible and the fastest; the fastest of what mixes; the best mixed if nothing does.
+        (("--block-size", 4), "Of 4 configurations with block size 4, the best is block size 4, f"),
+        (("--num-workers", 1), "the best is block size 64, fetch factor 64, 1 worker."),
+        (("--block-size", 1024), "the best is block size 1024, fetch factor 64, 0 workers."),
+    ],
+)  # fmt: skip
+def test_of_several_the_best_is_explained(explain, options, best):
+    assert best in explain("recommended", *options)
+
+
+def test_too_much_memory_is_a_reason(explain, result_of):
+    result = result_of("recommended")
+    greedy = replace(result.configurations[1], peak_memory_bytes=9 * 10**9)
+    grid = (result.configurations[0], greedy, *result.configurations[2:])
+    said = explain(
+        replace(result, configurations=grid), "--block-size", 4, "--fetch-factor", 4,
+        "--num-workers", 1,
+    )  # fmt: skip
+    assert "It takes 9,000 MB, of 8,000 MB given." in said
+
+
+def test_with_a_need_what_mixes_less_is_not_chosen(explain, result_of):
+    result = result_of("recommended")
+    need = replace(result.constraints, need_cells_per_second=1_000.0)
+    chosen = replace(result.recommended, configuration=result.configurations[2].configuration)
+    said = explain(
+        replace(result, constraints=need, recommended=chosen),
+        "--block-size", 64, "--fetch-factor", 64, "--num-workers", 0,
+    )  # fmt: skip
+    assert (
+        "It is fast enough, but mixes less: 96.0% of random sampling's entropy, where the" in said
+    )
+
+
+def test_outside_of_the_grid_there_is_theory_and_the_nearest(explain):
+    said = explain("explained", "--block-size", 32, "--fetch-factor", 64)
+    bits = theory.expected_entropy_bits([2_000] * 14, 64, 32, 64)
+    assert "block size 32, fetch factor 64 is not in the grid that was measured." in said
+    assert f"would have {bits:.3f} bits" in said
+    assert "By the cost model, it gives about" in said
+    assert "Nearest is block size 64, fetch factor 64, 0 workers" in said
+
+
+def test_without_label_counts_there_is_no_theory(explain):
+    said = explain("recommended", "--block-size", 32, "--fetch-factor", 64)
+    assert "is not in the grid" in said
+    assert "If every block held one label" not in said
+
+
+def test_a_value_that_no_configuration_has_is_outside_too(explain):
+    said = explain("recommended", "--block-size", 700)
+    assert "block size 700 is not in the grid that was measured." in said
+    assert "Nearest is block size 1024" in said
+
+
+def test_json_says_the_same(explain):
+    found = json.loads(explain("explained", "--block-size", 4, "--json"))
+    assert found["schema"] == "cellfeed.explain/1"
+    assert found["bottleneck"]["kind"] == "decompression"
+    assert found["recommended"]["block_size"] == 64
+    answer = found["answer"]
+    assert (answer["in_grid"], answer["n_matching"], answer["is_chosen"]) == (True, 4, False)
+    assert answer["about"]["num_workers"] == 1
+    assert answer["speed_ratio"] == pytest.approx(1 / 3)
+    # The model is fitted to that very throughput.
+    predicted = answer["predicted_cells_per_second"]
+    assert predicted["low"] < 3_000 < predicted["high"]
+    assert answer["reasons"][0].startswith("It is slower")
+    assert json.loads(explain("recommended", "--json"))["answer"] is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schema": "cellfeed.replay/1"}'])
+def test_a_foreign_file_is_one_line_and_code_2(tmp_path, text):
+    path = tmp_path / "foreign.json"
+    path.write_text(text)
+    ran = CliRunner().invoke(main, ["explain", str(path)])
+    assert ran.exit_code == 2
+    assert ran.stderr.count("\n") == 1
+    assert "foreign.json" in ran.stderr
+
+
+def test_without_a_file_the_one_in_this_folder_is_read(tmp_path, monkeypatch, result_of):
+    monkeypatch.chdir(tmp_path)
+    ran = CliRunner().invoke(main, ["explain"])
+    assert ran.exit_code == 2
+    assert "autotune.json: no such file" in ran.stderr
+    result_of("recommended").save(tmp_path / "autotune.json")
+    assert CliRunner().invoke(main, ["explain"]).exit_code == 0

@@ -1,0 +1,1 @@
+"""Why a configuration is as fast as it is, why it was chosen, and what storage would change."""

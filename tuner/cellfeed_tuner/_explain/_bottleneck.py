@@ -1,0 +1,293 @@
+"""Which stage decides how long a cell takes, with its evidence by difference."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed_tuner._explain._stage_model import StageModel, StageName
+from cellfeed_tuner._explain._stage_times import StageRound
+from cellfeed_tuner._interval import Estimate, mean_with_interval
+
+__all__ = ["Bottleneck", "BottleneckKind", "Stage", "bottleneck", "with_training_step"]
+
+BottleneckKind = StageName | Literal["nothing"]
+
+# What would save less than this share of the time does not stand out.
+_LEAST_SAVING = 0.15
+_N_RESAMPLES = 1000
+_SURE, _LIKELY = 0.95, 0.75
+# Stages that explain less or more of the time than this share of it explain it badly.
+_LEAST_ACCOUNTED, _MOST_ACCOUNTED = 0.7, 1.4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage.
+
+    Parameters
+    ----------
+    name
+        Which.
+    seconds_per_cell
+        What it takes alone, by difference, with its 95 % interval; in one process that reads.
+    saving
+        Share of a cell's time that would be saved if it took none, since stages go on side by
+        side: 0 if others would take as long all the same.
+    """
+
+    name: StageName
+    seconds_per_cell: Estimate
+    saving: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """Where the time of a cell goes.
+
+    Parameters
+    ----------
+    kind
+        The stage without which the most would be saved; "nothing" if none saves much.
+    confidence
+        Share of resampled rounds that name the same.
+    stages
+        All stages that were timed, in the order in which a cell goes through them.
+    model
+        How stages go on side by side.
+    measured_seconds_per_cell
+        One over the throughput of all of them together, as it was measured.
+    accounted
+        What the stages, put together, make of that: 1 if they explain it to the full.
+    n_rounds
+        Rounds that were timed.
+    stored_bytes, decoded_bytes, useful_bytes
+        Of each cell: bytes that are read from storage, what they decompress to, and what of
+        that is used; 0 if the format's library reads.
+    """
+
+    kind: BottleneckKind
+    confidence: float
+    stages: tuple[Stage, ...]
+    model: StageModel
+    measured_seconds_per_cell: float
+    accounted: float
+    n_rounds: int
+    stored_bytes: float
+    decoded_bytes: float
+    useful_bytes: float
+
+    @property
+    def read_amplification(self) -> float | None:
+        """Bytes that are decompressed for each one that is used; None if that is unknown."""
+        return self.decoded_bytes / self.useful_bytes if self.useful_bytes else None
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether the stages, put together, take about as long as was measured."""
+        return _LEAST_ACCOUNTED <= self.accounted <= _MOST_ACCOUNTED
+
+    @property
+    def seconds(self) -> dict[StageName, float]:
+        """What each stage takes alone, for each cell."""
+        return {each.name: each.seconds_per_cell.value for each in self.stages}
+
+    @property
+    def sentence(self) -> str:
+        """What this means, in one or two sentences."""
+        if self.kind == "nothing":
+            said = (
+                "No stage stands out: without the dearest of them, a cell would take "
+                f"{max((each.saving for each in self.stages), default=0.0):.0%} less time."
+            )
+        elif self.kind == "consumer":
+            return (
+                f"The loader is fast enough: the training step takes "
+                f"{self.seconds['consumer'] * 1e6:,.1f} us for each cell, which is longer."
+            )
+        else:
+            stage = next(each for each in self.stages if each.name == self.kind)
+            said = (
+                f"{self._certainty} bound by {_MEANINGS[self.kind]}: it takes "
+                f"{_microseconds(stage.seconds_per_cell)} us of the "
+                f"{self.measured_seconds_per_cell * 1e6:,.1f} us that a cell takes, and if it took "
+                f"none, cells would come {_times(1 / (1 - min(stage.saving, 0.99)))} as fast."
+            )
+        if not self.is_explained:
+            said += (
+                f" But the stages, timed one by one, make {self.accounted:.0%} of the time that "
+                "was measured, so the machine was busy meanwhile, or something else takes time."
+            )
+        return said
+
+    @property
+    def _certainty(self) -> str:
+        if not self.is_explained or self.confidence < _LIKELY:
+            return "Perhaps"
+        return "Clearly" if self.confidence >= _SURE else "Probably"
+
+
+_MEANINGS: dict[StageName, str] = {
+    "planning": "planning, which one thread does",
+    "disk": "the disk",
+    "page cache": "copying bytes out of the page cache",
+    "decompression": "decompression",
+    "memory": "memory: placing rows in minibatches",
+    "reading": "reading through the format's library (decompression and placing, not told apart)",
+    "transform": "making tensors of minibatches",
+    "transfer": "transfer from worker processes",
+    "consumer": "the training step",
+}
+
+
+def bottleneck(
+    rounds: Sequence[StageRound],
+    *,
+    model: StageModel,
+    cells_per_second: float,
+    transfer_seconds: Sequence[float] = (),
+    seed: int = 0,
+) -> Bottleneck | None:
+    """Return where the time of a cell goes.
+
+    Parameters
+    ----------
+    rounds
+        What was timed.
+    model
+        How stages go on side by side.
+    cells_per_second
+        What all of them together were measured to give.
+    transfer_seconds
+        What workers that read nothing take for each cell, measured several times; empty if
+        there are none.
+    seed
+        Seed of resampling.
+
+    Returns
+    -------
+    None if there are fewer than two rounds.
+    """
+    if len(rounds) < 2:  # noqa: PLR2004 - a spread needs two
+        return None
+    samples = _samples(rounds)
+    if len(transfer_seconds):
+        samples["transfer"] = np.array(transfer_seconds)
+    return _assembled(samples, model, 1 / cells_per_second, np.random.default_rng(seed), rounds)
+
+
+def with_training_step(found: Bottleneck, seconds: float) -> Bottleneck:
+    """Return where the time of a cell goes when each takes this long in the training step.
+
+    Parameters
+    ----------
+    found
+        Without a training step.
+    seconds
+        Of the step, for each cell.
+    """
+    step = Stage(name="consumer", seconds_per_cell=Estimate(seconds, seconds, seconds), saving=0.0)
+    stages = (*(each for each in found.stages if each.name != "consumer"), step)
+    times = {each.name: each.seconds_per_cell.value for each in stages}
+    savings = _savings(times, found.model)
+    kind = _kind(savings)
+    return replace(
+        found,
+        kind=kind,
+        # By how often others were named, nothing is known of a stage that was not there.
+        confidence=1.0 if kind == "consumer" else found.confidence,
+        stages=tuple(replace(each, saving=savings[each.name]) for each in stages),
+        measured_seconds_per_cell=max(seconds, found.measured_seconds_per_cell),
+    )
+
+
+def _samples(rounds: Sequence[StageRound]) -> dict[StageName, NDArray[np.float64]]:
+    """Return what each stage adds in each round, in seconds for each cell."""
+
+    def of(name: str) -> NDArray[np.float64] | None:
+        values = [getattr(each, name) for each in rounds]
+        if None in values:
+            return None
+        return np.array(values) / [each.n_cells for each in rounds]
+
+    planned, read, dealt_out = (np.array(of(name)) for name in ("planned", "read", "dealt_out"))
+    cold, cached, decompressed = of("cold_bytes"), of("cached_bytes"), of("decompressed")
+    cold_read = of("cold_read")
+    found: dict[StageName, NDArray[np.float64]] = {"planning": planned}
+    if cached is None or decompressed is None:
+        if cold_read is not None:
+            found["disk"] = cold_read - read
+        found["reading"] = read
+    else:
+        if cold is not None:
+            found["disk"] = cold - cached
+        found["page cache"] = cached
+        found["decompression"] = decompressed - cached
+        found["memory"] = read - decompressed
+    found["transform"] = dealt_out
+    return found
+
+
+def _assembled(
+    samples: Mapping[StageName, NDArray[np.float64]],
+    model: StageModel,
+    measured: float,
+    rng: np.random.Generator,
+    rounds: Sequence[StageRound],
+) -> Bottleneck:
+    means = {name: float(each.mean()) for name, each in samples.items()}
+    savings = _savings(means, model)
+    kind = _kind(savings)
+    n_rounds = len(rounds)
+    named = Counter(_kind(_savings(_resampled(samples, rng), model)) for _ in range(_N_RESAMPLES))
+
+    def per_cell(name: str) -> float:
+        return float(np.mean([getattr(each, name) / each.n_cells for each in rounds]))
+
+    return Bottleneck(
+        kind=kind,
+        confidence=named[kind] / _N_RESAMPLES,
+        stages=tuple(
+            Stage(name=name, seconds_per_cell=mean_with_interval(each), saving=savings[name])
+            for name, each in samples.items()
+        ),
+        model=model,
+        measured_seconds_per_cell=measured,
+        accounted=model.seconds_per_cell(means) / measured,
+        n_rounds=n_rounds,
+        stored_bytes=per_cell("stored_bytes"),
+        decoded_bytes=per_cell("decoded_bytes"),
+        useful_bytes=per_cell("useful_bytes"),
+    )
+
+
+def _resampled(
+    samples: Mapping[StageName, NDArray[np.float64]], rng: np.random.Generator
+) -> dict[StageName, float]:
+    """Return means over rounds that are drawn again; stages of one round stay together."""
+    sizes = {each.size for each in samples.values()}
+    drawn = {size: rng.integers(0, size, size) for size in sorted(sizes)}
+    return {name: float(each[drawn[each.size]].mean()) for name, each in samples.items()}
+
+
+def _savings(seconds: Mapping[StageName, float], model: StageModel) -> dict[StageName, float]:
+    """Return the share of the time that would be saved without each stage."""
+    whole = model.seconds_per_cell(seconds)
+    return {name: 1 - model.seconds_per_cell(seconds, without=name) / whole for name in seconds}
+
+
+def _kind(savings: Mapping[StageName, float]) -> BottleneckKind:
+    name = max(savings, key=savings.__getitem__)
+    return name if savings[name] >= _LEAST_SAVING else "nothing"
+
+
+def _microseconds(seconds: Estimate) -> str:
+    value, low, high = (1e6 * each for each in (seconds.value, seconds.low, seconds.high))
+    return f"{value:,.1f} [{low:,.1f}, {high:,.1f}]"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.1f} times"

@@ -1,0 +1,81 @@
+"""What cells of this collection would cost in a store such as ``cellfeed preshuffle`` writes."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numcodecs import blosc
+from numpy.typing import NDArray
+
+from cellfeed import Minibatch
+
+__all__ = ["CELLS_PER_STORE_CHUNK", "StoreSample", "sample_store"]
+
+CELLS_PER_STORE_CHUNK = 64
+"""Cells of a chunk of such a store."""
+
+_MOST_BYTES = 16 << 20
+_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSample:
+    """Encoding and decoding of a few minibatches, by one thread.
+
+    Parameters
+    ----------
+    encode_seconds, decode_seconds
+        For each cell.
+    stored_bytes
+        Of each cell once it is encoded.
+    """
+
+    encode_seconds: float
+    decode_seconds: float
+    stored_bytes: float
+
+
+def sample_store(minibatches: Sequence[Minibatch], n_vars: int) -> StoreSample:
+    """Encode and decode some minibatches as the store does: Blosc, LZ4, bytes shuffled.
+
+    Parameters
+    ----------
+    minibatches
+        At least one.
+    n_vars
+        Number of genes, which decides the dtype of stored column numbers.
+    """
+    blosc.use_threads = False  # as the loader, which has threads of its own
+    codec = blosc.Blosc(cname="lz4", clevel=3, shuffle=blosc.SHUFFLE)
+    pieces, n_cells = list[NDArray[Any]](), 0
+    for minibatch in minibatches:
+        if sum(piece.nbytes for piece in pieces) > _MOST_BYTES:
+            break
+        pieces += _arrays(minibatch, n_vars)
+        n_cells += len(minibatch)
+    encode = decode = np.inf
+    encoded = list[bytes]()
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        encoded = [codec.encode(piece) for piece in pieces]
+        middle = time.perf_counter()
+        for each in encoded:
+            codec.decode(each)
+        encode = min(encode, middle - start)
+        decode = min(decode, time.perf_counter() - middle)
+    return StoreSample(
+        encode_seconds=encode / n_cells,
+        decode_seconds=decode / n_cells,
+        stored_bytes=sum(map(len, encoded)) / n_cells,
+    )
+
+
+def _arrays(minibatch: Minibatch, n_vars: int) -> list[NDArray[Any]]:
+    matrix = minibatch.X
+    if matrix.layout != torch.sparse_csr:
+        return [matrix.numpy()]
+    columns = matrix.col_indices().numpy().astype(np.min_scalar_type(max(n_vars - 1, 0)))
+    return [columns, np.ascontiguousarray(matrix.values().numpy())]

@@ -1,0 +1,315 @@
+"""Why one configuration was chosen, and another was not, from a saved result."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, log2
+
+import numpy as np
+
+from cellfeed_tuner import theory
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._interval import CONFIDENCE, Estimate
+from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
+from cellfeed_tuner._planning._recommend import SAME_SPEED_SHARE, choose
+from cellfeed_tuner._reports._wording import interval
+from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
+
+__all__ = ["Asked", "Why", "why"]
+
+_N_DRAWS = 400
+# Standard errors on either side of a mean that its interval covers.
+_HALF_WIDTH = 1.96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Which configurations a question is about; None stands for any.
+
+    Parameters
+    ----------
+    block_size, fetch_factor, num_workers
+        The settings.
+    """
+
+    block_size: int | None = None
+    fetch_factor: int | None = None
+    num_workers: int | None = None
+
+    def matches(self, configuration: Configuration) -> bool:
+        """Return whether a configuration is one of those."""
+        return all(
+            wanted is None or wanted == given
+            for wanted, given in (
+                (self.block_size, configuration.block_size),
+                (self.fetch_factor, configuration.fetch_factor),
+                (self.num_workers, configuration.num_workers),
+            )
+        )
+
+    @property
+    def configuration(self) -> Configuration | None:
+        """The configuration, if there is only one; without workers if that was left open."""
+        if self.block_size is None or self.fetch_factor is None:
+            return None
+        return Configuration(
+            block_size=self.block_size,
+            fetch_factor=self.fetch_factor,
+            num_workers=self.num_workers or 0,
+        )
+
+    def __str__(self) -> str:
+        named = (
+            ("block size", self.block_size),
+            ("fetch factor", self.fetch_factor),
+            ("workers", self.num_workers),
+        )
+        return ", ".join(f"{name} {value}" for name, value in named if value is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """What is known of the configurations that a question is about.
+
+    Parameters
+    ----------
+    asked
+        The question.
+    n_matching
+        Configurations of the grid that it is about; 0 if it lies outside of the grid.
+    about
+        The best of them, or the nearest in the grid if there is none.
+    is_chosen
+        Whether that is the recommended one.
+    speed_ratio
+        Its throughput as a share of the chosen one's, both as searched; None without both.
+    predicted
+        What the cost model, fitted to all that was measured, gives for it (or for what was
+        asked, if that is outside of the grid): cells per second; None if nothing was measured.
+    homogeneous_bits
+        For what is outside of the grid: exact expectation of the entropy if every block held
+        one label; None if it is in the grid, or the labels' counts are not known.
+    reasons
+        What speaks against it, or for it if it is the chosen one, the weightiest first.
+    """
+
+    asked: Asked
+    n_matching: int
+    about: ConfigurationResult
+    is_chosen: bool
+    speed_ratio: float | None
+    predicted: Estimate | None
+    homogeneous_bits: float | None
+    reasons: tuple[str, ...]
+
+
+def why(result: AutotuneResult, asked: Asked) -> Why:
+    """Say why something was not chosen, or was.
+
+    Parameters
+    ----------
+    result
+        What ``autotune`` found.
+    asked
+        What the question is about.
+    """
+    matching = [each for each in result.configurations if asked.matches(each.configuration)]
+    chosen = chosen_result(result)
+    outside = asked.configuration if not matching else None
+    about = _best(matching, result) if matching else _nearest(asked, result.configurations)
+    is_chosen = chosen is not None and about.configuration == chosen.configuration
+    return Why(
+        asked=asked,
+        n_matching=len(matching),
+        about=about,
+        is_chosen=is_chosen,
+        speed_ratio=_ratio(about, chosen),
+        predicted=_predicted(result, outside or about.configuration),
+        homogeneous_bits=None if outside is None else _homogeneous_bits(result, outside),
+        reasons=_reasons_for(result) if is_chosen else tuple(_reasons_against(about, result)),
+    )
+
+
+def chosen_result(result: AutotuneResult) -> ConfigurationResult | None:
+    """Return what was measured of the recommended configuration, None if there is none."""
+    chosen = result.recommended and result.recommended.configuration
+    return next((each for each in result.configurations if each.configuration == chosen), None)
+
+
+def _best(matching: Sequence[ConfigurationResult], result: AutotuneResult) -> ConfigurationResult:
+    """Return what would be chosen of these; if nothing would, what comes nearest to that."""
+    choice = choose(matching, result.constraints)
+    if choice is not None:
+        return choice.result
+    floor = result.constraints.entropy_floor
+
+    def rank(each: ConfigurationResult) -> tuple[bool, float, float]:
+        speed = each.cells_per_second.value if each.cells_per_second else 0.0
+        share = each.entropy_bits.share_of_random
+        return share >= floor, speed if share >= floor else share, speed
+
+    return max(matching, key=rank)
+
+
+def _nearest(asked: Asked, grid: Sequence[ConfigurationResult]) -> ConfigurationResult:
+    """Return the configuration of the grid that is the fewest doublings away."""
+
+    def apart(each: ConfigurationResult) -> float:
+        settings = each.configuration
+        return sum(
+            abs(log2((wanted + 1) / (given + 1)) if with_zero else log2(wanted / given))
+            for wanted, given, with_zero in (
+                (asked.block_size, settings.block_size, False),
+                (asked.fetch_factor, settings.fetch_factor, False),
+                (asked.num_workers, settings.num_workers, True),
+            )
+            if wanted is not None
+        )
+
+    return min(grid, key=apart)
+
+
+def _ratio(each: ConfigurationResult, chosen: ConfigurationResult | None) -> float | None:
+    if chosen is None or chosen.cells_per_second is None or each.cells_per_second is None:
+        return None
+    return each.cells_per_second.value / chosen.cells_per_second.value
+
+
+def _predicted(result: AutotuneResult, configuration: Configuration) -> Estimate | None:
+    """Return what the cost model makes of all measured throughputs."""
+    seen = {
+        each.configuration: Observation(1 / speed.value, _relative_error(speed))
+        for each in result.configurations
+        if (speed := each.cells_per_second) is not None
+    }
+    if not seen:
+        return None
+    grid = [each.configuration for each in result.configurations]
+    dataset = result.dataset
+    model = CostModel(
+        list(dict.fromkeys([*grid, configuration])),
+        dataset.batch_size,
+        Geometry(
+            n_cells=dataset.n_cells,
+            rows_per_chunk=dataset.rows_per_chunk,
+            n_files=len(dataset.paths),
+        ),
+    )
+    draws = model.draw(seen, _N_DRAWS, np.random.default_rng(0))
+    speeds = np.exp(-draws[:, model.configurations.index(configuration)])
+    tail = (1 - CONFIDENCE) / 2
+    low, middle, high = np.quantile(speeds, [tail, 0.5, 1 - tail]).tolist()
+    return Estimate(middle, low, high)
+
+
+def _relative_error(speed: Estimate) -> float:
+    width = speed.high - speed.low
+    return width / (2 * _HALF_WIDTH * speed.value) if isfinite(width) else 1.0
+
+
+def _homogeneous_bits(result: AutotuneResult, configuration: Configuration) -> float | None:
+    dataset = result.dataset
+    if not dataset.label_counts:
+        return None
+    return theory.expected_entropy_bits(
+        dataset.label_counts,
+        dataset.batch_size,
+        configuration.block_size,
+        configuration.fetch_factor,
+    )
+
+
+def _reasons_for(result: AutotuneResult) -> tuple[str, ...]:
+    return (result.recommended.reason,) if result.recommended else ()
+
+
+def _reasons_against(each: ConfigurationResult, result: AutotuneResult) -> list[str]:
+    return [
+        *_faults(each),
+        *_mixing(each, result),
+        *_memory(each, result),
+        *_status(each),
+        *_speed(each, result),
+    ]
+
+
+def _faults(each: ConfigurationResult) -> list[str]:
+    if each.verdict is not None and each.verdict.kind == "loader":
+        return [each.verdict.sentence]
+    return []
+
+
+def _mixing(each: ConfigurationResult, result: AutotuneResult) -> list[str]:
+    entropy, floor = each.entropy_bits, result.constraints.entropy_floor
+    if entropy.share_of_random >= floor:
+        return []
+    share = f"{entropy.share_of_random:.1%} of random sampling's {entropy.random:.3f}"
+    bits = f"{entropy.expected.value:.3f} bits"
+    return [f"It mixes too little: {bits} are {share}, below the floor of {floor:.0%}."]
+
+
+def _memory(each: ConfigurationResult, result: AutotuneResult) -> list[str]:
+    peak, limit = each.peak_memory_bytes, result.constraints.memory_bytes
+    if peak is None or peak <= limit:
+        return []
+    return [f"It takes {peak / 1e6:,.0f} MB, of {limit / 1e6:,.0f} MB given."]
+
+
+_STATUS_IN_WORDS = {
+    "not enough samples": "Too few whole fetches could be timed for a figure",
+    "too few cells": "The collection has too few cells to time it",
+    "over memory": "It does not fit in the memory given",
+    "too slow": "It was not timed, since by what was measured of its like it cannot win",
+    "out of budget": "There was no time left to time it (see --budget)",
+    "failed": "It failed",
+}
+
+
+def _status(each: ConfigurationResult) -> list[str]:
+    said = _STATUS_IN_WORDS.get(each.status)
+    if said is None:
+        return []
+    is_said = each.status == "too slow" or not each.note
+    return [f"{said}." if is_said else f"{said}: {each.note}."]
+
+
+def _speed(each: ConfigurationResult, result: AutotuneResult) -> list[str]:
+    own = each.cells_per_second
+    need = result.constraints.need_cells_per_second
+    if own is None:
+        return []
+    if need is not None and own.low < need:
+        return [f"It gives {interval(own)} cells/s, which may be below the {need:,.0f} needed."]
+    chosen = chosen_result(result)
+    if chosen is None:
+        return []
+    return [_mixes_less(each, chosen) if need is not None else _slower(each, own, chosen)]
+
+
+def _slower(each: ConfigurationResult, own: Estimate, chosen: ConfigurationResult) -> str:
+    theirs = chosen.cells_per_second
+    assert theirs is not None  # noqa: S101 - nothing is recommended without
+    ratio = own.value / theirs.value
+    said = f"{interval(own)} cells/s are {ratio:.2f} times the {interval(theirs)} of the chosen one"
+    if ratio >= 1 or (own.overlaps(theirs) and ratio >= 1 - SAME_SPEED_SHARE):
+        return f"It is as fast, but {_dearer(each, chosen)}: {said}."
+    if own.overlaps(theirs):
+        return f"It may be as fast, but was slower when measured: {said}."
+    return f"It is slower: {said}."
+
+
+def _mixes_less(each: ConfigurationResult, chosen: ConfigurationResult) -> str:
+    own, theirs = (one.entropy_bits.share_of_random for one in (each, chosen))
+    if own >= theirs:
+        return f"It is fast enough and mixes as well, but {_dearer(each, chosen)}."
+    return (
+        f"It is fast enough, but mixes less: {own:.1%} of random sampling's entropy, where the "
+        f"chosen one has {theirs:.1%}."
+    )
+
+
+def _dearer(each: ConfigurationResult, chosen: ConfigurationResult) -> str:
+    own, theirs = each.peak_memory_bytes or 0, chosen.peak_memory_bytes or 0
+    workers = each.configuration.num_workers
+    if own > theirs or workers == chosen.configuration.num_workers:
+        return f"not cheaper in memory ({own / 1e6:,.0f} MB, the chosen one {theirs / 1e6:,.0f} MB)"
+    return f"not cheaper: it takes {workers} worker processes"
