@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anndata as ad
+import click
 
+from cellfeed._cli import main as cellfeed
 from cellfeed.machine import usable_cpu_count
+from cellfeed_tuner._commands._autotune_cli import main as autotune
 
 HERE = Path(__file__).parent
 N_DENSE_GENES = 2000
@@ -23,7 +26,7 @@ def main(folder: Path, names: list[str]) -> None:
         grid = GRIDS[name]
         path = grid.make(folder)
         with busy_cores(usable_cpu_count() if grid.is_busy else 0):
-            run("autotune", "record", path, "--output", HERE / f"{name}.csv", *grid.options)
+            run(autotune, "record", path, "--output", HERE / f"{name}.csv", *grid.options)
 
 
 @contextmanager
@@ -39,15 +42,14 @@ def busy_cores(n: int) -> Iterator[None]:
             each.wait()
 
 
-def run(program: str, *arguments: object) -> None:
-    command = [str(Path(sys.executable).parent / program), *map(str, arguments)]
-    subprocess.run(command, check=True)
+def run(command: click.Command, *arguments: object) -> None:
+    command.main([str(each) for each in arguments], standalone_mode=False)
 
 
 def plates(n_cells: int) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         path = folder / f"plates-{n_cells}"
-        run("cellfeed", "synthesize", path, "--cells", n_cells)
+        run(cellfeed, "synthesize", path, "--cells", n_cells)
         return path
 
     return make
@@ -57,7 +59,7 @@ def shuffled_store(n_cells: int) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         path = folder / f"shuffled-{n_cells}.zarr"
         if not (path / "zarr.json").exists():  # what is written last
-            run("cellfeed", "preshuffle", plates(n_cells)(folder), path)
+            run(cellfeed, "preshuffle", plates(n_cells)(folder), path)
         return path
 
     return make
