@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_CELLS ?= 28000
 PEERS_CELLS ?= 200000
 
-.PHONY: demo test check lint types env bench peers replay figure4 clean
+.PHONY: demo test check lint types env bench peers replay autotune-times figure4 clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -52,6 +52,10 @@ peers: $(STAMP)
 # The search on all recorded grids; the table goes into the README.
 replay: $(STAMP)
 	$(BIN)/python bench/grids/table.py
+
+# How long autotune takes, beside the whole grid; half an hour. The table goes into the README.
+autotune-times: $(STAMP)
+	$(BIN)/python bench/grids/times.py demo/times
 
 figure4: $(STAMP)
 	$(BIN)/python notebooks/execute.py notebooks/figure4_entropy.ipynb

@@ -186,6 +186,7 @@ def autotune(
                     already_shuffled=order.already_shuffled,
                 ),
                 cells_per_second=recommended.cells_per_second.value,
+                step_seconds=step_seconds,
                 block_sizes=tuple(block_sizes),
                 cache=cache if found_cache == cache else "warm",  # nothing is known of the disk
                 seconds=_EXPLAIN_SHARE * budget,

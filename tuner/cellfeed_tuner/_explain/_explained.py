@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cellfeed.machine import usable_cores
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._explain._bottleneck import Bottleneck, bottleneck
+from cellfeed_tuner._explain._bottleneck import Bottleneck, bottleneck, with_training_step
 from cellfeed_tuner._explain._stage_model import StageModel
 from cellfeed_tuner._explain._stage_times import (
     StageRequest,
@@ -49,6 +49,7 @@ def explain_throughput(
     layout: StorageLayout,
     *,
     cells_per_second: float,
+    step_seconds: float | None,
     block_sizes: tuple[int, ...],
     cache: CacheState,
     seconds: float,
@@ -65,6 +66,8 @@ def explain_throughput(
         The settings, and the files.
     cells_per_second
         What was measured of all stages together.
+    step_seconds
+        How long training computes on a minibatch; None if that is not known.
     block_sizes
         Block sizes that a shuffled copy may be read with.
     cache
@@ -107,4 +110,6 @@ def explain_throughput(
     if found is None or not samples or (configuration.num_workers and not transfers):
         return Explained()
     advice = storage_advice(found, configuration, layout, samples[0], block_sizes)
+    if step_seconds is not None:
+        found = with_training_step(found, step_seconds / layout.batch_size)
     return Explained(bottleneck=found, storage_advice=advice)

@@ -1,0 +1,76 @@
+"""How long a default `autotune` takes, beside the whole grid: `python bench/grids/times.py FOLDER`.
+
+Both run as commands, from a folder of results that is empty, on the collection of `make demo` and on
+200,000 cells. The table goes into the README.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pandas as pd
+import readme
+
+CELLS = {"`make demo`": 28_000, "200,000 cells": 200_000}
+FLOOR = 0.95
+BIN = Path(sys.executable).parent
+
+
+def main(folder: Path) -> None:
+    rows = [_row(name, n_cells, folder) for name, n_cells in CELLS.items()]
+    lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    click.echo(table)
+    readme.put("make autotune-times", table)
+
+
+def _row(name: str, n_cells: int, folder: Path) -> dict[str, str]:
+    plates, grid = folder / f"plates-{n_cells}", folder / f"grid-{n_cells}.csv"
+    out = folder / f"autotune-{n_cells}"
+    _run("cellfeed", "synthesize", plates, "--cells", n_cells)
+    seconds = _run("autotune", plates, "--label", "plate", "--fresh", "--output", out)
+    grid.unlink(missing_ok=True)
+    grid.with_suffix(".json").unlink(missing_ok=True)
+    whole = _run("autotune", "record", plates, "--label", "plate", "--runs", 1, "--output", grid)
+    result = json.loads((out / "autotune.json").read_text())
+    chosen = result["recommended"]
+    return {
+        "collection": name,
+        "`autotune`": f"{seconds:.0f} s",
+        "chosen: block x fetch, workers": _settings(chosen),
+        "cells/s [95 %]": "{value:,.0f} [{low:,.0f}, {high:,.0f}]".format(
+            **chosen["cells_per_second"]
+        ),
+        "the whole grid": f"{whole:,.0f} s",
+        "its best, once measured": _best(grid),
+    }
+
+
+def _best(grid: Path) -> str:
+    """Return what was fastest in the recording among what mixes well enough."""
+    random = json.loads(grid.with_suffix(".json").read_text())["random_entropy_bits"]
+    measured = pd.read_csv(grid)
+    mixed = measured[measured["entropy_bits"] >= FLOOR * random]
+    best = mixed.loc[mixed["cells_per_second"].idxmax()]
+    return f"{_settings(best)}: {best['cells_per_second']:,.0f}"
+
+
+def _settings(row: dict[str, int] | pd.Series) -> str:
+    block, fetch, workers = (
+        int(row[name]) for name in ("block_size", "fetch_factor", "num_workers")
+    )
+    return f"{block} x {fetch}, {workers}"
+
+
+def _run(command: str, *arguments: object) -> float:
+    """Run a command of this environment, and return how long it took, in seconds."""
+    start = time.perf_counter()
+    subprocess.run([BIN / command, *map(str, arguments)], check=True)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
