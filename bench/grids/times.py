@@ -1,7 +1,7 @@
 """How long a default `autotune` takes, beside the whole grid: `python bench/grids/times.py FOLDER`.
 
-Both run as commands, from a folder of results that is empty, on the collection of `make demo` and on
-200,000 cells. The table goes into the README.
+Both run as commands, on the collection of `make demo` and on 200,000 cells. The table goes into the
+README.
 """
 
 import json

@@ -24,6 +24,7 @@ from cellfeed_tuner import (
     LabelResult,
     Machine,
     Nearest,
+    Ranges,
     Recommended,
     StorageOrder,
     Verdict,
@@ -35,8 +36,10 @@ from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial
 from cellfeed_tuner._history._fingerprint import fingerprint
 from cellfeed_tuner._machine._description import Cpu, Memory, Packages, Platform
 from cellfeed_tuner._machine._storage import ReadSpeed, Storage
+from cellfeed_tuner._planning._space import Space
 
 N_CELLS_PER_FILE = 1500
+SIZES = ("block_size", "fetch_factor", "num_workers")
 
 
 @pytest.fixture(autouse=True)
@@ -66,15 +69,18 @@ def earlier_run():
             ),
             versions=fingerprint({"cellfeed": versions}),
         )
+        space = changes.pop("space", None) or Space.of(
+            *([getattr(each, size) for each in costs] for size in SIZES)
+        )
         asked = Asked(
             label="plate",
             batch_size=changes.pop("batch_size", 64),
             cache=changes.pop("cache", "cold"),
             budget=changes.pop("budget", 60.0),
             entropy_floor=changes.pop("entropy_floor", 0.95),
-            block_sizes=tuple(sorted({each.block_size for each in costs})),
-            fetch_factors=tuple(sorted({each.fetch_factor for each in costs})),
-            workers=tuple(sorted({each.num_workers for each in costs})),
+            block_sizes=space.block_sizes,
+            fetch_factors=space.fetch_factors,
+            workers=space.workers,
             further_labels=changes.pop("further_labels", ()),
         )
         choice = choice or min(costs, key=costs.__getitem__)
@@ -290,6 +296,24 @@ ADVICE = StorageAdvice(
 )  # fmt: skip
 
 
+OF_RANGES = replace(
+    RECOMMENDED,
+    configurations=(
+        timed(1, 1, 0, 1_800.0, 1.0, "inside"),
+        timed(22, 288, 3, 6_000.0, 0.99, "inside"),
+        *(timed(64 + size, 64, 0, 9_000.0 - 9 * size, 0.96, "inside") for size in range(0, 96, 8)),
+        timed(176, 208, 11, 7_000.0, 0.955, "outside"),
+    ),
+    ranges=Ranges(
+        block_sizes=(1, 4096),
+        fetch_factors=(1, 512),
+        workers=(0, 16),
+        n_configurations=35_651_584,
+        n_considered=352,
+    ),
+)
+
+
 def with_too_few_rounds(each):
     bits = replace(each.entropy_bits, measured=Estimate(3.0, -np.inf, np.inf))
     return replace(
@@ -330,6 +354,13 @@ RESULTS = {
         entropy_over_epoch={"plate": course(*[3.45] * 9, 3.46), "cell_line": course(*[3.4] * 10)},
     ),
     "drift": replace(RECOMMENDED, entropy_over_epoch={"plate": course(*[3.5] * 9, 3.3)}),
+    "ranges": OF_RANGES,
+    "ranges without a choice": replace(
+        OF_RANGES,
+        configurations=GRID[4:6],
+        recommended=None,
+        nearest=None,
+    ),
     "one configuration": replace(RECOMMENDED, configurations=GRID[6:7]),
 }
 

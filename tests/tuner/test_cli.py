@@ -115,6 +115,44 @@ def test_a_loader_that_is_wrong_is_named_as_such(small_collection, capsys):
     assert f"{each.configuration}: THE LOADER IS WRONG" in capsys.readouterr().out
 
 
+def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path):
+    ranges = ["--block-sizes", "1:256", "--fetch-factors", "1:16", "--workers", "0:0"]
+    settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.8"]
+    printed = run(small_collection, *settings, *ranges, "--budget", "10")
+    assert printed.exit_code == 0, printed.output
+    result = json.loads((tmp_path / "autotune.json").read_text())
+    assert result["ranges"]["block_sizes"] == [1, 256]
+    assert result["ranges"]["n_configurations"] == 256 * 16
+    assert result["ranges"]["n_considered"] >= len(result["configurations"])
+    for each in result["configurations"]:
+        assert 1 <= each["block_size"] <= 256
+        assert 1 <= each["fetch_factor"] <= 16
+        assert each["entropy_bits"]["expected"] >= 0.8 * each["entropy_bits"]["random"]
+        assert (each["verdict"] is not None) == (each["status"] == "measured")
+    assert "Of 4,096 configurations (block size 1 to 256," in printed.stdout
+    assert (tmp_path / "autotune.png").read_bytes().startswith(b"\x89PNG")
+    page = html.unescape((tmp_path / "autotune.html").read_text(encoding="utf-8"))
+    assert "Of 4,096 configurations (block size 1 to 256," in page
+    # What was found is found again.
+    again = run(small_collection, *settings, *ranges, "--budget", "10", "--json")
+    assert json.loads(again.stdout)["earlier"]["use"] != "none"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ("4;16", "'4;16' are not integers; write them as 4,16,64, or a range as 1:4096"),
+        ("1:8,16", "'1:8,16' are not integers"),
+        ("0:8", "0 is below 1, the least there may be"),
+        ("8:4", "'8:4' holds nothing; write the lower end first"),
+    ],
+)
+def test_sizes_that_are_none_are_refused_in_a_line(small_collection, sizes, said):
+    printed = run(small_collection, "--label", "plate", "--block-sizes", sizes)
+    assert printed.exit_code == 2
+    assert said in " ".join(printed.stderr.split())
+
+
 def test_the_picture_is_a_picture(tuned):
     _, output = tuned
     assert (output / "autotune.png").read_bytes().startswith(b"\x89PNG")

@@ -71,8 +71,8 @@ def test_every_section_is_there_for_results_of_every_kind(any_result):
     assert [name for name in page.values("id") if name in SECTIONS] == wanted
     assert all(page.texts[name].strip() for name in wanted)
     timed = any(each.cells_per_second for each in any_result.configurations)
-    explained = any_result.bottleneck is not None
-    assert page.tags["svg"] == 2 + timed + explained + ("epoch" in wanted)
+    explained, bounds = any_result.bottleneck is not None, any_result.ranges is None
+    assert page.tags["svg"] == 1 + timed + bounds + explained + ("epoch" in wanted)
     assert page.tags["tr"] == 1 + len(any_result.configurations)
 
 
@@ -115,6 +115,8 @@ def test_the_recommendation_has_reason_figure_and_proof(result_of):
         ("several labels", "configurations", "plate within drug: expected bits"),
         ("several labels", "conditions", "labelcell_linevalues50, 5.600 bitswithout label7 cells"),
         ("drift", "recommendation", "Entropy drifts over an epoch: 3.500 bits in its first tenth"),
+        ("ranges", "recommendation", "Of 35,651,584 configurations (block size 1 to 4,096,"),
+        ("ranges", "bounds", "each one's bounds and verdict are in the table below"),
         ("warm", "conditions", "warm, all files read beforehand"),
         ("recommended", "bottleneck", "Not measured, for want of budget"),
         ("explained", "bottleneck", "Clearly bound by decompression: it takes 80.0 [72.0, 88.0]"),

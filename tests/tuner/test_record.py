@@ -177,7 +177,7 @@ def run(*arguments: object):
 
 def test_the_command_records_a_collection_that_can_be_replayed(small_collection, tmp_path):
     output = tmp_path / "grid.csv"
-    grid = ["--block-sizes", "1,4", "--fetch-factors", "2,128", "--workers", "0", "--runs", "2"]
+    grid = ["--block-sizes", "1,4", "--fetch-factors", "2,128", "--workers", "0:0", "--runs", "2"]
     printed = run(small_collection, "--label", "plate", "--output", output, *grid)
     assert printed.exit_code == 0, printed.output
     assert "Measured 2 of 4 configurations, 2 times each, in " in printed.stdout
@@ -209,6 +209,21 @@ def test_the_command_records_a_collection_that_can_be_replayed(small_collection,
         (
             ["--label", "plate", "--output", "{folder}/grid.csv", "--fetch-factors", "4096"],
             "even the smallest configuration needs",
+        ),
+        (
+            [
+                "--label",
+                "plate",
+                "--output",
+                "{folder}/grid.csv",
+                "--block-sizes",
+                "1:4096",
+                "--fetch-factors",
+                "1:512",
+                "--workers",
+                "0,2",
+            ],
+            "every configuration is measured, 2,000 at most, but these are 4,194,304; give fewer",
         ),
     ],
 )

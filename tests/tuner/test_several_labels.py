@@ -13,11 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from cellfeed import BlockShuffling, ColumnError, EpochPlan, ParameterError, open_collection
-from cellfeed_tuner import Configuration, autotune, theory
+from cellfeed_tuner import autotune, theory
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._mixing import Label, Mixing
-from cellfeed_tuner._progress import silent
 
 N_CELLS, BATCH_SIZE, N_EPOCHS, FLOOR = 3000, 16, 20, 0.8
 LABELS = {
@@ -180,9 +179,8 @@ def test_labels_are_named_where_they_are_used(tuned, said):
 )
 def test_files_are_shuffled_only_if_they_are_by_every_label(names, shuffled):
     labels = [Label(name, LABELS[name], count_labels(LABELS[name])) for name in names]
-    grid = [Configuration(block_size=256, fetch_factor=4)]
-    mixing = Mixing(labels, None, grid, batch_size=BATCH_SIZE, seed=0, on_progress=silent)
-    order = mixing.storage_order()
+    mixing = Mixing(labels, None, batch_size=BATCH_SIZE, seed=0)
+    order = mixing.storage_order(256)
     assert order.already_shuffled == shuffled
     assert order.block_size == 256
 

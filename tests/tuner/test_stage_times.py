@@ -110,6 +110,7 @@ def explained(collection, *, most_seconds):
                 already_shuffled=True,
             ),
             cells_per_second=10_000.0,
+            step_seconds=None,
             block_sizes=(16,),
             cache="cold",
             seconds=0.05,

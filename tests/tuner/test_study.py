@@ -10,6 +10,7 @@ import pytest
 
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._history._study import cache_folder, read_runs, record
+from cellfeed_tuner._planning._space import Space
 
 FAST = Configuration(block_size=64, fetch_factor=16)
 SLOW = Configuration(block_size=1, fetch_factor=4, num_workers=2)
@@ -23,6 +24,15 @@ def test_a_run_is_read_as_it_was_recorded(earlier_run, tmp_path):
     assert again.key.machine.facts == run.key.machine.facts
     assert again.key.data.facts == run.key.data.facts
     assert again.key.versions.facts == run.key.versions.facts
+
+
+def test_ranges_that_were_asked_for_are_read_as_such(earlier_run, tmp_path):
+    ranges = Space.of(range(1, 4097), range(1, 513), [0, 2])
+    run = earlier_run({FAST: 1e-5, SLOW: 1e-3}, space=ranges)
+    record(tmp_path, run)
+    (again,) = read_runs(tmp_path)
+    assert again == run
+    assert again.asked.space == ranges
 
 
 def test_each_configuration_is_a_trial_of_a_study_that_optuna_reads(earlier_run, tmp_path):

@@ -42,14 +42,14 @@ def judged(
     n_rounds: int = 40,
 ) -> Verdict:
     """The verdict on a loader that delivers its plan."""
-    replayed = label_entropy(
+    (planned,) = label_entropy(
         codes, batch_size=BATCH_SIZE, block_sizes=[block_size], fetch_factors=[fetch_factor],
         n_rows=200_000,
     )  # fmt: skip
-    judge = Judge(codes, count_labels(codes), replayed, BATCH_SIZE)
+    judge = Judge(codes, count_labels(codes), BATCH_SIZE)
     rounds = measured_rounds(codes, block_size, fetch_factor, n_rounds)
     configuration = Configuration(block_size=block_size, fetch_factor=fetch_factor)
-    found = judge.verdict(configuration, mean_with_interval(rounds), len(rounds))
+    found = judge.verdict(configuration, planned, mean_with_interval(rounds), len(rounds))
     assert found is not None
     return found
 

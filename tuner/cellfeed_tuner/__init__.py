@@ -41,6 +41,7 @@ from cellfeed_tuner._result import (
     LabelCensus,
     LabelResult,
     Nearest,
+    Ranges,
     Recommended,
 )
 from cellfeed_tuner._verdicts._verdict import Verdict
@@ -65,6 +66,7 @@ __all__ = [
     "Machine",
     "Measurement",
     "Nearest",
+    "Ranges",
     "Recommended",
     "RecordedGrid",
     "Recording",

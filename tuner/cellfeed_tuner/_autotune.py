@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
@@ -15,7 +16,6 @@ from cellfeed_tuner._grid import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_FETCH_FACTORS,
     default_workers,
-    grid_of,
 )
 from cellfeed_tuner._history._earlier_run import Asked
 from cellfeed_tuner._history._notes import Notes
@@ -29,14 +29,19 @@ from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._recommend import Choice, choose, nearest
+from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
 from cellfeed_tuner._result import (
     AutotuneResult,
     Constraints,
+    Ranges,
     Recommended,
     Waiting,
 )
 from cellfeed_tuner._search import Search
+
+if TYPE_CHECKING:  # it loads Optuna
+    from cellfeed_tuner._planning._proposals import Proposals
 
 __all__ = ["DEFAULT_BUDGET_SECONDS", "autotune"]
 
@@ -64,13 +69,17 @@ def autotune(
     on_progress: Progress = silent,
     on_race: RaceWatcher = unwatched,
 ) -> AutotuneResult:
-    """Measure a grid of configurations, and recommend one.
+    """Measure a grid of configurations, or proposals from ranges, and recommend one.
 
     Entropy is computed for the whole grid from the labels alone; a configuration is as mixed as
     the label that it mixes least, against random sampling. Then throughput is measured:
     of a few configurations, from which a cost model ranks the others; of those that may be the
     best, again and again until that is clear; of the rest of the grid as far as time allows;
     last, afresh, of the choice.
+
+    Where there are more than 2,000 configurations, as in ranges, a coarse grid of them comes
+    first, and an Optuna study proposes more, by what the cost model expects of them. What is
+    known to miss a constraint is not timed there either.
 
     What is found is kept in the user's cache folder. A later run on the same machine, data and
     versions measures a few of these configurations again; if they still relate to each other as
@@ -89,7 +98,8 @@ def autotune(
     batch_size
         Cells of a minibatch.
     block_sizes, fetch_factors, workers
-        The grid. Workers are 0 and the powers of two up to the usable cores if None.
+        The grid. Workers are 0 and the powers of two up to the usable cores if None. A `range`
+        stands for all integers in it.
     budget
         Seconds to spend, all in all; at least half of them on throughput, however long the rest
         takes.
@@ -129,21 +139,25 @@ def autotune(
     date = datetime.now(UTC).astimezone()
     labels, within = _labels(collection, label, given)
     names = [each.name for each in labels]
-    grid = grid_of(block_sizes, fetch_factors, default_workers() if workers is None else workers)
+    space = Space.of(block_sizes, fetch_factors, default_workers() if workers is None else workers)
+    grid = space.coarse_grid() if space.is_large else space.grid()
     constraints = _constraints(entropy_floor, memory, need, step_seconds, batch_size, budget)
     check_size(collection, grid, batch_size)
     check_cache(collection, cache)
     on_progress("machine", 0, 1)
     machine = describe_machine(collection.files)
     with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
-        mixing = Mixing(
-            labels, within, grid, batch_size=batch_size, seed=seed, on_progress=on_progress
-        )
+        mixing = Mixing(labels, within, batch_size=batch_size, seed=seed)
+        mixing.replay(grid, on_progress)
+        order = mixing.storage_order(space.block_sizes[-1])
         found_cache = prepare_cache(collection, cache)
-        asked = _asked(grid, names, batch_size, found_cache, budget, entropy_floor)
+        asked = _asked(space, names, batch_size, found_cache, budget, entropy_floor)
         notes = Notes.of(collection, labels[0].codes, machine, asked, date)
+        recollection = Recollection.ignored() if fresh else notes.recollection()
+        grid = list(dict.fromkeys([*grid, *recollection.trials_in(space)]))
         on_progress("start", 0, 1)
         process.start()
+        proposals = _proposals(space, grid, seed) if space.is_large else None
         search = Search(
             process=process,
             n_cells=len(collection),
@@ -159,20 +173,20 @@ def autotune(
             seed=seed,
             budget=max(budget / 2, budget - (time.perf_counter() - started)),
             constraints=constraints,
-            entropies=mixing.entropies(),
+            entropies=mixing,
             on_progress=on_progress,
             on_race=on_race,
-            recollection=Recollection.ignored() if fresh else notes.recollection(),
+            recollection=recollection,
+            proposals=proposals,
         )
         search.run(grid)
         if not search.is_short:
             search.fill()
-        results = search.results(grid)
+        results = search.results(search.timed or grid if space.is_large else grid)
         choice = choose(results, constraints)
         recommended = choice and _recommended(
             choice, search.confirm(choice), search.with_step(choice), constraints
         )
-        order = mixing.storage_order()
         on_progress("explain", 0, 1)
         explained = Explained()
         if recommended is not None:
@@ -187,7 +201,7 @@ def autotune(
                 ),
                 cells_per_second=recommended.cells_per_second.value,
                 step_seconds=step_seconds,
-                block_sizes=tuple(block_sizes),
+                block_sizes=space.block_sizes,
                 cache=cache if found_cache == cache else "warm",  # nothing is known of the disk
                 seconds=_EXPLAIN_SHARE * budget,
                 most_seconds=search.seconds_left,
@@ -213,6 +227,7 @@ def autotune(
         entropy_over_epoch=mixing.over_epoch(recommended.configuration) if recommended else {},
         bottleneck=explained.bottleneck,
         storage_advice=explained.storage_advice,
+        ranges=None if proposals is None else _ranges(space, proposals),
     )
 
 
@@ -235,7 +250,7 @@ def _labels(
 
 
 def _asked(
-    grid: Sequence[Configuration],
+    space: Space,
     labels: Sequence[str],
     batch_size: int,
     cache: str,
@@ -249,9 +264,27 @@ def _asked(
         cache=cache,
         budget=budget,
         entropy_floor=entropy_floor,
-        block_sizes=tuple(sorted({each.block_size for each in grid})),
-        fetch_factors=tuple(sorted({each.fetch_factor for each in grid})),
-        workers=tuple(sorted({each.num_workers for each in grid})),
+        block_sizes=space.block_sizes,
+        fetch_factors=space.fetch_factors,
+        workers=space.workers,
+    )
+
+
+def _proposals(space: Space, grid: Sequence[Configuration], seed: int) -> "Proposals":
+    # Not above, since the measuring process, whose memory counts, would import Optuna too.
+    from cellfeed_tuner._planning._proposals import Proposals  # noqa: PLC0415
+
+    return Proposals(space, known=grid, seed=seed)
+
+
+def _ranges(space: Space, proposals: "Proposals") -> Ranges:
+    ends = [(sizes[0], sizes[-1]) for sizes in space.domains.values()]
+    return Ranges(
+        block_sizes=ends[0],
+        fetch_factors=ends[1],
+        workers=ends[2],
+        n_configurations=space.size,
+        n_considered=proposals.n_considered,
     )
 
 

@@ -1,10 +1,7 @@
-"""The configurations that are looked at, and which of them a collection allows."""
+"""The sizes that are looked at if none are given, and what a collection allows."""
 
-from collections.abc import Sequence
-from itertools import product
 from typing import Literal
 
-from cellfeed import ParameterError
 from cellfeed.machine import usable_cpu_count
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._measure import cells_needed
@@ -12,8 +9,8 @@ from cellfeed_tuner._measuring._measure import cells_needed
 __all__ = [
     "DEFAULT_BLOCK_SIZES",
     "DEFAULT_FETCH_FACTORS",
+    "buffer_bytes",
     "default_workers",
-    "grid_of",
     "obstacle",
 ]
 
@@ -28,26 +25,9 @@ def default_workers() -> tuple[int, ...]:
     return (0, *(1 << power for power in range(most.bit_length())))
 
 
-def grid_of(
-    block_sizes: Sequence[int], fetch_factors: Sequence[int], workers: Sequence[int]
-) -> list[Configuration]:
-    """Return all combinations, in order.
-
-    Raises
-    ------
-    ParameterError
-        There are none, or a size is below what it may be.
-    """
-    grid = [
-        Configuration(block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers)
-        for block_size, fetch_factor, num_workers in product(
-            sorted(set(block_sizes)), sorted(set(fetch_factors)), sorted(set(workers))
-        )
-    ]
-    if not grid:
-        msg = "block sizes, fetch factors and workers must each have at least one value"
-        raise ParameterError(msg)
-    return grid
+def buffer_bytes(configuration: Configuration, batch_size: int, row_bytes: float) -> float:
+    """Return what the buffers of all fetches take that are in memory at once."""
+    return configuration.minibatches_in_memory * batch_size * row_bytes
 
 
 def obstacle(
@@ -76,7 +56,7 @@ def obstacle(
     needed = cells_needed(configuration, batch_size)
     if needed > n_cells:
         return "too few cells", f"whole fetches need {needed:,} cells"
-    buffers = configuration.minibatches_in_memory * batch_size * row_bytes
+    buffers = buffer_bytes(configuration, batch_size, row_bytes)
     if buffers > memory_bytes:
         return "over memory", f"its buffers alone take {buffers / 1e6:,.0f} MB"
     return None

@@ -1,7 +1,8 @@
-"""How the labels of a collection are mixed in the minibatches of a grid's plans."""
+"""How the labels of a collection are mixed in the minibatches of plans."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,9 +15,8 @@ from cellfeed_tuner._entropy._conditional_entropy import (
     random_conditional_entropy_bits,
 )
 from cellfeed_tuner._entropy._epoch_course import LEAST_MINIBATCHES, EpochCourse, entropy_over_epoch
-from cellfeed_tuner._entropy._grid_entropies import entropies_with_theory, replayed_entropies
 from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
-from cellfeed_tuner._entropy._label_entropy import LabelEntropy
+from cellfeed_tuner._entropy._label_entropy import LabelReplay
 from cellfeed_tuner._entropy._storage_order import StorageOrder, order_of_replayed
 from cellfeed_tuner._measuring._labels import label_codes
 from cellfeed_tuner._progress import Progress
@@ -31,7 +31,8 @@ from cellfeed_tuner._verdicts._verdict import Verdict, convicted
 
 __all__ = ["Label", "Mixing"]
 
-_Place = tuple[int, int]  # block size and fetch factor
+# Rows of a plan that entropy is taken of.
+_ENTROPY_ROWS = 262_144
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +67,10 @@ class Label:
 
 
 class Mixing:
-    """Replays the plans of a grid over labels, and holds what is measured against that.
+    """Replays plans over labels, and holds what is measured against that.
+
+    A plan is replayed when something of it is asked for first: for a whole grid by `replay`, with
+    its progress, or one by one.
 
     Parameters
     ----------
@@ -74,60 +78,67 @@ class Mixing:
         What minibatches are to be mixed by, the first label first.
     given
         What the first label is to be mixed within, or None.
-    grid
-        The configurations.
     batch_size
         Cells of a minibatch.
     seed
         Seed of the plans.
-    on_progress
-        Told how far the replay has come.
     """
 
     def __init__(
         self,
         labels: Sequence[Label],
         given: Label | None,
-        grid: Sequence[Configuration],
         *,
         batch_size: int,
         seed: int,
-        on_progress: Progress,
     ) -> None:
         self._labels = labels
+        self._given = given
         self._batch_size = batch_size
         self._seed = seed
-        self._largest_block = max(each.block_size for each in grid)
         # None stands for the first label given the other.
         replayed: dict[str | None, ArrayLike | Conditional] = {
             each.name: each.codes for each in labels
         }
+        self._random = {each.name: _random_bits(each, batch_size) for each in labels}
+        self._random_within = 0.0
         if given is not None:
-            replayed[None] = Conditional(labels[0].codes, given.codes)
-        self._replayed = replayed_entropies(replayed, grid, batch_size, seed, on_progress)
-        self._judges = {
-            each.name: Judge(each.codes, each.counted, self._replayed[each.name], batch_size)
-            for each in labels
-        }
-        self._conditional = {} if given is None else self._within(given)
+            first = labels[0].codes
+            replayed[None] = Conditional(first, given.codes)
+            self._random_within = random_conditional_entropy_bits(first, given.codes, batch_size)
+        replay = LabelReplay(replayed, batch_size=batch_size, n_rows=_ENTROPY_ROWS, seed=seed)
+        self._replayed = cache(replay.of)
+        self._entropies = cache(self._entropies_of)
+        self._judges = {each.name: Judge(each.codes, each.counted, batch_size) for each in labels}
 
-    def entropies(self) -> Mapping[_Place, Mapping[str, EntropyBits]]:
-        """Return the entropy of each label, the first first, by (block size, fetch factor)."""
-        by_label = {
-            each.name: entropies_with_theory(
-                each.counted, self._replayed[each.name], self._batch_size
-            )
-            for each in self._labels
-        }
-        places = by_label[self._labels[0].name]
-        return {
-            place: {name: entropies[place] for name, entropies in by_label.items()}
-            for place in places
-        }
+    def __getitem__(self, sizes: tuple[int, int]) -> Mapping[str, EntropyBits]:
+        """Return the entropy of each label, the first first, at (block size, fetch factor)."""
+        return self._entropies(*sizes)
 
-    def storage_order(self) -> StorageOrder:
-        """Return the storage order by the first label that is not shuffled, if there is one."""
-        orders = [self._order(each) for each in self._labels]
+    def replay(self, grid: Iterable[Configuration], on_progress: Progress) -> None:
+        """Replay the plans of a whole grid.
+
+        Parameters
+        ----------
+        grid
+            The configurations.
+        on_progress
+            Told how far the replay has come.
+        """
+        pairs = dict.fromkeys((each.block_size, each.fetch_factor) for each in grid)
+        for number, pair in enumerate(pairs):
+            self._replayed(*pair)
+            on_progress("entropy", number + 1, len(pairs))
+
+    def storage_order(self, block_size: int) -> StorageOrder:
+        """Return the storage order by the first label that is not shuffled, if there is one.
+
+        Parameters
+        ----------
+        block_size
+            The largest that is of interest.
+        """
+        orders = [self._order(each, block_size) for each in self._labels]
         return next((each for each in orders if not each.already_shuffled), orders[0])
 
     def judged(self, result: ConfigurationResult, fault: str | None) -> ConfigurationResult:
@@ -152,9 +163,7 @@ class Mixing:
                 )
                 for name, each in result.further_labels.items()
             },
-            conditional_entropy_bits=self._conditional.get(
-                (configuration.block_size, configuration.fetch_factor)
-            ),
+            conditional_entropy_bits=self._within(configuration),
         )
 
     def over_epoch(self, configuration: Configuration) -> dict[str, EpochCourse]:
@@ -170,33 +179,37 @@ class Mixing:
             return {}
         return {each.name: entropy_over_epoch(each.codes, plan) for each in self._labels}
 
-    def _within(self, given: Label) -> dict[_Place, ConditionalEntropyBits]:
-        random = random_conditional_entropy_bits(
-            self._labels[0].codes, given.codes, self._batch_size
-        )
+    def _entropies_of(self, block_size: int, fetch_factor: int) -> dict[str, EntropyBits]:
+        replayed = self._replayed(block_size, fetch_factor)
+        batch_size = self._batch_size
         return {
-            (each.block_size, each.fetch_factor): ConditionalEntropyBits(
-                given=given.name, expected=each.bits, random=random
+            each.name: EntropyBits(
+                measured=None,
+                expected=replayed[each.name].bits,
+                homogeneous=theory.expected_entropy_bits(
+                    each.counted.counts, batch_size, block_size, fetch_factor
+                ),
+                lower_bound=theory.lower_bound_bits(each.counted.counts, batch_size, block_size),
+                upper_bound=theory.upper_bound_bits(each.counted.counts, batch_size),
+                random=self._random[each.name],
             )
-            for each in self._replayed[None]
+            for each in self._labels
         }
 
-    def _order(self, label: Label) -> StorageOrder:
-        def at(block_size: int) -> LabelEntropy:
-            return next(
-                each
-                for each in self._replayed[label.name]
-                if (each.block_size, each.fetch_factor) == (block_size, 1)
-            )
+    def _within(self, configuration: Configuration) -> ConditionalEntropyBits | None:
+        if self._given is None:
+            return None
+        replayed = self._replayed(configuration.block_size, configuration.fetch_factor)
+        return ConditionalEntropyBits(
+            given=self._given.name, expected=replayed[None].bits, random=self._random_within
+        )
 
-        counted = label.counted
+    def _order(self, label: Label, block_size: int) -> StorageOrder:
         return order_of_replayed(
-            at(self._largest_block),
-            at(1),
-            random_bits=theory.random_entropy_bits(
-                counted.counts, self._batch_size, n_missing=counted.n_missing
-            ),
-            n_distinct=counted.n_rows // self._batch_size,
+            self._replayed(block_size, 1)[label.name],
+            self._replayed(1, 1)[label.name],
+            random_bits=self._random[label.name],
+            n_distinct=label.counted.n_rows // self._batch_size,
         )
 
     def _verdict(
@@ -206,5 +219,13 @@ class Mixing:
             return convicted(fault)
         if result.cells_per_second is None or bits.measured is None:
             return None
+        configuration = result.configuration
+        planned = self._replayed(configuration.block_size, configuration.fetch_factor)[name]
         # The first round counts here too.
-        return self._judges[name].verdict(result.configuration, bits.measured, result.n_rounds + 1)
+        n_rounds = result.n_rounds + 1
+        return self._judges[name].verdict(configuration, planned, bits.measured, n_rounds)
+
+
+def _random_bits(label: Label, batch_size: int) -> float:
+    counted = label.counted
+    return theory.random_entropy_bits(counted.counts, batch_size, n_missing=counted.n_missing)

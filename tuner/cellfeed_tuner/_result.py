@@ -42,6 +42,7 @@ __all__ = [
     "LabelCensus",
     "LabelResult",
     "Nearest",
+    "Ranges",
     "Recommended",
     "Status",
     "Waiting",
@@ -375,6 +376,27 @@ class Nearest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """A space of configurations too large to list, of which a study proposed some.
+
+    Parameters
+    ----------
+    block_sizes, fetch_factors, workers
+        The smallest and the largest of each.
+    n_configurations
+        How many there are.
+    n_considered
+        How many were proposed or known, and held against constraints and the cost model.
+    """
+
+    block_sizes: tuple[int, int]
+    fetch_factors: tuple[int, int]
+    workers: tuple[int, int]
+    n_configurations: int
+    n_considered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AutotuneResult:
     """All that ``autotune`` found.
 
@@ -386,7 +408,7 @@ class AutotuneResult:
         State of the page cache that throughputs were measured in; "unknown" if pages were to
         be dropped but stayed.
     configurations
-        The grid.
+        The grid; of ranges, what was measured.
     recommended
         The choice, or None.
     nearest
@@ -407,6 +429,8 @@ class AutotuneResult:
         find out.
     storage_advice
         What other layouts of the files may give, the best first; often nothing.
+    ranges
+        What configurations were proposed from; None if all were listed.
     """
 
     machine: Machine
@@ -423,6 +447,7 @@ class AutotuneResult:
     entropy_over_epoch: Mapping[str, EpochCourse] = field(default_factory=dict)
     bottleneck: Bottleneck | None = None
     storage_advice: tuple[StorageAdvice, ...] = ()
+    ranges: Ranges | None = None
 
     @property
     def chosen(self) -> ConfigurationResult | None:
@@ -480,6 +505,7 @@ class AutotuneResult:
             "storage_advice": [
                 asdict(each) | {"sentence": each.sentence} for each in self.storage_advice
             ],
+            "ranges": self.ranges and asdict(self.ranges),
         }
 
     def save(self, path: Path) -> None:

@@ -3,17 +3,21 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import log
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._grid import obstacle
+from cellfeed_tuner._grid import buffer_bytes, obstacle
 from cellfeed_tuner._history._recall import Comparison, Earlier, Recollection, compare
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measure import (
     FEWEST_ROUNDS,
     LEAST_ROUNDS,
     Measurement,
+    cells_needed,
     measure_with,
     pooled,
 )
@@ -21,6 +25,7 @@ from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._planning._goal import Goal, best_mixed, fastest
+from cellfeed_tuner._planning._nearby_shares import NearbyShares
 from cellfeed_tuner._planning._planner import Planner
 from cellfeed_tuner._planning._recommend import Choice
 from cellfeed_tuner._progress import Progress, RaceState, RaceWatcher, Standing, unwatched
@@ -32,11 +37,17 @@ from cellfeed_tuner._result import (
     Status,
 )
 
+if TYPE_CHECKING:  # it loads Optuna
+    from cellfeed_tuner._planning._proposals import Proposals
+
 __all__ = ["Search"]
 
 # Shares of the budget until which something is measured for the first time, raced, and filled in,
 # without and with a training step to measure the choice with; the rest is for the choice.
 _PROBE_UNTIL, _RACE_UNTIL, _FILL_UNTIL, _FILL_UNTIL_WITH_STEP = 0.45, 0.65, 0.8, 0.65
+# The first two where there are proposals and no step: nothing is filled in, and there is more to
+# look at.
+_PROPOSE_UNTIL, _PROPOSED_RACE_UNTIL = 0.6, 0.8
 # Where an earlier run is confirmed, until then for its anchors and all else but the choice afresh;
 # and rounds of an anchor in each of two laps.
 _SHORT_UNTIL, _ANCHOR_ROUNDS = 0.45, FEWEST_ROUNDS // 2
@@ -49,10 +60,24 @@ _LIMIT_SHARE, _LEAST_LIMIT_SECONDS = 0.25, 5.0
 _UNKNOWN_CELLS_PER_SECOND = 1000.0
 # How far a throughput may be mistaken in reckoning what else costs; and draws to reckon from.
 _ROUGH_ERROR, _N_DRAWS = 0.1, 32
+# How often to look for what meets the constraints where nothing known does.
+_MOST_TRIES = 5
+# First looks before anything is proposed, and then from one proposal to the next.
+_LOOKS_BEFORE, _LOOKS_BETWEEN = 4, 3
 # Epochs that one measurement may go through, at most.
 _EPOCHS_APART = 1000
+# How far off something is that cannot be said as a ratio.
+_FAR = 100.0
 _OUT_OF_BUDGET: tuple[Status, str] = ("out of budget", "")
 _BELOW_FLOOR: tuple[Status, str] = ("below entropy floor", "")
+
+
+class Entropies(Protocol):
+    """Entropy of each label, the first label first, for any (block size, fetch factor)."""
+
+    def __getitem__(self, sizes: tuple[int, int], /) -> Mapping[str, EntropyBits]:
+        """Return those of one pair."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +106,8 @@ class Search:
         Handed what says how the race stands, before it begins.
     recollection
         Which earlier runs bear on it.
+    proposals
+        What proposes more than is given; None where that is all there is.
     clock
         Tells the time, in seconds from anywhere.
     """
@@ -95,10 +122,11 @@ class Search:
     seed: int
     budget: float
     constraints: Constraints
-    entropies: Mapping[tuple[int, int], Mapping[str, EntropyBits]]
+    entropies: Entropies
     on_progress: Progress
     on_race: RaceWatcher = unwatched
     recollection: Recollection = field(default_factory=Recollection)
+    proposals: "Proposals | None" = None
     clock: Callable[[], float] = time.monotonic
     _start: float = field(init=False)
     _slices: dict[Configuration, list[Measurement]] = field(default_factory=dict)
@@ -109,18 +137,26 @@ class Search:
     _n_slices: int = 0
     _costs: CostModel = field(init=False)
     _planner: Planner | None = field(default=None, init=False)
+    # How many configurations are to be timed before more are proposed.
+    _propose_at: int = _LOOKS_BEFORE
+    # As far as they were replayed.
+    _shares: NearbyShares = field(default_factory=NearbyShares)
     # Seconds per cell, as the cost model has them after what was measured last.
     _expected: dict[Configuration, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._start = self.clock()
 
-    def run(self, grid: Sequence[Configuration]) -> None:
+    def run(self, grid: Iterable[Configuration]) -> None:
         """Measure what may be chosen, as the planner says, until the best is clear."""
         self.on_race(self._standings)
         self._not_timed = {each: self._obstacle(each) or _OUT_OF_BUDGET for each in grid}
         runnable = [each for each, status in self._not_timed.items() if status == _OUT_OF_BUDGET]
         candidates = [each for each in runnable if self._mixes(each)]
+        if not candidates and self.proposals is not None:
+            candidates = self._feasible(self.proposals)
+            runnable += candidates
+            self._not_timed |= dict.fromkeys(candidates, _OUT_OF_BUDGET)
         self._costs = CostModel(runnable, self.batch_size, self.geometry)
         self._not_timed |= dict.fromkeys(set(runnable) - set(candidates), _BELOW_FLOOR)
         if not candidates:
@@ -137,12 +173,17 @@ class Search:
         )
         for anchor in self._slices:
             self._tell(planner, anchor)
-        while (configuration := planner.ask(self)) is not None:
+        while (configuration := self._next(planner)) is not None:
             self._measure(configuration, self._least_rounds(configuration))
             self._tell(planner, configuration)
         for each in candidates:
             if each in self._not_timed and self.affords(each):
                 self._not_timed[each] = "too slow", "as its like were"
+
+    @property
+    def timed(self) -> list[Configuration]:
+        """What was measured, if only for too short a time, in the order of its settings."""
+        return sorted(self._slices)
 
     @property
     def earlier(self) -> Earlier:
@@ -161,7 +202,8 @@ class Search:
 
     def affords(self, configuration: Configuration) -> bool:
         """Return whether there is time for a first look at a configuration, or for another."""
-        until = _RACE_UNTIL if configuration in self._slices else _PROBE_UNTIL
+        look_until, race_until = self._until()
+        until = race_until if configuration in self._slices else look_until
         if self.is_short:
             until = _SHORT_UNTIL
         n_rounds = self._least_rounds(configuration)
@@ -175,8 +217,11 @@ class Search:
     def fill(self) -> None:
         """Spend what is left on the rest of the grid, so that it can be seen.
 
-        What mixes well enough comes first, and then what costs least.
+        What mixes well enough comes first, and then what costs least. A space too large to list
+        cannot be seen, so there it only looks for what comes nearest to being feasible.
         """
+        if self.proposals is not None and self.measured():
+            return
         until = _FILL_UNTIL if self.constraints.step_seconds is None else _FILL_UNTIL_WITH_STEP
         rest = [
             configuration
@@ -290,6 +335,70 @@ class Search:
                 seconds += laps
         return anchors
 
+    def _feasible(self, proposals: "Proposals") -> list[Configuration]:
+        """Return what meets the constraints where nothing known does; empty if none is found."""
+        for _ in range(_MOST_TRIES):
+            proposed = proposals.propose(_all_alike, self._shortfall, self._rough_seconds)
+            found = [each for each in proposed if self._obstacle(each) is None]
+            feasible = [each for each in found if self._mixes(each)]
+            if feasible:
+                return feasible
+        return []
+
+    def _next(self, planner: Planner) -> Configuration | None:
+        """Return what to measure next, of what is known or proposed by now."""
+        if self.proposals is not None and self._is_time_to_propose():
+            proposed = self.proposals.propose(
+                lambda configurations: planner.gains(configurations, self._goal),
+                self._shortfall,
+                self._rough_seconds,
+            )
+            self._add(proposed, planner)
+        return planner.ask(self)
+
+    def _is_time_to_propose(self) -> bool:
+        """Return whether enough was learned since the last proposals, and there is time to look."""
+        n_timed = len(self._slices)
+        look_until, _ = self._until()
+        in_time = self._spent() < look_until * self.budget
+        if self.is_short or not in_time or n_timed < self._propose_at:
+            return False
+        self._propose_at = n_timed + _LOOKS_BETWEEN
+        return True
+
+    def _add(self, proposed: Iterable[Configuration], planner: Planner) -> None:
+        known = {*self._not_timed, *self._slices}
+        new = [each for each in proposed if each not in known and self._mixes(each)]
+        self._not_timed |= dict.fromkeys(new, _OUT_OF_BUDGET)
+        self._costs = CostModel([*self._costs.configurations, *new], self.batch_size, self.geometry)
+        self._expected.clear()
+        planner.add(new, self._goal)
+
+    def _until(self) -> tuple[float, float]:
+        """Return until which shares of the budget there are first looks, and others."""
+        if self.proposals is None or self.constraints.step_seconds is not None:
+            return _PROBE_UNTIL, _RACE_UNTIL
+        return _PROPOSE_UNTIL, _PROPOSED_RACE_UNTIL
+
+    def _shortfall(self, configuration: Configuration) -> float:
+        """Return by how much a configuration misses what it must meet, 0 if it may meet all.
+
+        As the logarithm of a ratio.
+        """
+        if configuration in self._slices:
+            found = pooled(self._slices[configuration])
+            if found.failure:
+                return _FAR
+            return _excess(found.peak_memory_bytes, self.constraints.memory_bytes)
+        cells = max(cells_needed(configuration, self.batch_size), configuration.block_size)
+        missed = _excess(cells, self.n_cells)
+        buffers = buffer_bytes(configuration, self.batch_size, self.row_bytes)
+        missed += _excess(buffers, self.constraints.memory_bytes)
+        if missed:
+            return missed
+        share = self._shares.estimate(configuration.block_size, configuration.fetch_factor)
+        return _excess(self.constraints.entropy_floor, share)
+
     def _tell(self, planner: Planner, configuration: Configuration) -> None:
         found = pooled(self._slices[configuration])
         planner.tell(configuration, self._looks(configuration))
@@ -300,7 +409,9 @@ class Search:
         need = self.constraints.need_cells_per_second
         if need is None:
             return fastest
-        return best_mixed(need, [self._mixing(each) for each in candidates])
+        # Of candidates it is exact, as they were replayed.
+        shares = [self._shares.estimate(each.block_size, each.fetch_factor) for each in candidates]
+        return best_mixed(need, shares)
 
     def _looks(self, configuration: Configuration) -> list[list[float]]:
         """Return seconds per cell, a few samples for each slice of time."""
@@ -333,11 +444,9 @@ class Search:
         return self.clock() - self._start
 
     def _mixes(self, configuration: Configuration) -> bool:
-        return self._mixing(configuration) >= self.constraints.entropy_floor
-
-    def _mixing(self, configuration: Configuration) -> float:
-        """Return the least share of random sampling's entropy that a label has."""
-        return min(each.share_of_random for each in self._entropies(configuration).values())
+        share = min(each.share_of_random for each in self._entropies(configuration).values())
+        self._shares.note(configuration.block_size, configuration.fetch_factor, share)
+        return share >= self.constraints.entropy_floor
 
     def _entropies(self, configuration: Configuration) -> Mapping[str, EntropyBits]:
         return self.entropies[configuration.block_size, configuration.fetch_factor]
@@ -377,6 +486,13 @@ class Search:
                 zip(self._costs.configurations, np.exp(np.median(draws, axis=0)), strict=True)
             )
         return max(_SLICE_SECONDS, cells * float(self._expected[configuration]))
+
+    def _rough_seconds(self, configuration: Configuration) -> float:
+        """Return about how long a first look takes if cells take as long as at best so far."""
+        speeds = [pooled(each).rough_cells_per_second for each in self._slices.values()]
+        fastest = max(speeds, default=0.0) or _UNKNOWN_CELLS_PER_SECOND
+        cells = 2 * configuration.minibatches_per_round * self.batch_size
+        return max(_SLICE_SECONDS, cells / fastest)
 
     def _measure(
         self, configuration: Configuration, least_rounds: int = LEAST_ROUNDS
@@ -461,3 +577,15 @@ def _by_label(
     """Return the first label's entropy, and the others' by name."""
     first, *others = entropies
     return entropies[first], {name: LabelResult(entropy_bits=entropies[name]) for name in others}
+
+
+def _all_alike(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
+    """Expect the same gain of all, so that only constraints matter."""
+    return np.ones(len(configurations))
+
+
+def _excess(found: float, allowed: float) -> float:
+    """Return the logarithm of the ratio by which something exceeds what is allowed."""
+    if found <= allowed:
+        return 0.0
+    return log(found / allowed) if allowed > 0 else _FAR

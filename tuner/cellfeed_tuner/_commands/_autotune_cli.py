@@ -39,10 +39,10 @@ __all__ = ["main"]
               help="Cells of a minibatch.")  # fmt: skip
 @click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),
               show_default=listed(DEFAULT_BLOCK_SIZES),
-              help="Block sizes to try.")  # fmt: skip
+              help="Block sizes to try; 1:4096 is a range.")  # fmt: skip
 @click.option("--fetch-factors", default=DEFAULT_FETCH_FACTORS, type=Sizes(1),
               show_default=listed(DEFAULT_FETCH_FACTORS),
-              help="Fetch factors to try.")  # fmt: skip
+              help="Fetch factors to try; 1:512 is a range.")  # fmt: skip
 @click.option("--workers", type=Sizes(0), show_default="0 and powers of two up to the cores",
               help="Numbers of worker processes to try.")  # fmt: skip
 @click.option("--budget", default=_autotune.DEFAULT_BUDGET_SECONDS, show_default=True,
@@ -82,8 +82,8 @@ def main(
 
     PATH is an .h5ad file, a folder of them, or a pattern; several make one collection. The
     throughput and the label entropy of minibatches are measured over a grid of block sizes,
-    fetch factors and workers. Exits with 1 if no configuration is feasible, and with 2 if the
-    input cannot be used.
+    fetch factors and workers, or, of ranges, where a study proposes. Exits with 1 if no
+    configuration is feasible, and with 2 if the input cannot be used.
     """
     obs = [*label, given] if given else label
     collection = open_collection(paths, obs=list(dict.fromkeys(obs)), layer=layer)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -18,7 +18,7 @@ from cellfeed_tuner._entropy._minibatch_entropy import entropy_statistic
 from cellfeed_tuner._entropy._plan_replay import FetchSpread, Statistic, replay_plan
 from cellfeed_tuner._interval import Estimate
 
-__all__ = ["LabelEntropy", "Name", "label_entropies", "label_entropy"]
+__all__ = ["LabelEntropy", "LabelReplay", "Name", "label_entropies", "label_entropy"]
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -151,36 +151,75 @@ def label_entropies(
     line 0.99
     plate within line 0.93
     """
-    replayed = {name: _replayed(each) for name, each in labels.items()}
-    sizes = {name: each.n_rows for name, each in replayed.items()}
-    if len(set(sizes.values())) != 1:
-        msg = f"labels must all have the same number of rows, at least one label, but got {sizes}"
-        raise ParameterError(msg)
-    n_cells = next(iter(sizes.values()))
+    replay = LabelReplay(labels, batch_size=batch_size, n_rows=n_rows, seed=seed)
     results: dict[Name, list[LabelEntropy]] = {name: [] for name in labels}
     for number, (block_size, fetch_factor) in enumerate(product(block_sizes, fetch_factors)):
-        plan = EpochPlan(
-            strategy=BlockShuffling(block_size=block_size),
-            n_rows=n_cells,
-            batch_size=batch_size,
-            fetch_factor=fetch_factor,
-            seed=seed,
-        )
-        statistics = [each.statistic for each in replayed.values()]
-        found = replay_plan(plan, statistics, n_rows=n_rows)
-        for cells, replay in zip(results.values(), found, strict=True):
-            cells.append(
-                LabelEntropy(
-                    block_size=block_size,
-                    fetch_factor=fetch_factor,
-                    bits=replay.mean,
-                    n_minibatches=replay.n_minibatches,
-                    whole_fetches=replay.whole_fetches,
-                )
-            )
+        for name, cell in replay.of(block_size, fetch_factor).items():
+            results[name].append(cell)
         if on_progress is not None:
             on_progress(number + 1)
     return results
+
+
+class LabelReplay(Generic[Name]):
+    """Replays one plan after the other over the same labels.
+
+    Parameters
+    ----------
+    labels, batch_size, n_rows, seed
+        As in `label_entropies`.
+
+    Raises
+    ------
+    ParameterError
+        There is no label, labels are not lines of integers, or they differ in length.
+    """
+
+    def __init__(
+        self,
+        labels: Mapping[Name, ArrayLike | Conditional],
+        *,
+        batch_size: int,
+        n_rows: int,
+        seed: int,
+    ) -> None:
+        replayed = {name: _replayed(each) for name, each in labels.items()}
+        sizes = {name: each.n_rows for name, each in replayed.items()}
+        if len(set(sizes.values())) != 1:
+            msg = (
+                f"labels must all have the same number of rows, at least one label, but got {sizes}"
+            )
+            raise ParameterError(msg)
+        self._n_cells = next(iter(sizes.values()))
+        self._statistics = {name: each.statistic for name, each in replayed.items()}
+        self._batch_size, self._n_rows, self._seed = batch_size, n_rows, seed
+
+    def of(self, block_size: int, fetch_factor: int) -> dict[Name, LabelEntropy]:
+        """Return the minibatch entropy of each label in the plan of two sizes.
+
+        Raises
+        ------
+        ParameterError
+            A size is below one.
+        """
+        plan = EpochPlan(
+            strategy=BlockShuffling(block_size=block_size),
+            n_rows=self._n_cells,
+            batch_size=self._batch_size,
+            fetch_factor=fetch_factor,
+            seed=self._seed,
+        )
+        found = replay_plan(plan, list(self._statistics.values()), n_rows=self._n_rows)
+        return {
+            name: LabelEntropy(
+                block_size=block_size,
+                fetch_factor=fetch_factor,
+                bits=replay.mean,
+                n_minibatches=replay.n_minibatches,
+                whole_fetches=replay.whole_fetches,
+            )
+            for name, replay in zip(self._statistics, found, strict=True)
+        }
 
 
 class _Replayed(NamedTuple):

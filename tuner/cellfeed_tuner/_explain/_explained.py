@@ -1,5 +1,6 @@
 """Timing the stages of the chosen configuration, and what follows from that."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cellfeed.machine import usable_cores
@@ -50,7 +51,7 @@ def explain_throughput(
     *,
     cells_per_second: float,
     step_seconds: float | None,
-    block_sizes: tuple[int, ...],
+    block_sizes: Sequence[int],
     cache: CacheState,
     seconds: float,
     most_seconds: float,

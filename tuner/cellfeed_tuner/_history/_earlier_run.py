@@ -1,6 +1,6 @@
 """What one run of ``autotune`` leaves for later ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history._fingerprint import Fingerprint
 from cellfeed_tuner._interval import Estimate, mean_with_interval
+from cellfeed_tuner._planning._space import Space
 
 __all__ = ["Asked", "EarlierRun", "EarlierTrial", "Key"]
 
@@ -52,15 +53,20 @@ class Asked:
     cache: str
     budget: float
     entropy_floor: float
-    block_sizes: tuple[int, ...]
-    fetch_factors: tuple[int, ...]
-    workers: tuple[int, ...]
+    block_sizes: Sequence[int]
+    fetch_factors: Sequence[int]
+    workers: Sequence[int]
     further_labels: tuple[str, ...] = ()
 
     @property
     def labels(self) -> tuple[str, ...]:
         """All labels, the first one first."""
         return self.label, *self.further_labels
+
+    @property
+    def space(self) -> Space:
+        """What may be chosen."""
+        return Space(self.block_sizes, self.fetch_factors, self.workers)
 
     def is_like(self, other: "Asked") -> bool:
         """Return whether both measure the same thing."""
@@ -73,24 +79,17 @@ class Asked:
             and self.budget >= other.budget
             and self.entropy_floor <= other.entropy_floor
             and set(self.further_labels) <= set(other.further_labels)
-            and set(self.block_sizes) >= set(other.block_sizes)
-            and set(self.fetch_factors) >= set(other.fetch_factors)
-            and set(self.workers) >= set(other.workers)
+            and self.space.covers(other.space)
         )
 
-    def asks_for(self, configuration: Configuration) -> bool:
-        """Return whether a configuration is one of the grid."""
-        return (
-            configuration.block_size in self.block_sizes
-            and configuration.fetch_factor in self.fetch_factors
-            and configuration.num_workers in self.workers
-        )
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values; a range is its start, stop and step."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Asked":
-        """Return what `dataclasses.asdict` and JSON have made plain."""
-        lists = {name: tuple(each) for name, each in plain.items() if isinstance(each, list)}
-        return cls(**{**plain, **lists})
+        """Return what `to_json` and JSON have made plain."""
+        return cls(**{name: _sizes_or(value) for name, value in plain.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +158,7 @@ class EarlierRun:
     def to_json(self) -> dict[str, Any]:
         """Return all but the key and the trials as plain values."""
         return {
-            "asked": asdict(self.asked),
+            "asked": self.asked.to_json(),
             "began": self.began,
             "path": self.path,
             "load": self.load,
@@ -185,3 +184,15 @@ class EarlierRun:
             cells_per_second=speed and Estimate(**speed),
             trials=trials,
         )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, range):
+        return {"start": value.start, "stop": value.stop, "step": value.step}
+    return value
+
+
+def _sizes_or(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return range(value["start"], value["stop"], value["step"])
+    return tuple(value) if isinstance(value, list) else value

@@ -12,6 +12,7 @@ from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, Key
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 from cellfeed_tuner._measuring._measure import Measurement
 from cellfeed_tuner._planning._cost_model import Observation
+from cellfeed_tuner._planning._space import Space
 
 __all__ = ["NOTHING_KNOWN", "Comparison", "Earlier", "EarlierUse", "Recollection", "compare"]
 
@@ -83,7 +84,7 @@ class Recollection:
                 return cls(held=run, said=Earlier(use="none", sentence=unused))
         for run in reversed(full):
             if run.key.data == key.data and any(
-                asked.asks_for(each.configuration) for each in run.trials
+                each.configuration in asked.space for each in run.trials
             ):
                 return cls(order=run, said=_only_an_order(run, key))
         return cls()
@@ -111,6 +112,12 @@ class Recollection:
             )
         )
         return [*choice, *rest[:1], *rivals]
+
+    def trials_in(self, space: Space) -> list[Configuration]:
+        """Return what of a space was measured by the earlier run that bears on this one."""
+        run = self.held or self.order
+        trials = () if run is None else run.trials
+        return [each.configuration for each in trials if each.configuration in space]
 
     def first_probes(self, candidates: Sequence[Configuration]) -> list[Configuration]:
         """Return the first probes that an earlier run suggests."""

@@ -7,8 +7,6 @@ written to a disk while it is measured.
 import logging
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -27,6 +25,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history._earlier_run import EarlierRun, EarlierTrial, Key
 from cellfeed_tuner._history._fingerprint import Fingerprint
+from cellfeed_tuner._quiet_optuna import quiet
 
 __all__ = ["cache_folder", "read_runs", "record"]
 
@@ -92,7 +91,7 @@ def record(folder: Path, run: EarlierRun) -> None:
 
 
 def _read(path: Path) -> list[EarlierRun]:
-    with _quiet():
+    with quiet():
         storage = _storage(path)
         if path.stem not in optuna.get_all_study_names(storage):
             return []  # another process is about to make it
@@ -116,7 +115,7 @@ def _read(path: Path) -> list[EarlierRun]:
 def _append(path: Path, run: EarlierRun) -> None:
     """Add trials, and then the run: one of which all was not written does not count."""
     name = f"{_RUN}{uuid4().hex}"
-    with _quiet():
+    with quiet():
         study = optuna.create_study(
             study_name=path.stem, storage=_storage(path), load_if_exists=True
         )
@@ -158,14 +157,3 @@ def _earlier(trial: FrozenTrial) -> EarlierTrial:
 
 def _storage(path: Path) -> JournalStorage:
     return JournalStorage(JournalFileBackend(str(path)))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Optuna from telling of every study that it makes or finds."""
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(level)

@@ -24,8 +24,9 @@ _PRIOR_SPREAD = 2.0
 _USUAL_DISCREPANCY, _USUAL_COUNTS = 0.15, 4
 # Steps of a factor of four over which a departure fades.
 _REACH = 1.5
-# The share of a departure's variance that no neighbour has.
-_ALONE = 0.5
+# The share of a departure's variance that only what is close by has in common: it fades over a
+# factor of 1.4, so that on a grid no neighbour has it.
+_ALONE, _CLOSE = 0.5, 0.5
 _NO_PRICE = 0.01
 _JITTER = 1e-9
 
@@ -239,9 +240,11 @@ def _covariance(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
             for each in configurations
         ]
     ).reshape(-1, 3)
-    apart = np.linalg.norm(places[:, None] - places[None], axis=2) / (2 * _REACH)
+    distances = np.linalg.norm(places[:, None] - places[None], axis=2)
+    apart = distances / (2 * _REACH)
     together: NDArray[np.float64] = (1 + apart) * np.exp(-apart)
-    return (1 - _ALONE) * together + _ALONE * np.eye(len(places))
+    close_by: NDArray[np.float64] = np.exp(-((distances / _CLOSE) ** 2))
+    return (1 - _ALONE) * together + _ALONE * close_by
 
 
 def _prices(

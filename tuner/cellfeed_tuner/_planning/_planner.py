@@ -1,6 +1,6 @@
 """What to measure next: probes first, then a race of what could still be chosen."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +11,10 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._planning._goal import Goal
 
-__all__ = ["Budget", "Planner"]
+__all__ = ["NOT_WORTH", "Budget", "Planner"]
+
+NOT_WORTH = 0.0005
+"""An expected gain over the best so far that is not worth a measurement."""
 
 
 class Budget(Protocol):
@@ -30,8 +33,6 @@ _N_DRAWS = 64
 _PROBES = 4
 # Relative spread of looks where nothing is known of it yet, and how many looks that counts.
 _PRIOR_SPREAD, _PRIOR_LOOKS = 0.05, 4
-# An expected gain over the best so far that is not worth a measurement.
-_NOT_WORTH = 0.0005
 # What is the best with less than this probability leaves the race.
 _LEAVES = 0.02
 # A mean with this relative standard error needs no further samples.
@@ -90,6 +91,7 @@ class Planner:
     ) -> None:
         self._candidates = list(candidates)
         self._place = {each: place for place, each in enumerate(self._candidates)}
+        self._batch_size, self._geometry = batch_size, geometry
         self._model = CostModel(self._candidates, batch_size, geometry)
         self._goal = goal
         self._rng = np.random.default_rng(seed)
@@ -147,6 +149,45 @@ class Planner:
         """Leave a configuration out: it has failed, or turned out not to be feasible."""
         self._withdrawn.add(configuration)
 
+    def add(
+        self, candidates: Iterable[Configuration], goal_of: Callable[[list[Configuration]], Goal]
+    ) -> None:
+        """Take in more candidates; they are considered before the race goes on.
+
+        Parameters
+        ----------
+        candidates
+            What else may be chosen; those that are there already change nothing.
+        goal_of
+            Gives the goal over a list of candidates.
+        """
+        self._candidates = list(dict.fromkeys([*self._candidates, *candidates]))
+        self._place = {each: place for place, each in enumerate(self._candidates)}
+        self._model = CostModel(self._candidates, self._batch_size, self._geometry)
+        self._goal = goal_of(self._candidates)
+        self._lap = []
+
+    def gains(
+        self,
+        configurations: Sequence[Configuration],
+        goal_of: Callable[[list[Configuration]], Goal],
+    ) -> NDArray[np.float64]:
+        """Return the gain over the best so far that is expected of any configurations.
+
+        Parameters
+        ----------
+        configurations
+            Candidates or not, shape (n,).
+        goal_of
+            Gives the goal over a list of configurations.
+        """
+        known = dict.fromkeys([*self._samples, *self._believed, *configurations])
+        place = {each: place for place, each in enumerate(known)}
+        model = CostModel(list(known), self._batch_size, self._geometry)
+        values = goal_of(list(known))(-self._draws(model))
+        racing = [place[each] for each in self._racing()]
+        return _gains_over(values[:, racing], values[:, [place[each] for each in configurations]])
+
     def is_racing(self, configuration: Configuration) -> bool:
         """Return whether a configuration was measured and may still be the best."""
         left = self._left | self._withdrawn
@@ -175,7 +216,7 @@ class Planner:
         for place in self._first:
             if place in fresh:
                 return self._candidates[place]
-        draws = self._draws()
+        draws = self._draws(self._model)
         wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
         apart = draws - draws.mean(axis=0)
         if not self._samples:
@@ -190,11 +231,10 @@ class Planner:
         fresh = self._open(budget)
         if not fresh.size:
             return None
-        values = self._goal(-self._draws())
+        values = self._goal(-self._draws(self._model))
         places = [self._place[each] for each in self._racing()]
-        best = values[:, places].max(axis=1) if places else values.min(axis=1)
-        gains = _expected_gains(values[:, fresh] - best[:, None])
-        worth = gains >= _NOT_WORTH
+        gains = _gains_over(values[:, places], values[:, fresh])
+        worth = gains >= NOT_WORTH
         return self._best_for_its_cost(fresh[worth], gains[worth], budget)
 
     def _best_for_its_cost(
@@ -268,15 +308,16 @@ class Planner:
         best: NDArray[np.intp] = np.argmax(self._goal(-draws), axis=1)
         return best
 
-    def _draws(self) -> NDArray[np.float64]:
+    def _draws(self, model: CostModel) -> NDArray[np.float64]:
         """Return what the costs may be: by own samples, else by the model and what is believed."""
         measured = {
             each: Observation(float(samples.mean()), self._error(each))
             for each, samples in self._samples.items()
         }
-        draws = self._model.draw(self._believed | measured, _N_DRAWS, self._rng)
+        draws = model.draw(self._believed | measured, _N_DRAWS, self._rng)
+        place = {each: place for place, each in enumerate(model.configurations)}
         for each in measured:
-            draws[:, self._place[each]] = self._bootstrap(each)
+            draws[:, place[each]] = self._bootstrap(each)
         return draws
 
     def _bootstrap(self, configuration: Configuration) -> NDArray[np.float64]:
@@ -317,6 +358,12 @@ def _residuals(samples: NDArray[np.float64]) -> NDArray[np.float64]:
 def _own_error(samples: NDArray[np.float64]) -> float:
     """Return the relative standard error of a mean, by its samples."""
     return float(samples.std(ddof=1) / np.sqrt(samples.size) / samples.mean())
+
+
+def _gains_over(rivals: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the gain over the best rival that is expected of each column of values."""
+    best = rivals.max(axis=1) if rivals.size else values.min(axis=1)
+    return _expected_gains(values - best[:, None])
 
 
 def _expected_gains(gains: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,25 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._dataset import describe_dataset
-from cellfeed_tuner._entropy._grid_entropies import replayed_entropies
-from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
 from cellfeed_tuner._grid import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_FETCH_FACTORS,
     default_workers,
-    grid_of,
     obstacle,
 )
 from cellfeed_tuner._history._fingerprint import (
@@ -31,9 +26,10 @@ from cellfeed_tuner._history._fingerprint import (
 from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
-from cellfeed_tuner._measuring._labels import label_codes
 from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._mixing import Label, Mixing
+from cellfeed_tuner._planning._space import MOST_LISTED, Space
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._recording._codec import codecs
 from cellfeed_tuner._recording._files import SCHEMA, RecordingFiles
@@ -121,7 +117,8 @@ def record(
     batch_size
         Cells of a minibatch.
     block_sizes, fetch_factors, workers
-        The grid. Workers are 0 and the powers of two up to the usable cores if None.
+        The grid. Workers are 0 and the powers of two up to the usable cores if None. A `range`
+        stands for all integers in it.
     memory
         Most bytes for the buffers; what is available now if None.
     cache
@@ -138,8 +135,9 @@ def record(
     ColumnError
         The collection was opened without the label, or it has fewer than two values.
     ParameterError
-        A size is below what it may be, the collection is too small to time anything, "warm" was
-        asked of files that do not fit in memory, or something else lies at ``output``.
+        A size is below what it may be, there are more than 2,000 configurations, the collection
+        is too small to time anything, "warm" was asked of files that do not fit in memory, or
+        something else lies at ``output``.
     FormatError
         A file is damaged, or what lies at ``output`` is.
     MeasuringError
@@ -148,31 +146,35 @@ def record(
     if runs < 1:
         msg = f"`runs >= 1` must hold, but got runs={runs}"
         raise ParameterError(msg)
-    codes = label_codes(collection, label)
-    counted = count_labels(codes)
-    check_labels(counted, label, collection)
-    grid = grid_of(block_sizes, fetch_factors, default_workers() if workers is None else workers)
+    column = Label.of(collection, label)
+    check_labels(column.counted, label, collection)
+    space = Space.of(block_sizes, fetch_factors, default_workers() if workers is None else workers)
+    grid = _listed(space)
     check_size(collection, grid, batch_size)
     check_cache(collection, cache)
     on_progress("machine", 0, 1)
-    facts = _facts(collection, codes, counted, label, batch_size) | {
+    facts = _facts(collection, column, batch_size) | {
         "note": note,
-        "block_sizes": sorted({each.block_size for each in grid}),
-        "fetch_factors": sorted({each.fetch_factor for each in grid}),
-        "workers": sorted({each.num_workers for each in grid}),
+        "block_sizes": list(space.block_sizes),
+        "fetch_factors": list(space.fetch_factors),
+        "workers": list(space.workers),
         "cache": prepare_cache(collection, cache),
         "seed": seed,
     }
     files = RecordingFiles.open(Path(output), facts, _SAME)
     files.left_out |= _impossible(grid, collection, batch_size, memory)
     with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
-        replayed = replayed_entropies({label: codes}, grid, batch_size, seed, on_progress)[label]
+        mixing = Mixing([column], None, batch_size=batch_size, seed=seed)
+        mixing.replay(grid, on_progress)
         on_progress("start", 0, 1)
         process.start()
         recorder = Recorder(
             process=process,
             files=files,
-            entropies={(each.block_size, each.fetch_factor): each.bits.value for each in replayed},
+            entropies={
+                sizes: mixing[sizes][label].expected.value
+                for sizes in product(space.block_sizes, space.fetch_factors)
+            },
             request=Request(label, batch_size, cache, seed, ceil(_LEAST_ROUNDS / runs)),
             on_progress=on_progress,
         )
@@ -184,6 +186,16 @@ def record(
         left_out=dict(files.left_out),
         seconds=files.seconds,
     )
+
+
+def _listed(space: Space) -> list[Configuration]:
+    if space.is_large:
+        msg = (
+            f"every configuration is measured, {MOST_LISTED:,} at most, but these are "
+            f"{space.size:,}; give fewer block sizes, fetch factors or workers"
+        )
+        raise ParameterError(msg)
+    return space.grid()
 
 
 def _impossible(
@@ -203,29 +215,23 @@ def _impossible(
     return {each: ": ".join(reason) for each, reason in reasons.items() if reason is not None}
 
 
-def _facts(
-    collection: Collection,
-    codes: NDArray[np.integer],
-    counted: LabelCounts,
-    label: str,
-    batch_size: int,
-) -> dict[str, Any]:
+def _facts(collection: Collection, label: Label, batch_size: int) -> dict[str, Any]:
     """Return what is measured and on what, without paths."""
     machine, versions = describe_machine(collection.files), versions_fingerprint()
-    dataset = asdict(describe_dataset(collection, {label: counted}, batch_size))
+    dataset = asdict(describe_dataset(collection, {label.name: label.counted}, batch_size))
     paths = dataset.pop("paths")
     return {
         "schema": SCHEMA,
-        "label": label,
+        "label": label.name,
         "batch_size": batch_size,
         "random_entropy_bits": theory.random_entropy_bits(
-            counted.counts, batch_size, n_missing=counted.n_missing
+            label.counted.counts, batch_size, n_missing=label.counted.n_missing
         ),
         "dataset": dataset | {"n_files": len(paths), "codecs": codecs(collection.paths)},
         "machine": machine.to_json(),
         "versions": dict(versions.facts),
         "fingerprints": {
-            "data": data_fingerprint(collection, codes).digest,
+            "data": data_fingerprint(collection, label.codes).digest,
             "machine": machine_fingerprint(machine).digest,
             "versions": versions.digest,
         },

@@ -21,6 +21,7 @@ from cellfeed_tuner._reports._wording import (
     loader_faults,
     mixing_in_words,
     proof_of_choice,
+    ranges_in_words,
     storage_in_words,
     untimed_in_words,
     use_in_words,
@@ -156,6 +157,7 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
         *_proof(result),
         *_remarks(result),
         *map(Text, explained_in_words(result)),
+        *map(Text, ranges_in_words(result)),
         *map(Text, untimed_in_words(result)),
     ]
     return Group(*lines, Text("\nTo train with it:"))
@@ -181,4 +183,5 @@ def _nothing_feasible(result: AutotuneResult) -> RenderableType:
     headline = Text("\nNo configuration is feasible.", style="bold red")
     if result.nearest is None:
         return Group(headline, Text(why_nothing(result)))
-    return Group(headline, *_remarks(result), *_proof(result), Text(why_nothing(result)))
+    said = [*ranges_in_words(result), why_nothing(result)]
+    return Group(headline, *_remarks(result), *_proof(result), *map(Text, said))

@@ -25,6 +25,7 @@ __all__ = [
     "loader_faults",
     "mixing_in_words",
     "proof_of_choice",
+    "ranges_in_words",
     "storage_in_words",
     "untimed_in_words",
     "use_in_words",
@@ -213,6 +214,25 @@ def explained_in_words(result: AutotuneResult) -> list[str]:
     found = result.bottleneck
     lines = [found.sentence] if found is not None else []
     return [*lines, *(advice.sentence for advice in result.storage_advice)]
+
+
+def ranges_in_words(result: AutotuneResult) -> list[str]:
+    """Return how many configurations the ranges hold, and how many of them were looked at."""
+    ranges = result.ranges
+    if ranges is None:
+        return []
+    kinds = (
+        ("block size", ranges.block_sizes),
+        ("fetch factor", ranges.fetch_factors),
+        ("workers", ranges.workers),
+    )
+    ends = ", ".join(f"{kind} {low:,} to {high:,}" for kind, (low, high) in kinds)
+    n_timed = sum(each.peak_memory_bytes is not None for each in result.configurations)
+    looked_at = (
+        f"{ranges.n_considered:,} were considered, and the {n_timed:,} that promised most were "
+        "measured."
+    )
+    return [f"Of {ranges.n_configurations:,} configurations ({ends}), {looked_at}"]
 
 
 def untimed_in_words(result: AutotuneResult) -> list[str]:

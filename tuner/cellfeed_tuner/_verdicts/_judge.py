@@ -1,6 +1,5 @@
 """A verdict for each measured configuration."""
 
-from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -27,8 +26,6 @@ class Judge:
         Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
     counted
         How often each occurs.
-    replayed
-        The replay of each (block size, fetch factor).
     batch_size
         Rows of a minibatch.
     """
@@ -37,18 +34,20 @@ class Judge:
         self,
         codes: NDArray[np.integer],
         counted: LabelCounts,
-        replayed: Sequence[LabelEntropy],
         batch_size: int,
     ) -> None:
         self._counted = counted
-        self._replayed = {(each.block_size, each.fetch_factor): each for each in replayed}
         self._batch_size = batch_size
         # Workers do not matter to either, and fetch factors not to the first.
         self._within_block_bits = cache(lambda block_size: within_block_bits(codes, block_size))
         self._theory = cache(self._theory_of)
 
     def verdict(
-        self, configuration: Configuration, measured: Estimate, n_rounds: int
+        self,
+        configuration: Configuration,
+        planned: LabelEntropy,
+        measured: Estimate,
+        n_rounds: int,
     ) -> Verdict | None:
         """Return the verdict; None where the plan has too few whole fetches to tell.
 
@@ -56,13 +55,14 @@ class Judge:
         ----------
         configuration
             What was measured.
+        planned
+            The replay of its plan.
         measured
             Mean entropy of its minibatches with the 95 % interval.
         n_rounds
             Rounds that it rests on, at least.
         """
         block_size, fetch_factor = configuration.block_size, configuration.fetch_factor
-        planned = self._replayed[block_size, fetch_factor]
         if planned.whole_fetches is None:
             return None
         fetch_size = self._batch_size * fetch_factor

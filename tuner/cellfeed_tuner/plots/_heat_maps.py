@@ -10,6 +10,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
+from cellfeed_tuner.plots._places import draw_places
 from cellfeed_tuner.plots._style import BOUND, CHOSEN, COLOURS, NOT_TIMED, STYLE
 
 __all__ = ["draw_entropy", "draw_throughput", "heat_map_figure"]
@@ -34,16 +35,19 @@ def heat_map_figure(result: AutotuneResult) -> Figure:
     result
         What ``autotune`` found.
     """
-    block_sizes, fetch_factors = _sizes(result)
     with mpl.rc_context(STYLE):
-        figure = Figure(
-            figsize=(2 * (1.2 + 0.75 * max(4, len(fetch_factors))), 1.2 + 0.55 * len(block_sizes)),
-            layout="constrained",
-        )
+        figure = Figure(figsize=_figure_size(result), layout="constrained")
         speed_axes, entropy_axes = figure.subplots(1, 2)
         draw_throughput(speed_axes, result)
         draw_entropy(entropy_axes, result)
     return figure
+
+
+def _figure_size(result: AutotuneResult) -> tuple[float, float]:
+    if result.ranges is not None:
+        return 9.5, 4.0
+    block_sizes, fetch_factors = _sizes(result)
+    return 2 * (1.2 + 0.75 * max(4, len(fetch_factors))), 1.2 + 0.55 * len(block_sizes)
 
 
 def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
@@ -54,6 +58,10 @@ def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
         if _speed(each) > _speed(best.get(place)):
             best[place] = each
     values = {place: _speed(each) for place, each in best.items()}
+    if result.ranges is not None:
+        axes.set_title("Throughput (cells/s), best workers")
+        draw_places(axes, result, values, logarithmic=True)
+        return
     texts = {
         place: f"{_short(_speed(each))}\n{each.configuration.num_workers} w"
         for place, each in best.items()
@@ -76,6 +84,11 @@ def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
         for each in result.configurations
     }
     values = {place: each.least_mixed.share_of_random for place, each in results.items()}
+    if result.ranges is not None:
+        least = ", least label's" if result.dataset.further_labels else ""
+        axes.set_title(f"Entropy, share of random{least}")
+        draw_places(axes, result, values, logarithmic=False)
+        return
     texts = {
         place: f"{each.entropy_bits.expected.value:.2f}\n{values[place]:.0%}"
         for place, each in results.items()

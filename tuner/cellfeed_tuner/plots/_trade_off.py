@@ -1,6 +1,7 @@
 """Throughput against entropy."""
 
 from collections.abc import Sequence
+from math import ceil
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -13,6 +14,8 @@ from cellfeed_tuner.plots._style import BOUND, CHOSEN, STYLE, around, block_colo
 
 __all__ = ["draw_trade_off", "trade_off_figure"]
 
+# Of more block sizes, only some have their colour named.
+_MOST_NAMED = 10
 _WORKER_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -60,7 +63,7 @@ def draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
     )  # fmt: skip
     _mark_choice(axes, result)
     _label_axes(axes, of="the label mixed least" if result.dataset.further_labels else "")
-    for size in block_sizes:
+    for size in block_sizes[:: ceil(len(block_sizes) / _MOST_NAMED)]:
         axes.plot([], [], "o", color=colours[size], label=f"block {size}")
     for number in workers:
         axes.plot([], [], _marker(workers, number), color=BOUND, label=_workers(number))

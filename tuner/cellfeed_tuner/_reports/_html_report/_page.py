@@ -17,6 +17,7 @@ from cellfeed_tuner._reports._wording import (
     loader_faults,
     mixing_in_words,
     proof_of_choice,
+    ranges_in_words,
     untimed_in_words,
     use_in_words,
     why_nothing,
@@ -61,8 +62,8 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
         *([_section("code", "To train with it", _code(code))] if result.recommended else []),
         _section("bottleneck", "Where the time goes", bottleneck(result)),
         _section("trade-off", "Throughput against entropy", _trade_off(result)),
-        _section("grid", "Over the grid", [_heat_maps(result)]),
-        _section("bounds", "Entropy against theory", [_bounds(result), *_verdicts(result)]),
+        _section("grid", "Over the grid", [_over_the_grid(result)]),
+        _section("bounds", "Entropy against theory", [*_bounds(result), *_verdicts(result)]),
         *([_section("epoch", "Over an epoch", [_epoch(result)])] if courses else []),
         _section("configurations", "All configurations", [configurations(result)]),
         _section("conditions", "What this was measured on", [conditions(result)]),
@@ -97,6 +98,7 @@ def _recommendation(result: AutotuneResult) -> list[Html]:
         *_paragraphs(mixing_in_words(result)),
         *_paragraphs(proof_of_choice(result)),
         *_paragraphs([result.earlier.sentence] if result.earlier else []),
+        *_paragraphs(ranges_in_words(result)),
         *_paragraphs(untimed_in_words(result)),
     ]
 
@@ -136,12 +138,14 @@ def _trade_off(result: AutotuneResult) -> list[Html]:
     return [_figure(svg, caption)]
 
 
-def _heat_maps(result: AutotuneResult) -> Html:
+def _over_the_grid(result: AutotuneResult) -> Html:
     svg = inline_svg(
         heat_map_figure(result),
         name="heat-maps",
         description="Throughput and label entropy over block sizes and fetch factors",
     )
+    if result.ranges is not None:
+        return _figure(svg, "Each point is a pair of sizes that was measured.")
     caption = (
         "Entropy is that of the plan over these labels, which takes no reading. Where there is "
         "no throughput, the reason stands in its place, and the table below says more."
@@ -149,7 +153,13 @@ def _heat_maps(result: AutotuneResult) -> Html:
     return _figure(svg, caption)
 
 
-def _bounds(result: AutotuneResult) -> Html:
+def _bounds(result: AutotuneResult) -> list[Html]:
+    if result.ranges is not None:
+        said = (
+            "Of ranges, hardly two configurations have a block size in common, over which theory "
+            "could be drawn; each one's bounds and verdict are in the table below."
+        )
+        return [element("p", said)]
     svg = inline_svg(
         bounds_figure(result),
         name="bounds",
@@ -163,7 +173,7 @@ def _bounds(result: AutotuneResult) -> Html:
     )
     if result.dataset.further_labels:
         caption = f"Label {result.dataset.label}. {caption}"
-    return _figure(svg, caption)
+    return [_figure(svg, caption)]
 
 
 def _epoch(result: AutotuneResult) -> Html:

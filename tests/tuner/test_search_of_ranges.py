@@ -1,0 +1,213 @@
+"""The search of a space too large to list, on a model of a disk."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate
+from cellfeed_tuner._history._recall import Recollection
+from cellfeed_tuner._measuring._measuring_process import Outcome
+from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
+from cellfeed_tuner._planning._cost_model import Geometry
+from cellfeed_tuner._planning._proposals import Proposals
+from cellfeed_tuner._planning._recommend import choose
+from cellfeed_tuner._planning._space import Space
+from cellfeed_tuner._search import Search
+
+BATCH_SIZE, N_CELLS, ROW_BYTES, MEMORY = 64, 10_000_000, 10_000.0, 4 * 10**9
+BITS = 3.6
+RANGES = Space.of(range(1, 4097), range(1, 513), range(9))
+DEFAULT = Space.of((1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2, 4, 8))
+
+
+def cells_per_second(block, fetch, workers):
+    """Seeks and chunks, fetches that outgrow a cache, and workers that hinder each other."""
+    cells = BATCH_SIZE * fetch
+    chunks = np.maximum(1, cells / block) * (1 + (block - 1) / 100)
+    outgrown = 1 + 0.05 * (cells / 6000) ** 1.5
+    together = np.where(workers > 0, (1 + 0.6 * workers) / (1 + 0.06 * workers**2), 1.0)
+    transfer = np.where(workers > 0, 4e-6 * cells, 0.0)
+    return cells / ((2e-4 * chunks + 1e-5 * cells * outgrown + 0.002) / together + transfer)
+
+
+def share_of_random(block, fetch):
+    """To first order in the blocks of a fetch; see `theory.lower_bound_bits`."""
+    return np.maximum(0.0, 1 - 2.57 * block / (BATCH_SIZE * fetch))
+
+
+def minibatches_in_memory(fetch, workers):
+    return fetch * np.maximum(1, workers) * np.where(workers > 0, 3, 2)
+
+
+def speed(configuration: Configuration) -> float:
+    sizes = configuration.block_size, configuration.fetch_factor, configuration.num_workers
+    return float(cells_per_second(*map(np.float64, sizes)))
+
+
+def best(floor=0.95):
+    """The largest throughput over a dense grid of all that meets the constraints."""
+    block = np.unique(np.geomspace(1, 4096, 200).astype(int))[:, None, None]
+    fetch = np.unique(np.geomspace(1, 512, 200).astype(int))[None, :, None]
+    workers = np.arange(9)[None, None, :]
+    memory = minibatches_in_memory(fetch, workers) * BATCH_SIZE * ROW_BYTES
+    feasible = (share_of_random(block, fetch) >= floor) & (memory <= MEMORY)
+    return float(np.max(cells_per_second(block, fetch, workers) * feasible))
+
+
+@dataclass
+class NoisyProcess:
+    """Answers as a measuring process would, at once; its clock goes on as if it had worked."""
+
+    seed: int
+    now: float = 0.0
+    asked: list[Configuration] = field(default_factory=list)
+
+    def __post_init__(self):
+        self._rng = np.random.default_rng((self.seed, 1))
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
+        configuration = request.configuration
+        self.asked.append(configuration)
+        seconds = configuration.minibatches_per_round * BATCH_SIZE / speed(configuration)
+        n_rounds = 1 + max(request.least_rounds, int(request.seconds / seconds))
+        n_rounds = min(n_rounds, request.most_rounds, int(limit_seconds / seconds))
+        noise = 0.01 * self._rng.standard_normal() + 0.02 * self._rng.standard_normal(n_rounds)
+        rounds = seconds * np.exp(noise)
+        self.now += 0.3 + rounds.sum()
+        timed = [Round(each, number > 0, 0.0, None) for number, each in enumerate(rounds.tolist())]
+        minibatches = configuration.minibatches_in_memory
+        return Outcome(
+            events=(Started(0.0, 0.0, 0), *timed),
+            peak_memory_bytes=int(minibatches * BATCH_SIZE * ROW_BYTES),
+            failure=None,
+        )
+
+
+def entropy(bits):
+    return EntropyBits(
+        measured=None, expected=Estimate(bits, bits, bits), homogeneous=bits,
+        lower_bound=0.0, upper_bound=BITS, random=BITS,
+    )  # fmt: skip
+
+
+class Replays(dict[tuple[int, int], dict[str, EntropyBits]]):
+    """Entropies, each made when it is asked for first; all cells have the first label in common."""
+
+    def __missing__(self, sizes):
+        bits = BITS * float(share_of_random(*map(np.float64, sizes)))
+        self[sizes] = {"species": entropy(BITS), "plate": entropy(bits)}
+        return self[sizes]
+
+
+def searched(space, seed, *, floor=0.95, need=None, memory=MEMORY, recollection=None, budget=60.0):
+    """Return the search, what it chose, and the process that it ran on."""
+    process: Any = NoisyProcess(seed)
+    recollection = recollection or Recollection()
+    start = space.coarse_grid() if space.is_large else space.grid()
+    known = list(dict.fromkeys([*start, *recollection.trials_in(space)]))
+    search = Search(
+        process=process, n_cells=N_CELLS, row_bytes=ROW_BYTES,
+        geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=100.0, n_files=14),
+        labels=["species", "plate"], batch_size=BATCH_SIZE, cache="cold", seed=seed, budget=budget,
+        constraints=Constraints(
+            entropy_floor=floor, memory_bytes=memory, need_cells_per_second=need
+        ),
+        entropies=Replays(), on_progress=lambda stage, done, total: None,
+        recollection=recollection, clock=process.clock,
+        proposals=Proposals(space, known=known, seed=seed) if space.is_large else None,
+    )  # fmt: skip
+    search.run(known)
+    choice = choose(search.results(search.timed), search.constraints)
+    return search, choice and choice.result.configuration, process
+
+
+@pytest.fixture(scope="module")
+def of_ranges():
+    """A search of the ranges."""
+    return searched(RANGES, 0)
+
+
+def test_the_choice_is_within_5_percent_of_the_best_and_beats_the_default_grid(of_ranges):
+    _, chosen, process = of_ranges
+    _, of_grid, _ = searched(DEFAULT, 0)
+    assert speed(chosen) >= 0.95 * best()
+    assert speed(chosen) > 1.03 * speed(of_grid)
+    assert process.now <= 60
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_it_is_with_other_seeds_too(seed):
+    _, chosen, _ = searched(RANGES, seed)
+    assert speed(chosen) >= 0.95 * best()
+
+
+def test_what_misses_a_constraint_is_never_timed(of_ranges):
+    search, _, process = of_ranges
+    for each in process.asked:
+        assert share_of_random(each.block_size, each.fetch_factor) >= 0.95, each
+        assert each.minibatches_in_memory * BATCH_SIZE * ROW_BYTES <= MEMORY, each
+    assert set(process.asked) == set(search.timed)
+
+
+def test_few_pairs_of_sizes_are_replayed(of_ranges):
+    search, _, _ = of_ranges
+    coarse = {(each.block_size, each.fetch_factor) for each in RANGES.coarse_grid()}
+    assert search.proposals.n_considered > 300
+    assert len(search.entropies) < len(coarse) + 2 * len(search.timed)
+
+
+def test_with_a_need_what_mixes_best_of_the_fast_ones_is_looked_for():
+    need = 0.8 * best()
+    search, chosen, _ = searched(RANGES, 0, need=need)
+    block, fetch, workers = np.ix_(np.arange(1, 129), np.arange(1, 513), np.arange(9))
+    fast = cells_per_second(block, fetch, workers) >= need
+    fits = minibatches_in_memory(fetch, workers) * BATCH_SIZE * ROW_BYTES <= MEMORY
+    shares = np.broadcast_to(share_of_random(block, fetch), fast.shape)
+    assert speed(chosen) >= 0.95 * need
+    found = share_of_random(chosen.block_size, chosen.fetch_factor)
+    assert found >= shares[fast & fits].max() - 0.01
+    assert len(search.entropies) < 200
+
+
+def test_where_nothing_of_the_coarse_grid_is_feasible_proposals_find_what_is():
+    space, floor, most = Space.of(range(20, 410), range(8, 501), range(9)), 0.995, 250
+    settings = {"floor": floor, "memory": int(most * BATCH_SIZE * ROW_BYTES)}
+
+    def is_feasible(each):
+        share = share_of_random(each.block_size, each.fetch_factor)
+        return share >= floor and 2 * each.fetch_factor <= 2 * most and each.num_workers == 0
+
+    settings["memory"] *= 2  # while one fetch is dealt out, the next is read
+    assert not any(is_feasible(each) for each in space.coarse_grid())
+    _, chosen, process = searched(space, 0, budget=600.0, **settings)
+    assert is_feasible(chosen)
+    assert all(is_feasible(each) for each in process.asked)
+
+
+def test_an_earlier_run_starts_the_study_and_makes_it_short(earlier_run, of_ranges):
+    found, chosen, _ = of_ranges
+    costs = {each: 1 / speed(each) for each in found.timed}
+    run = earlier_run(costs, choice=chosen, space=RANGES)
+    recollection = Recollection.of([run], run.key, run.asked)
+    assert recollection.trials_in(RANGES) == found.timed
+    again, choice, process = searched(RANGES, 1, recollection=recollection)
+    assert again.is_short
+    assert process.asked[0] == chosen
+    assert len(set(process.asked)) < len(found.timed)
+    assert speed(choice) >= 0.95 * best()
+
+
+def test_where_an_earlier_run_does_not_hold_more_is_proposed(earlier_run, of_ranges):
+    found, chosen, _ = of_ranges
+    wrong = {each: (1 + 5 * (each.num_workers > 0)) / speed(each) for each in found.timed}
+    run = earlier_run(wrong, choice=chosen, space=RANGES)
+    recollection = Recollection.of([run], run.key, run.asked)
+    again, choice, process = searched(RANGES, 1, recollection=recollection)
+    assert again.earlier.use == "dropped"
+    assert set(process.asked) - set(found.timed)
+    assert speed(choice) >= 0.95 * best()
