@@ -18,7 +18,7 @@ from cellfeed.machine import usable_cpu_count
 from cellfeed_tuner._commands._autotune_cli import main as autotune
 
 HERE = Path(__file__).parent
-N_DENSE_GENES = 2000
+N_DENSE_GENES, N_RUNS = 2000, 2
 
 
 def main(folder: Path, names: list[str]) -> None:
@@ -26,7 +26,16 @@ def main(folder: Path, names: list[str]) -> None:
         grid = GRIDS[name]
         path = grid.make(folder)
         with busy_cores(usable_cpu_count() if grid.is_busy else 0):
-            run(autotune, "record", path, "--output", HERE / f"{name}.csv", *grid.options)
+            run(
+                autotune,
+                "record",
+                path,
+                "--runs",
+                N_RUNS,
+                "--output",
+                HERE / f"{name}.csv",
+                *grid.options,
+            )
 
 
 @contextmanager

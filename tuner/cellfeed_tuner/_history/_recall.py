@@ -161,7 +161,7 @@ def compare(held: EarlierRun, fresh: Mapping[Configuration, Measurement]) -> Com
     now = {
         each: mean_with_interval(np.array(found.round_seconds) / found.cells_per_round)
         for each, found in fresh.items()
-        if found.status == "measured"
+        if found.cells_per_second is not None
     }
     if len(now) < _LEAST_ANCHORS:
         return _dropped(held, "there was no time to measure enough of it again")
