@@ -171,7 +171,7 @@ def autotune(
             batch_size=batch_size,
             cache=cache,
             seed=seed,
-            budget=max(budget / 2, budget - (time.perf_counter() - started)),
+            budget=max(budget / 2, (1 - _EXPLAIN_SHARE) * budget - _since(started)),
             constraints=constraints,
             entropies=mixing,
             on_progress=on_progress,
@@ -204,7 +204,7 @@ def autotune(
                 block_sizes=space.block_sizes,
                 cache=cache if found_cache == cache else "warm",  # nothing is known of the disk
                 seconds=_EXPLAIN_SHARE * budget,
-                most_seconds=search.seconds_left,
+                most_seconds=max(0.0, budget - _since(started)),
                 seed=seed,
             )
     notes.keep(search.measured(), recommended, is_short=search.is_short)
@@ -220,7 +220,7 @@ def autotune(
         ),
         recommended=recommended,
         nearest=None if choice else nearest(results, constraints),
-        seconds=time.perf_counter() - started,
+        seconds=_since(started),
         date=date,
         storage_order=order,
         earlier=search.earlier,
@@ -229,6 +229,10 @@ def autotune(
         storage_advice=explained.storage_advice,
         ranges=None if proposals is None else _ranges(space, proposals),
     )
+
+
+def _since(started: float) -> float:
+    return time.perf_counter() - started
 
 
 def _labels(

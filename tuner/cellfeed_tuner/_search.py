@@ -267,11 +267,6 @@ class Search:
         )
         return found if found.round_seconds else None
 
-    @property
-    def seconds_left(self) -> float:
-        """What is left of the budget; 0 if nothing is."""
-        return max(0.0, self.budget - self._spent())
-
     def results(self, grid: Iterable[Configuration]) -> list[ConfigurationResult]:
         """Return what is known of each configuration."""
         return [self._result(configuration) for configuration in grid]

@@ -129,6 +129,13 @@ def _as_fast_as_the_fastest(feasible: Sequence[_Timed]) -> list[_Timed]:
 def _cheapest_of_the_fastest(feasible: Sequence[_Timed]) -> Choice:
     alike = _as_fast_as_the_fastest(feasible)
     chosen = min(alike, key=lambda each: each.cost)
+    if len(feasible) == 1:
+        return Choice(
+            chosen.result,
+            chosen.speed,
+            "It is the only measured configuration that mixes well enough and fits in memory, "
+            f"with {chosen.share}.",
+        )
     if len(alike) == 1:
         return Choice(
             chosen.result,
@@ -159,9 +166,10 @@ def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:
     best = max(each.mixing for each in feasible)
     alike = [each for each in feasible if each.mixing >= best - _SAME_ENTROPY_SHARE]
     chosen = min(alike, key=lambda each: each.cost)
-    return Choice(
-        chosen.result,
-        chosen.speed,
-        f"It mixes best of the {len(feasible)} measured configurations that give the {need:,.0f} "
-        f"cells/s needed, with {chosen.share}.",
+    those = (
+        "It is the only measured configuration that gives"
+        if len(feasible) == 1
+        else f"It mixes best of the {len(feasible)} measured configurations that give"
     )
+    reason = f"{those} the {need:,.0f} cells/s needed, with {chosen.share}."
+    return Choice(chosen.result, chosen.speed, reason)
