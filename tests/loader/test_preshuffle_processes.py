@@ -59,9 +59,9 @@ def content(store: Path) -> dict[str, str]:
     return found
 
 
-def command(plates: list[Path], out: Path) -> list[str]:
-    start = [sys.executable, "-c", _START, "preshuffle"]
-    return [*start, *map(str, plates), str(out), "--memory", str(MEMORY)]
+def command(plates: list[Path], out: Path, start: str = "") -> list[str]:
+    python = [sys.executable, "-c", start or _START, "preshuffle"]
+    return [*python, *map(str, plates), str(out), "--memory", str(MEMORY)]
 
 
 # What is started in the background ignores interrupts, and so would its children.
@@ -72,11 +72,33 @@ from cellfeed._cli import main
 main()
 """
 
+# In the middle of the second part it waits for what is to come.
+_START_THAT_WAITS = (
+    """
+import time
+from pathlib import Path
+import cellfeed._preshuffle._preshuffle as preshuffle
 
-def wait_for_parts(out: Path, n: int, seconds: float = 60) -> None:
+write_part = preshuffle.write_part
+
+def write_and_wait(folder, job, inputs, number, tell):
+    def tell_and_wait(share):
+        tell(share)
+        if number > 0:
+            Path(f"{folder.path}.waits").touch()
+            time.sleep(60)
+    return write_part(folder, job, inputs, number, tell_and_wait)
+
+preshuffle.write_part = write_and_wait
+"""
+    + _START
+)
+
+
+def wait_for_parts(out: Path, n: int, pattern: str = "dataset_*", seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
-    while len(list(out.glob("dataset_*"))) < n:
-        assert time.monotonic() < deadline, f"{out} has no {n} parts after {seconds} s"
+    while len(list(out.glob(pattern))) < n:
+        assert time.monotonic() < deadline, f"{out} has no {n} {pattern} after {seconds} s"
         time.sleep(0.005)
 
 
@@ -106,8 +128,8 @@ def test_killed_and_resumed_is_the_same(plates, out, uninterrupted):
 
 
 def test_ctrl_c_says_how_to_go_on(plates, out):
-    with running(command(plates, out)) as process:
-        wait_for_parts(out, 1)
+    with running(command(plates, out, start=_START_THAT_WAITS)) as process:
+        wait_for_parts(out.parent, 1, f"{out.name}.waits")
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout) == (130, "")

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cellfeed_tuner import Configuration
@@ -75,12 +75,16 @@ def test_without_samples_large_blocks_and_fetches_are_thought_to_be_fast():
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.dictionaries(st.integers(0, len(GRID) - 1), st.floats(1e-7, 10), max_size=12),
-    st.sampled_from(
+    samples=st.dictionaries(st.integers(0, len(GRID) - 1), st.floats(1e-7, 10), max_size=12),
+    geometry=st.sampled_from(
         [Geometry(), Geometry(n_cells=10**6, rows_per_chunk=12.5, n_files=14),
          Geometry(n_cells=100, rows_per_chunk=0.2, n_files=1)]
     ),
 )  # fmt: skip
+@example(
+    samples={1: 0.125, 10: 1.0, 2: 1.0, 3: 1.0},
+    geometry=Geometry(n_cells=10**6, rows_per_chunk=12.5, n_files=14),
+)
 def test_any_samples_and_any_storage_give_finite_costs(samples, geometry):
     model = CostModel(GRID, BATCH_SIZE, geometry)
     seen = {GRID[place]: Observation(seconds, 0.05) for place, seconds in samples.items()}

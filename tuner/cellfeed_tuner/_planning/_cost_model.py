@@ -28,6 +28,8 @@ _REACH = 1.5
 # factor of 1.4, so that on a grid no neighbour has it.
 _ALONE, _CLOSE = 0.5, 0.5
 _NO_PRICE = 0.01
+# Of the cheapest sample: no configuration is expected to cost less.
+_NEXT_TO_NOTHING = 1e-6
 _JITTER = 1e-9
 
 
@@ -146,7 +148,9 @@ class CostModel:
         errors = np.array([each.error for each in observations.values()])
         terms = self._terms / self._unit(rows, seen)
         prices = _prices(terms[rows], self._decades, seen, errors, n_draws, rng)
-        means = np.log(prices @ terms.T)
+        # Where no term of a configuration has a price, it costs next to nothing.
+        least = _NEXT_TO_NOTHING * (np.exp(seen.min()) if seen.size else 1.0)
+        means = np.log(np.maximum(prices @ terms.T, least))
         n_prices = np.count_nonzero(prices > _NO_PRICE, axis=1).mean()
         return self._with_discrepancy(means, rows, seen, errors, n_prices, rng)
 
