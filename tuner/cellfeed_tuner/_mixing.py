@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import BlockShuffling, Collection, EpochPlan
+from cellfeed import Collection
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy._conditional_entropy import (
@@ -95,19 +95,18 @@ class Mixing:
         self._labels = labels
         self._given = given
         self._batch_size = batch_size
-        self._seed = seed
         # None stands for the first label given the other.
         replayed: dict[str | None, ArrayLike | Conditional] = {
             each.name: each.codes for each in labels
         }
-        self._random = {each.name: _random_bits(each, batch_size) for each in labels}
+        self._random = {each.name: each.counted.random_entropy_bits(batch_size) for each in labels}
         self._random_within = 0.0
         if given is not None:
             first = labels[0].codes
             replayed[None] = Conditional(first, given.codes)
             self._random_within = random_conditional_entropy_bits(first, given.codes, batch_size)
         replay = LabelReplay(replayed, batch_size=batch_size, n_rows=_ENTROPY_ROWS, seed=seed)
-        self._replayed = cache(replay.of)
+        self._plan, self._replayed = replay.plan, cache(replay.of)
         self._entropies = cache(self._entropies_of)
         self._judges = {each.name: Judge(each.codes, each.counted, batch_size) for each in labels}
 
@@ -168,13 +167,7 @@ class Mixing:
 
     def over_epoch(self, configuration: Configuration) -> dict[str, EpochCourse]:
         """Return each label's entropy over an epoch; nothing where that is too short."""
-        plan = EpochPlan(
-            strategy=BlockShuffling(block_size=configuration.block_size),
-            n_rows=self._labels[0].codes.size,
-            batch_size=self._batch_size,
-            fetch_factor=configuration.fetch_factor,
-            seed=self._seed,
-        )
+        plan = self._plan(configuration.block_size, configuration.fetch_factor)
         if plan.n_delivered // plan.batch_size < LEAST_MINIBATCHES:
             return {}
         return {each.name: entropy_over_epoch(each.codes, plan) for each in self._labels}
@@ -224,8 +217,3 @@ class Mixing:
         # The first round counts here too.
         n_rounds = result.n_rounds + 1
         return self._judges[name].verdict(configuration, planned, bits.measured, n_rounds)
-
-
-def _random_bits(label: Label, batch_size: int) -> float:
-    counted = label.counted
-    return theory.random_entropy_bits(counted.counts, batch_size, n_missing=counted.n_missing)

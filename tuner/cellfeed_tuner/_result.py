@@ -455,7 +455,8 @@ class AutotuneResult:
         if self.recommended is None:
             return None
         configuration = self.recommended.configuration
-        return next(each for each in self.configurations if each.configuration == configuration)
+        found = (each for each in self.configurations if each.configuration == configuration)
+        return next(found, None)
 
     def __repr__(self) -> str:
         from cellfeed_tuner._reports._summary import text_summary  # noqa: PLC0415 - made of results

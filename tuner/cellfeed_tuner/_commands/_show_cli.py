@@ -12,6 +12,7 @@ from rich.text import Text
 
 from cellfeed.console import OneLineErrorCommand, format_bytes
 from cellfeed_tuner._history._earlier_run import EarlierRun
+from cellfeed_tuner._reports._wording import interval
 
 __all__ = ["show_command"]
 
@@ -98,5 +99,4 @@ def _machine(run: EarlierRun) -> str:
 def _choice(run: EarlierRun) -> tuple[str, str]:
     if run.choice is None or run.cells_per_second is None:
         return "none was feasible", ""
-    speed = run.cells_per_second
-    return str(run.choice), f"{speed.value:,.0f} [{speed.low:,.0f}, {speed.high:,.0f}]"
+    return str(run.choice), interval(run.cells_per_second)

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import ParameterError
-from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import LabelCounts, as_codes, count_labels
 from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
 
@@ -101,13 +100,7 @@ def within_block_bits(codes: NDArray[np.integer], block_size: int) -> float:
 
 
 def _random_bits(counted: LabelCounts, block_size: int) -> float:
-    if not counted.counts.size:
-        return 0.0
-    n_rows = counted.n_rows
+    bits, n_rows = counted.random_entropy_bits, counted.n_rows
     short = n_rows % block_size
-
-    def bits(size: int) -> float:
-        return theory.random_entropy_bits(counted.counts, size, n_missing=counted.n_missing)
-
     of_whole = bits(block_size) * (n_rows - short) if short < n_rows else 0.0
     return (of_whole + (bits(short) * short if short else 0.0)) / n_rows

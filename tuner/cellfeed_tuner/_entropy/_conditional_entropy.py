@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import ParameterError
-from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import as_codes, count_in_parts
 from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
 from cellfeed_tuner._entropy._plan_replay import Statistic
@@ -109,9 +108,7 @@ def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_s
 
     def bits(codes: Callable[[_Codes, _Codes], _Codes], most: int) -> float:
         found = count_in_parts(lambda part: codes(first[part], second[part]), first.size, most)
-        if not found.counts.size:
-            return 0.0
-        return theory.random_entropy_bits(found.counts, batch_size, n_missing=found.n_missing)
+        return found.random_entropy_bits(batch_size)
 
     return bits(lambda a, b: _joint(a, b, n_given), n_pairs - 1) - bits(_known_in_both, n_given - 1)
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import ParameterError
+from cellfeed_tuner import theory
 
 __all__ = ["LabelCounts", "as_codes", "count_in_parts", "count_labels"]
 
@@ -33,6 +34,12 @@ class LabelCounts:
     def n_rows(self) -> int:
         """All rows."""
         return int(self.counts.sum()) + self.n_missing
+
+    def random_entropy_bits(self, batch_size: int) -> float:
+        """Return the exact expectation of random sampling; 0 where no row has a label."""
+        if not self.counts.size:
+            return 0.0
+        return theory.random_entropy_bits(self.counts, batch_size, n_missing=self.n_missing)
 
 
 def count_labels(codes: NDArray[np.integer]) -> LabelCounts:

@@ -194,6 +194,16 @@ class LabelReplay(Generic[Name]):
         self._statistics = {name: each.statistic for name, each in replayed.items()}
         self._batch_size, self._n_rows, self._seed = batch_size, n_rows, seed
 
+    def plan(self, block_size: int, fetch_factor: int) -> EpochPlan:
+        """Return the plan of two sizes, at its first epoch."""
+        return EpochPlan(
+            strategy=BlockShuffling(block_size=block_size),
+            n_rows=self._n_cells,
+            batch_size=self._batch_size,
+            fetch_factor=fetch_factor,
+            seed=self._seed,
+        )
+
     def of(self, block_size: int, fetch_factor: int) -> dict[Name, LabelEntropy]:
         """Return the minibatch entropy of each label in the plan of two sizes.
 
@@ -202,13 +212,7 @@ class LabelReplay(Generic[Name]):
         ParameterError
             A size is below one.
         """
-        plan = EpochPlan(
-            strategy=BlockShuffling(block_size=block_size),
-            n_rows=self._n_cells,
-            batch_size=self._batch_size,
-            fetch_factor=fetch_factor,
-            seed=self._seed,
-        )
+        plan = self.plan(block_size, fetch_factor)
         found = replay_plan(plan, list(self._statistics.values()), n_rows=self._n_rows)
         return {
             name: LabelEntropy(

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 
-from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import as_codes, count_labels
 from cellfeed_tuner._entropy._label_entropy import LabelEntropy, label_entropy
 from cellfeed_tuner._interval import BEYOND_CHANCE
@@ -93,7 +92,6 @@ def storage_order(
     True
     """
     codes = as_codes(labels)
-    counted = count_labels(codes)
     in_blocks, single_rows = label_entropy(
         codes,
         batch_size=batch_size,
@@ -102,13 +100,11 @@ def storage_order(
         n_rows=n_rows,
         seed=seed,
     )
-    random = (
-        theory.random_entropy_bits(counted.counts, batch_size, n_missing=counted.n_missing)
-        if counted.counts.size
-        else 0.0
-    )
     return order_of_replayed(
-        in_blocks, single_rows, random_bits=random, n_distinct=codes.size // batch_size
+        in_blocks,
+        single_rows,
+        random_bits=count_labels(codes).random_entropy_bits(batch_size),
+        n_distinct=codes.size // batch_size,
     )
 
 

@@ -113,7 +113,7 @@ def why(result: AutotuneResult, asked: Asked) -> Why:
         What the question is about.
     """
     matching = [each for each in result.configurations if asked.matches(each.configuration)]
-    chosen = chosen_result(result)
+    chosen = result.chosen
     outside = asked.configuration if not matching else None
     about = _best(matching, result) if matching else _nearest(asked, result.configurations)
     is_chosen = chosen is not None and about.configuration == chosen.configuration
@@ -127,12 +127,6 @@ def why(result: AutotuneResult, asked: Asked) -> Why:
         homogeneous_bits=None if outside is None else _homogeneous_bits(result, outside),
         reasons=_reasons_for(result) if is_chosen else tuple(_reasons_against(about, result)),
     )
-
-
-def chosen_result(result: AutotuneResult) -> ConfigurationResult | None:
-    """Return what was measured of the recommended configuration, None if there is none."""
-    chosen = result.recommended and result.recommended.configuration
-    return next((each for each in result.configurations if each.configuration == chosen), None)
 
 
 def _best(matching: Sequence[ConfigurationResult], result: AutotuneResult) -> ConfigurationResult:
@@ -279,7 +273,7 @@ def _speed(each: ConfigurationResult, result: AutotuneResult) -> list[str]:
         return []
     if need is not None and own.low < need:
         return [f"It gives {interval(own)} cells/s, which may be below the {need:,.0f} needed."]
-    chosen = chosen_result(result)
+    chosen = result.chosen
     if chosen is None:
         return []
     return [_mixes_less(each, chosen) if need is not None else _slower(each, own, chosen)]

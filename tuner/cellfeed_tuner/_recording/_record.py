@@ -9,7 +9,6 @@ from typing import Any
 
 from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
-from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._dataset import describe_dataset
 from cellfeed_tuner._grid import (
@@ -224,9 +223,7 @@ def _facts(collection: Collection, label: Label, batch_size: int) -> dict[str, A
         "schema": SCHEMA,
         "label": label.name,
         "batch_size": batch_size,
-        "random_entropy_bits": theory.random_entropy_bits(
-            label.counted.counts, batch_size, n_missing=label.counted.n_missing
-        ),
+        "random_entropy_bits": label.counted.random_entropy_bits(batch_size),
         "dataset": dataset | {"n_files": len(paths), "codecs": codecs(collection.paths)},
         "machine": machine.to_json(),
         "versions": dict(versions.facts),

@@ -152,17 +152,12 @@ def proof_of_choice(result: AutotuneResult) -> list[str]:
 
 def use_in_words(result: AutotuneResult) -> list[str]:
     """Return how long training waits for the choice, and what that reads."""
-    chosen = result.recommended
-    if chosen is None:
-        return []
-    return [
-        *([_waiting(chosen.waiting, result)] if chosen.waiting else []),
-        *[
-            _reading(each.bytes_read_per_cell, result)
-            for each in result.configurations
-            if each.configuration == chosen.configuration and each.bytes_read_per_cell
-        ],
-    ]
+    lines, chosen = list[str](), result.chosen
+    if result.recommended is not None and result.recommended.waiting is not None:
+        lines.append(_waiting(result.recommended.waiting, result))
+    if chosen is not None and chosen.bytes_read_per_cell is not None:
+        lines.append(_reading(chosen.bytes_read_per_cell, result))
+    return lines
 
 
 def _reading(read: BytesRead, result: AutotuneResult) -> str:

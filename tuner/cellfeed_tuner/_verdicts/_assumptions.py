@@ -84,7 +84,7 @@ def departures(
         return theory.expected_entropy_bits(counts, m, block_size, f, n_rows=n)
 
     usual = homogeneous()
-    random = theory.random_entropy_bits(counts, batch_size, n_missing=counted.n_missing)
+    random = counted.random_entropy_bits(batch_size)
     room = max(0.0, random - usual)
     n_blocks = -(-n_rows // block_size)
     in_fetch = max(1.0, min(fetch_size / block_size, n_blocks))
