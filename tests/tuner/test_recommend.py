@@ -53,6 +53,19 @@ def test_at_equal_memory_fewer_workers_are_cheaper():
     assert chosen_block([result(1, 50, workers=2), result(2, 50, workers=1)]) == 2
 
 
+def test_of_those_as_cheap_the_best_mixed_is_chosen():
+    grid = [
+        result(1, 50, memory=100, share=0.96),
+        result(2, 50, memory=104, share=0.99),
+        result(3, 50, memory=110, share=1.0),
+        result(4, 50, memory=103, share=1.0, workers=1),
+    ]
+    choice = choose(grid, CONSTRAINTS)
+    assert choice is not None
+    assert choice.result.configuration.block_size == 2
+    assert "the best mixed of those as cheap" in choice.reason
+
+
 def test_memory_is_a_limit():
     assert chosen_block([result(1, 10), result(2, 50, memory=2000)]) == 1
 

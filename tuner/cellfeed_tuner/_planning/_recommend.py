@@ -14,6 +14,8 @@ __all__ = ["SAME_SPEED_SHARE", "Choice", "choose", "nearest"]
 # Shares of random sampling's entropy that differ by less than this are the same: a replay of the
 # plan is not more exact.
 _SAME_ENTROPY_SHARE = 0.001
+# And so are memories: the same configuration takes that much more or less from run to run.
+_SAME_MEMORY_SHARE = 0.05
 SAME_SPEED_SHARE = 0.02
 """A throughput that is lower than the highest by more than this share is not as fast, however wide
 the intervals."""
@@ -27,10 +29,9 @@ class _Timed(NamedTuple):
     memory: int
 
     @property
-    def cost(self) -> tuple[int, int, int]:
-        """What a configuration costs: memory, in steps of 5 %, then workers."""
-        step = round(math.log(max(self.memory, 1)) / math.log(1.05))
-        return step, self.result.configuration.num_workers, self.memory
+    def num_workers(self) -> int:
+        """Its worker processes."""
+        return self.result.configuration.num_workers
 
     @property
     def share(self) -> str:
@@ -56,9 +57,10 @@ def choose(results: Sequence[ConfigurationResult], constraints: Constraints) -> 
     """Return the configuration to use, or None if none is feasible.
 
     Without a need, the cheapest (memory, then workers) that is within 2 % of the fastest and
-    cannot be told from it, among those that mix well enough and fit in memory. With a need, the
-    best mixed of these whose throughput is at least as high; a need that comes from a training
-    step is dropped if nothing meets it.
+    cannot be told from it, among those that mix well enough and fit in memory; of several that
+    are as cheap (memory within 5 %), the best mixed. With a need, the best mixed of these whose
+    throughput is at least as high; a need that comes from a training step is dropped if nothing
+    meets it.
     """
     feasible = _feasible(results, constraints)
     if not feasible and constraints.step_seconds is not None:
@@ -126,9 +128,18 @@ def _as_fast_as_the_fastest(feasible: Sequence[_Timed]) -> list[_Timed]:
     ]
 
 
+def _cheapest(alike: Sequence[_Timed]) -> list[_Timed]:
+    """Return those of least memory, or within 5 % of it, that have the fewest workers."""
+    least = min(each.memory for each in alike)
+    lean = [each for each in alike if each.memory <= (1 + _SAME_MEMORY_SHARE) * least]
+    fewest = min(each.num_workers for each in lean)
+    return [each for each in lean if each.num_workers == fewest]
+
+
 def _cheapest_of_the_fastest(feasible: Sequence[_Timed]) -> Choice:
     alike = _as_fast_as_the_fastest(feasible)
-    chosen = min(alike, key=lambda each: each.cost)
+    cheapest = _cheapest(alike)
+    chosen = min(_mixed_alike(cheapest), key=lambda each: each.memory)
     if len(feasible) == 1:
         return Choice(
             chosen.result,
@@ -143,12 +154,13 @@ def _cheapest_of_the_fastest(feasible: Sequence[_Timed]) -> Choice:
             f"It is the fastest of the {len(feasible)} measured configurations that mix well "
             f"enough and fit in memory, with {chosen.share}.",
         )
+    best_mixed = "" if len(cheapest) == 1 else ", the best mixed of those as cheap"
     return Choice(
         chosen.result,
         chosen.speed,
         f"Of the {len(feasible)} measured configurations that mix well enough and fit in memory, "
         f"{len(alike)} cannot be told from the fastest, and it is the cheapest of these in memory "
-        f"and workers, with {chosen.share}.",
+        f"and workers{best_mixed}, with {chosen.share}.",
     )
 
 
@@ -162,10 +174,15 @@ def _although_too_slow(
     return choice._replace(reason=f"None is as fast as training. {choice.reason}")
 
 
-def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:
+def _mixed_alike(feasible: Sequence[_Timed]) -> list[_Timed]:
+    """Return those that mix as well as the best mixed."""
     best = max(each.mixing for each in feasible)
-    alike = [each for each in feasible if each.mixing >= best - _SAME_ENTROPY_SHARE]
-    chosen = min(alike, key=lambda each: each.cost)
+    return [each for each in feasible if each.mixing >= best - _SAME_ENTROPY_SHARE]
+
+
+def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:
+    alike = _mixed_alike(feasible)
+    chosen = min(_cheapest(alike), key=lambda each: each.memory)
     those = (
         "It is the only measured configuration that gives"
         if len(feasible) == 1
