@@ -23,7 +23,7 @@ from cellfeed._prefetch import one_ahead
 from cellfeed._reader import PlannedRead, Reader
 from cellfeed._recommendation import Recommending, read_recommendation
 from cellfeed._strategies import BlockShuffling, SamplingStrategy
-from cellfeed.machine import usable_cpu_count
+from cellfeed.machine import threads_per_process
 
 __all__ = ["CellDataset"]
 
@@ -331,8 +331,8 @@ class CellDataset(IterableDataset[Any]):
 
     def _reader(self) -> Reader:
         worker = get_worker_info()
-        shared = 1 if worker is None else worker.num_workers
-        threads = self.num_threads or max(1, usable_cpu_count() // shared)
+        n_processes = 1 if worker is None else worker.num_workers
+        threads = self.num_threads or threads_per_process(n_processes)
         return Reader(self.collection, dtype=self.dtype, num_threads=threads, pool=self._pool)
 
     def _read_function(self) -> Callable[[NDArray[Any]], Any]:

@@ -8,7 +8,7 @@ import psutil
 
 from cellfeed._cgroup import cpu_quota, memory_headroom
 
-__all__ = ["usable_cores", "usable_cpu_count", "usable_memory_bytes"]
+__all__ = ["threads_per_process", "usable_cores", "usable_cpu_count", "usable_memory_bytes"]
 
 
 def usable_cores() -> float:
@@ -39,6 +39,22 @@ def usable_cpu_count() -> int:
     True
     """
     return max(1, math.floor(usable_cores()))
+
+
+def threads_per_process(n_processes: int) -> int:
+    """Return how many threads read in each of so many processes, so that no core is shared.
+
+    Parameters
+    ----------
+    n_processes
+        At least 1.
+
+    Examples
+    --------
+    >>> threads_per_process(1) == usable_cpu_count(), threads_per_process(10_000)
+    (True, 1)
+    """
+    return max(1, usable_cpu_count() // n_processes)
 
 
 def usable_memory_bytes() -> int:

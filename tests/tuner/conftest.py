@@ -251,7 +251,9 @@ def with_a_further_label(each):
     bits = each.entropy_bits
     less = 0.99 * bits.expected.value
     second = replace(bits, expected=Estimate(less, less - 0.01, less + 0.01))
-    within = ConditionalEntropyBits(given="drug", expected=Estimate(0.8, 0.79, 0.81), random=0.9)
+    within = ConditionalEntropyBits(
+        given="drug", measured=None, expected=Estimate(0.8, 0.79, 0.81), random=0.9
+    )
     return replace(
         each,
         further_labels={"cell_line": LabelResult(entropy_bits=second, verdict=each.verdict)},

@@ -116,7 +116,6 @@ class TestTiming:
         least_rounds=4,
         most_rounds=4,
         seed=0,
-        first_epoch=0,
     )
 
     def events(self, small_collection):

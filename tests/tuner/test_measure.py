@@ -23,6 +23,7 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed_tuner import Configuration, measure, minibatch_entropies
+from cellfeed_tuner._measuring._labels import LabelWithin, label_codes
 from cellfeed_tuner._measuring._measure import (
     FEWEST_ROUNDS,
     LEAST_ROUNDS,
@@ -105,7 +106,6 @@ def test_a_training_step_goes_on_while_the_next_fetch_is_read(small_collection):
         least_rounds=LEAST_ROUNDS,
         most_rounds=LEAST_ROUNDS,
         seed=0,
-        first_epoch=0,
         step_seconds=step,
     )
     with MeasuringProcess(collection) as process:
@@ -116,6 +116,36 @@ def test_a_training_step_goes_on_while_the_next_fetch_is_read(small_collection):
     assert min(computing) >= step * fetch_factor
     assert measured.waiting_share is not None
     assert 0 <= measured.waiting_share.value < 1
+
+
+def test_a_label_is_measured_within_another(small_collection):
+    collection = open_collection(small_collection, obs=["plate", "cell_type"])
+    configuration = Configuration(block_size=4, fetch_factor=8)
+    request = TimingRequest(
+        configuration=configuration,
+        batch_size=BATCH_SIZE,
+        labels=("cell_type",),
+        given="plate",
+        cache="warm",
+        seed=0,
+        least_rounds=LEAST_ROUNDS,
+        most_rounds=LEAST_ROUNDS,
+        number=2,
+    )
+    with MeasuringProcess(collection) as process:
+        process.start()
+        measured = measure_with(process, request, limit_seconds=60.0)
+    plan = EpochPlan(
+        strategy=BlockShuffling(4), n_rows=len(collection), batch_size=BATCH_SIZE, fetch_factor=8,
+        seed=0, epoch=request.first_epoch,
+    )  # fmt: skip
+    label, given = (label_codes(collection, name) for name in ("cell_type", "plate"))
+    joint = 1000 * label.astype(np.int64) + given
+    by_chain_rule = minibatch_entropies(joint, plan) - minibatch_entropies(given, plan)
+    seen = measured.round_entropy_bits[LabelWithin("cell_type", "plate")]
+    assert len(seen) == 1 + LEAST_ROUNDS
+    first = by_chain_rule[: 8 * plan.n_whole_fetches].reshape(-1, 8).mean(axis=1)[: len(seen)]
+    assert np.array(seen[: first.size]) == pytest.approx(first)
 
 
 def test_a_short_epoch_is_followed_by_the_next(small_collection):

@@ -6,6 +6,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from matplotlib.container import ErrorbarContainer
+from matplotlib.text import Text
 
 from cellfeed_tuner import Configuration, plots
 
@@ -70,8 +71,10 @@ def test_many_block_sizes_take_several_rows(result_of):
 
 def test_a_label_with_dollars_is_no_formula(result_of):
     result = result_of("recommended")
-    result = replace(result, dataset=replace(result.dataset, label=r"a $\nonsense{$ b"))
-    plots.autotune_figure(result).savefig(BytesIO())
+    label = r"a $\nonsense{$ b"
+    figure = plots.autotune_figure(replace(result, dataset=replace(result.dataset, label=label)))
+    figure.savefig(BytesIO())  # a formula is read only now
+    assert any(label in text.get_text().replace(r"\$", "$") for text in figure.findobj(Text))
 
 
 def test_the_course_of_an_epoch_is_drawn_for_each_label(result_of):

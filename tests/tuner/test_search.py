@@ -12,7 +12,10 @@ from cellfeed_tuner._measuring._timing import Delivery, Round, Started, TimingRe
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._recommend import choose
 from cellfeed_tuner._progress import Standings, unwatched
-from cellfeed_tuner._search import Search
+from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._searching._time_budget import TimeBudget
 
 BATCH_SIZE, N_CELLS = 64, 1_000_000
 BLOCKS, FETCHES, WORKERS = (1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2)
@@ -85,26 +88,29 @@ def search_of(
             )
             entropies[b, f] = {"plate": plate} | (further(b, plate) if further else {})
     return Search(
-        process=process,
-        n_cells=N_CELLS,
-        row_bytes=100.0,
-        geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=8.0, n_files=14),
-        labels=["plate"],
-        batch_size=BATCH_SIZE,
-        cache="cold",
-        seed=0,
-        budget=budget,
-        constraints=Constraints(
-            entropy_floor=floor,
-            memory_bytes=memory,
-            need_cells_per_second=(step_seconds and BATCH_SIZE / step_seconds) or need,
-            step_seconds=step_seconds,
+        measurements=Measurements(
+            process=process,
+            labels=["plate"],
+            batch_size=BATCH_SIZE,
+            cache="cold",
+            seed=0,
+            budget=TimeBudget(budget, process.clock),
         ),
-        entropies=entropies,
-        on_progress=lambda stage, done, total: None,
+        requirements=Requirements(
+            n_cells=N_CELLS,
+            row_bytes=100.0,
+            batch_size=BATCH_SIZE,
+            constraints=Constraints(
+                entropy_floor=floor,
+                memory_bytes=memory,
+                need_cells_per_second=(step_seconds and BATCH_SIZE / step_seconds) or need,
+                step_seconds=step_seconds,
+            ),
+            entropies=entropies,
+        ),
+        geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=8.0, n_files=14),
         on_race=on_race,
         recollection=recollection or Recollection(),
-        clock=process.clock,
     )
 
 
@@ -115,10 +121,10 @@ def run_search(*, process=None, **settings):
     surveyed = list(process.asked)
     search.fill()
     results = search.results(GRID)
-    choice = choose(results, search.constraints)
+    choice = choose(results, search.requirements.constraints)
     if choice is not None:
         search.confirm(choice)
-    assert process.now <= 1.1 * search.budget
+    assert process.now <= 1.1 * search.measurements.budget.seconds
     return results, choice, surveyed
 
 
@@ -250,7 +256,7 @@ def stepped(step_seconds, budget=60.0, slowness=1.0):
     search = search_of(process := ModelProcess(slowness), step_seconds=step_seconds, budget=budget)
     search.run(GRID)
     search.fill()
-    choice = choose(search.results(GRID), search.constraints)
+    choice = choose(search.results(GRID), search.requirements.constraints)
     assert choice is not None
     search.confirm(choice)
     found = search.with_step(choice)
@@ -295,7 +301,7 @@ class TestEarlierRuns:
         assert known.is_short
         assert known.earlier.use == "confirmed"
         assert len(set(again.asked)) < len(set(first.asked))
-        choice = choose(known.results(GRID), known.constraints)
+        choice = choose(known.results(GRID), known.requirements.constraints)
         assert choice is not None
         assert true_speed(choice.result.configuration) == pytest.approx(
             max(map(true_speed, costs()))
@@ -325,7 +331,7 @@ class TestEarlierRuns:
         search.fill()
         assert not search.is_short
         assert search.earlier.use == "dropped"
-        choice = choose(search.results(GRID), search.constraints)
+        choice = choose(search.results(GRID), search.requirements.constraints)
         assert choice is not None
         assert true_speed(choice.result.configuration) >= 0.97 * max(map(true_speed, costs()))
 
@@ -343,14 +349,14 @@ class TestEarlierRuns:
         search.run(GRID)
         assert search.earlier.use == "order"
         assert process.asked[0] == min(wrong, key=wrong.__getitem__)
-        choice = choose(search.results(GRID), search.constraints)
+        choice = choose(search.results(GRID), search.requirements.constraints)
         assert choice is not None
         assert true_speed(choice.result.configuration) >= 0.97 * max(map(true_speed, costs()))
 
     def test_what_was_measured_can_be_kept(self):
         search = search_of(ModelProcess())
         search.run(GRID)
-        kept = search.measured()
+        kept = search.measurements.with_throughput()
         timed = [each for each in search.results(GRID) if each.cells_per_second is not None]
         assert kept
         assert set(kept) == {each.configuration for each in timed}
@@ -372,7 +378,7 @@ class FaultyProcess(ModelProcess):
 def test_a_fault_of_delivery_is_remembered():
     search = search_of(process := FaultyProcess())
     search.run([process.faulty, GRID[0]])
-    assert search.faults == {process.faulty: "minibatch 0 is another"}
+    assert search.measurements.faults == {process.faulty: "minibatch 0 is another"}
 
 
 def test_a_configuration_is_as_mixed_as_its_least_mixed_label():

@@ -14,7 +14,10 @@ from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._proposals import Proposals
 from cellfeed_tuner._planning._recommend import choose
 from cellfeed_tuner._planning._space import Space
-from cellfeed_tuner._search import Search
+from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._searching._time_budget import TimeBudget
 
 BATCH_SIZE, N_CELLS, ROW_BYTES, MEMORY = 64, 10_000_000, 10_000.0, 4 * 10**9
 BITS = 3.6
@@ -111,18 +114,23 @@ def searched(space, seed, *, floor=0.95, need=None, memory=MEMORY, recollection=
     start = space.coarse_grid() if space.is_large else space.grid()
     known = list(dict.fromkeys([*start, *recollection.trials_in(space)]))
     search = Search(
-        process=process, n_cells=N_CELLS, row_bytes=ROW_BYTES,
-        geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=100.0, n_files=14),
-        labels=["species", "plate"], batch_size=BATCH_SIZE, cache="cold", seed=seed, budget=budget,
-        constraints=Constraints(
-            entropy_floor=floor, memory_bytes=memory, need_cells_per_second=need
+        measurements=Measurements(
+            process=process, labels=["species", "plate"], batch_size=BATCH_SIZE, cache="cold",
+            seed=seed, budget=TimeBudget(budget, process.clock),
         ),
-        entropies=Replays(), on_progress=lambda stage, done, total: None,
-        recollection=recollection, clock=process.clock,
+        requirements=Requirements(
+            n_cells=N_CELLS, row_bytes=ROW_BYTES, batch_size=BATCH_SIZE,
+            constraints=Constraints(
+                entropy_floor=floor, memory_bytes=memory, need_cells_per_second=need
+            ),
+            entropies=Replays(),
+        ),
+        geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=100.0, n_files=14),
+        recollection=recollection,
         proposals=Proposals(space, known=known, seed=seed) if space.is_large else None,
     )  # fmt: skip
     search.run(known)
-    choice = choose(search.results(search.timed), search.constraints)
+    choice = choose(search.results(search.timed), search.requirements.constraints)
     return search, choice and choice.result.configuration, process
 
 
@@ -158,7 +166,7 @@ def test_few_pairs_of_sizes_are_replayed(of_ranges):
     search, _, _ = of_ranges
     coarse = {(each.block_size, each.fetch_factor) for each in RANGES.coarse_grid()}
     assert search.proposals.n_considered > 300
-    assert len(search.entropies) < len(coarse) + 2 * len(search.timed)
+    assert len(search.requirements.entropies) < len(coarse) + 2 * len(search.timed)
 
 
 def test_with_a_need_what_mixes_best_of_the_fast_ones_is_looked_for():
@@ -171,7 +179,7 @@ def test_with_a_need_what_mixes_best_of_the_fast_ones_is_looked_for():
     assert speed(chosen) >= 0.95 * need
     found = share_of_random(chosen.block_size, chosen.fetch_factor)
     assert found >= shares[fast & fits].max() - 0.01
-    assert len(search.entropies) < 200
+    assert len(search.requirements.entropies) < 200
 
 
 def test_where_nothing_of_the_coarse_grid_is_feasible_proposals_find_what_is():

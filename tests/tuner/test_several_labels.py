@@ -124,6 +124,15 @@ def test_every_label_is_measured_and_judged(tuned):
             assert any(f"{value:.3f}" in label["verdict"]["sentence"] for value in own)
 
 
+def test_the_first_label_is_measured_within_the_other(tuned, counted):
+    for sizes, each in by_sizes(tuned[1]).items():
+        within = each["conditional_entropy_bits"]
+        if each["status"] != "measured":
+            assert within["measured"] is None
+            continue
+        assert within["measured"] == pytest.approx(counted[sizes]["within"], abs=0.1)
+
+
 def test_the_floor_holds_for_every_label(tuned, counted):
     random = {
         name: theory.random_entropy_bits(np.bincount(LABELS[name]), BATCH_SIZE)

@@ -7,7 +7,7 @@ import pytest
 from cellfeed_tuner import Estimate
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._reports._wording import use_in_words
-from cellfeed_tuner._result import Waiting
+from cellfeed_tuner._results._recommended import Waiting
 
 
 @pytest.mark.parametrize(

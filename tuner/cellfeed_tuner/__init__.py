@@ -31,19 +31,15 @@ from cellfeed_tuner._planning._replay import Replay, replay
 from cellfeed_tuner._published import published_grid
 from cellfeed_tuner._recording._record import Recording, record
 from cellfeed_tuner._recording._recorded_grid import RecordedGrid, read_grid
-from cellfeed_tuner._result import (
-    AutotuneResult,
+from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
+from cellfeed_tuner._results._configuration_result import (
     ConditionalEntropyBits,
     ConfigurationResult,
-    Constraints,
-    Dataset,
     EntropyBits,
-    LabelCensus,
     LabelResult,
-    Nearest,
-    Ranges,
-    Recommended,
 )
+from cellfeed_tuner._results._dataset import Dataset, LabelCensus
+from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended
 from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [

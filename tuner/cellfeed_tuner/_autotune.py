@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._dataset import describe_dataset
 from cellfeed_tuner._explain._explained import Explained, explain_throughput
 from cellfeed_tuner._explain._storage_advice import StorageLayout
 from cellfeed_tuner._grid import (
@@ -31,14 +30,13 @@ from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._recommend import Choice, choose, nearest
 from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
-from cellfeed_tuner._result import (
-    AutotuneResult,
-    Constraints,
-    Ranges,
-    Recommended,
-    Waiting,
-)
-from cellfeed_tuner._search import Search
+from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
+from cellfeed_tuner._results._dataset import describe_dataset
+from cellfeed_tuner._results._recommended import Constraints, Recommended, Waiting
+from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._searching._time_budget import TimeBudget
 
 if TYPE_CHECKING:  # it loads Optuna
     from cellfeed_tuner._planning._proposals import Proposals
@@ -159,22 +157,24 @@ def autotune(
         process.start()
         proposals = _proposals(space, grid, seed) if space.is_large else None
         search = Search(
-            process=process,
-            n_cells=len(collection),
-            row_bytes=collection.mean_row_bytes(),
-            geometry=Geometry(
-                n_cells=len(collection),
-                rows_per_chunk=collection.rows_per_chunk,
-                n_files=len(collection.paths),
+            measurements=Measurements(
+                process=process,
+                labels=names,
+                given=given,
+                batch_size=batch_size,
+                cache=cache,
+                seed=seed,
+                budget=TimeBudget(max(budget / 2, (1 - _EXPLAIN_SHARE) * budget - _since(started))),
+                on_progress=on_progress,
             ),
-            labels=names,
-            batch_size=batch_size,
-            cache=cache,
-            seed=seed,
-            budget=max(budget / 2, (1 - _EXPLAIN_SHARE) * budget - _since(started)),
-            constraints=constraints,
-            entropies=mixing,
-            on_progress=on_progress,
+            requirements=Requirements(
+                n_cells=len(collection),
+                row_bytes=collection.mean_row_bytes(),
+                batch_size=batch_size,
+                constraints=constraints,
+                entropies=mixing,
+            ),
+            geometry=_geometry(collection),
             on_race=on_race,
             recollection=recollection,
             proposals=proposals,
@@ -193,12 +193,7 @@ def autotune(
             explained = explain_throughput(
                 process,
                 recommended.configuration,
-                StorageLayout(
-                    n_cells=len(collection),
-                    rows_per_chunk=collection.rows_per_chunk,
-                    batch_size=batch_size,
-                    already_shuffled=order.already_shuffled,
-                ),
+                _layout(collection, batch_size, already_shuffled=order.already_shuffled),
                 cells_per_second=recommended.cells_per_second.value,
                 step_seconds=step_seconds,
                 block_sizes=space.block_sizes,
@@ -207,7 +202,7 @@ def autotune(
                 most_seconds=max(0.0, budget - _since(started)),
                 seed=seed,
             )
-    notes.keep(search.measured(), recommended, is_short=search.is_short)
+    notes.keep(search.measurements.with_throughput(), recommended, is_short=search.is_short)
     return AutotuneResult(
         machine=machine,
         dataset=describe_dataset(
@@ -216,7 +211,12 @@ def autotune(
         constraints=constraints,
         cache=found_cache,
         configurations=tuple(
-            mixing.judged(each, search.faults.get(each.configuration)) for each in results
+            mixing.judged(
+                each,
+                search.measurements.faults.get(each.configuration),
+                search.measurements.entropy_within(each.configuration),
+            )
+            for each in results
         ),
         recommended=recommended,
         nearest=None if choice else nearest(results, constraints),
@@ -233,6 +233,23 @@ def autotune(
 
 def _since(started: float) -> float:
     return time.perf_counter() - started
+
+
+def _geometry(collection: Collection) -> Geometry:
+    return Geometry(
+        n_cells=len(collection),
+        rows_per_chunk=collection.rows_per_chunk,
+        n_files=len(collection.paths),
+    )
+
+
+def _layout(collection: Collection, batch_size: int, *, already_shuffled: bool) -> StorageLayout:
+    return StorageLayout(
+        n_cells=len(collection),
+        rows_per_chunk=collection.rows_per_chunk,
+        batch_size=batch_size,
+        already_shuffled=already_shuffled,
+    )
 
 
 def _labels(

@@ -18,9 +18,10 @@ from cellfeed_tuner._entropy._epoch_course import LEAST_MINIBATCHES, EpochCourse
 from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
 from cellfeed_tuner._entropy._label_entropy import LabelReplay
 from cellfeed_tuner._entropy._storage_order import StorageOrder, order_of_replayed
+from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._labels import label_codes
 from cellfeed_tuner._progress import Progress
-from cellfeed_tuner._result import (
+from cellfeed_tuner._results._configuration_result import (
     ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
@@ -140,7 +141,9 @@ class Mixing:
         orders = [self._order(each, block_size) for each in self._labels]
         return next((each for each in orders if not each.already_shuffled), orders[0])
 
-    def judged(self, result: ConfigurationResult, fault: str | None) -> ConfigurationResult:
+    def judged(
+        self, result: ConfigurationResult, fault: str | None, within: Estimate | None
+    ) -> ConfigurationResult:
         """Return a result with a verdict on each label, and the conditional entropy.
 
         Parameters
@@ -149,6 +152,8 @@ class Mixing:
             What was measured.
         fault
             Where its minibatches were not those of the plan, in words; None if they all were.
+        within
+            Measured entropy of the first label within the other; None if there is none.
         """
         configuration = result.configuration
         first = self._labels[0].name
@@ -162,7 +167,7 @@ class Mixing:
                 )
                 for name, each in result.further_labels.items()
             },
-            conditional_entropy_bits=self._within(configuration),
+            conditional_entropy_bits=self._within(configuration, within),
         )
 
     def over_epoch(self, configuration: Configuration) -> dict[str, EpochCourse]:
@@ -189,12 +194,17 @@ class Mixing:
             for each in self._labels
         }
 
-    def _within(self, configuration: Configuration) -> ConditionalEntropyBits | None:
+    def _within(
+        self, configuration: Configuration, measured: Estimate | None
+    ) -> ConditionalEntropyBits | None:
         if self._given is None:
             return None
         replayed = self._replayed(configuration.block_size, configuration.fetch_factor)
         return ConditionalEntropyBits(
-            given=self._given.name, expected=replayed[None].bits, random=self._random_within
+            given=self._given.name,
+            measured=measured,
+            expected=replayed[None].bits,
+            random=self._random_within,
         )
 
     def _order(self, label: Label, block_size: int) -> StorageOrder:

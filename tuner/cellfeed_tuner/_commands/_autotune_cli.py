@@ -22,7 +22,7 @@ from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._html_report import html_report
 from cellfeed_tuner._reports._terminal import print_report
-from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner._results._autotune_result import AutotuneResult
 from cellfeed_tuner.plots import autotune_figure
 
 __all__ = ["main"]

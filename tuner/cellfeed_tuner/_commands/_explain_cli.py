@@ -13,12 +13,12 @@ from rich.text import Text
 from cellfeed.console import OneLineErrorCommand
 from cellfeed_tuner._explain._bottleneck import Bottleneck, with_training_step
 from cellfeed_tuner._explain._why import Asked, Why, why
+from cellfeed_tuner._reports._console import report_console
 from cellfeed_tuner._reports._wording import interval, why_nothing
-from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner._results._autotune_result import AutotuneResult
 
 __all__ = ["explain_command"]
 
-_WIDTH_WITHOUT_TERMINAL = 100
 _BAR_WIDTH = 24
 
 
@@ -54,9 +54,7 @@ def explain_command(
     if as_json:
         click.echo(json.dumps(_json(result, answer, found), indent=1, allow_nan=False))
         return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_WITHOUT_TERMINAL)
+    console = report_console(width=100)
     if answer is None:
         _print_choice(console, result)
         _print_bottleneck(console, result, found)

@@ -7,18 +7,17 @@ from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from cellfeed import ParameterError
 from cellfeed.console import OneLineErrorCommand
 from cellfeed_tuner._planning._replay import Replay, replay
 from cellfeed_tuner._recording._recorded_grid import read_grid
+from cellfeed_tuner._reports._console import report_console
 from cellfeed_tuner._reports._replay_table import HEADINGS, markdown_table, replay_rows
 
 __all__ = ["replay_command"]
 
-_WIDTH_WITHOUT_TERMINAL = 120
 _EXPLAINED = """
 floor: least entropy, as a share of random sampling's; feasible: what has it; best: the fastest of
 these, block size x fetch factor, workers; within 5 %: of the best, in how many of the searches;
@@ -123,9 +122,7 @@ def _json(replays: Mapping[Path, list[Replay]], share: float, noise: float) -> d
 
 
 def _print(rows: Sequence[Sequence[str]], share: float) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_WITHOUT_TERMINAL)
+    console = report_console()
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for heading in HEADINGS:
         left = heading in {"grid", "best"}

@@ -6,17 +6,15 @@ from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cellfeed.console import OneLineErrorCommand, format_bytes
 from cellfeed_tuner._history._earlier_run import EarlierRun
+from cellfeed_tuner._reports._console import report_console
 from cellfeed_tuner._reports._wording import interval
 
 __all__ = ["show_command"]
-
-_WIDTH_WITHOUT_TERMINAL = 120
 
 
 @click.command("show", cls=OneLineErrorCommand)
@@ -64,9 +62,7 @@ def _json(run: EarlierRun) -> dict[str, Any]:
 
 
 def _print(runs: Sequence[EarlierRun]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_WITHOUT_TERMINAL)
+    console = report_console()
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("date", no_wrap=True)
     for heading in ("data set", "machine", "configuration"):

@@ -18,6 +18,7 @@ from cellfeed_tuner._entropy._plan_replay import Statistic
 
 __all__ = [
     "Conditional",
+    "conditional_entropies_of",
     "conditional_statistic",
     "joint_codes",
     "label_pair",
@@ -76,10 +77,20 @@ def conditional_statistic(labels: _Codes, given: _Codes) -> Statistic:
     n_given = int(given.max()) + 1
 
     def conditional(rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        a, b = labels[rows], given[rows]
-        return entropies_of(_joint(a, b, n_given)) - entropies_of(_known_in_both(a, b))
+        return _conditional(labels[rows], given[rows], n_given)
 
     return conditional
+
+
+def conditional_entropies_of(labels: _Codes, given: _Codes) -> NDArray[np.float64]:
+    """Return H(labels | given) of each row, in bits, shape (n_rows,).
+
+    Parameters
+    ----------
+    labels, given
+        Codes, -1 where missing, shape (n_rows, n_codes).
+    """
+    return _conditional(labels, given, int(given.max()) + 1)
 
 
 def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_size: int) -> float:
@@ -124,6 +135,12 @@ def label_pair(labels: ArrayLike, given: ArrayLike) -> tuple[_Codes, _Codes]:
         msg = f"`n_labels * n_given < 2**63` must hold, but got {n_pairs}; number labels from 0"
         raise ParameterError(msg)
     return first, second
+
+
+def _conditional(first: _Codes, second: _Codes, n_given: int) -> NDArray[np.float64]:
+    joint = entropies_of(_joint(first, second, n_given))
+    bits: NDArray[np.float64] = joint - entropies_of(_known_in_both(first, second))
+    return bits
 
 
 def _joint(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cellfeed.machine import usable_cores
+from cellfeed.machine import threads_per_process, usable_cores
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._explain._bottleneck import Bottleneck, bottleneck, with_training_step
 from cellfeed_tuner._explain._stage_model import StageModel
@@ -11,7 +11,6 @@ from cellfeed_tuner._explain._stage_times import (
     StageRequest,
     StageRound,
     Transferred,
-    threads_of,
 )
 from cellfeed_tuner._explain._storage_advice import StorageAdvice, StorageLayout, storage_advice
 from cellfeed_tuner._explain._store_sample import StoreSample
@@ -101,7 +100,7 @@ def explain_throughput(
         model=StageModel(
             cores=usable_cores(),
             n_workers=configuration.num_workers,
-            n_threads=threads_of(configuration),
+            n_threads=threads_per_process(configuration.fetches_per_round),
         ),
         cells_per_second=cells_per_second,
         transfer_seconds=transfers[0] if transfers else (),

@@ -8,22 +8,26 @@ longer than the one before it is what it adds.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
 from cellfeed import BlockShuffling, Collection, EpochPlan, Minibatch
-from cellfeed.machine import usable_cpu_count
+from cellfeed.machine import threads_per_process
 from cellfeed.stages import FetchStages
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._explain._store_sample import sample_store
 from cellfeed_tuner._machine._page_cache import CacheState, drop_clean_pages
 
-__all__ = ["StageRequest", "StageRound", "Transferred", "threads_of"]
+__all__ = ["StageRequest", "StageRound", "Transferred"]
 
 # Minibatches that each worker hands over before any is timed; lots that are timed, and how many
 # are in each.
 _FIRST_TRANSFERRED, _N_LOTS, _LOT = 16, 8, 16
+
+
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +113,8 @@ class StageRequest:
         """Report each `StageRound`, a `StoreSample`, and `Transferred` if there are workers."""
         deadline = time.perf_counter() + self.seconds
         minibatches = list[Minibatch]()
-        with FetchStages(
-            collection, self.batch_size, num_threads=threads_of(self.configuration)
-        ) as stages:
+        num_threads = threads_per_process(self.configuration.fetches_per_round)
+        with FetchStages(collection, self.batch_size, num_threads=num_threads) as stages:
             for number, (plan, fetch) in enumerate(self._fetches(len(collection))):
                 minibatches.clear()  # so that their memory is used again
                 timed = _timed(stages, collection, plan, fetch, self.cache, minibatches)
@@ -141,11 +144,6 @@ class StageRequest:
             epoch += 1
 
 
-def threads_of(configuration: Configuration) -> int:
-    """Return how many threads read in each process; see `CellDataset`."""
-    return max(1, usable_cpu_count() // configuration.fetches_per_round)
-
-
 def _timed(
     stages: FetchStages,
     collection: Collection,
@@ -154,39 +152,28 @@ def _timed(
     cache: CacheState,
     minibatches: list[Minibatch],
 ) -> StageRound:
-    def seconds_of(stage: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        stage()
-        return time.perf_counter() - start
-
-    start = time.perf_counter()
-    planned = stages.plan(plan.fetch(number))
-    seconds_planned = time.perf_counter() - start
+    seconds_planned, planned = _seconds_of(lambda: stages.plan(plan.fetch(number)))
     volume = stages.volume(planned)
-    stored = 0
     cold_bytes = cached_bytes = decompressed = cold_read = None
     if cache == "cold":
         drop_clean_pages(collection.files)
 
-    def read_bytes() -> None:
-        nonlocal stored
+    def read_bytes() -> int:
         stages.announce(planned)
-        stored = stages.read_bytes(planned)
+        return stages.read_bytes(planned)
 
+    stored = 0
     if volume is not None:
-        first = seconds_of(read_bytes)
+        first, stored = _seconds_of(read_bytes)
         cold_bytes = first if cache == "cold" else None
-        cached_bytes = seconds_of(read_bytes)
-        decompressed = seconds_of(lambda: stages.decompress(planned))
+        cached_bytes, _ = _seconds_of(read_bytes)
+        decompressed, _ = _seconds_of(lambda: stages.decompress(planned))
     else:
-        first = seconds_of(lambda: stages.read(planned))
+        first, _ = _seconds_of(lambda: stages.read(planned))
         cold_read = first if cache == "cold" else None
-    start = time.perf_counter()
-    groups = stages.read(planned)
-    read = time.perf_counter() - start
-    start = time.perf_counter()
-    minibatches += stages.deal_out(groups)
-    dealt_out = time.perf_counter() - start
+    read, groups = _seconds_of(lambda: stages.read(planned))
+    dealt_out, dealt = _seconds_of(lambda: stages.deal_out(groups))
+    minibatches += dealt
     return StageRound(
         n_cells=plan.fetch_size,
         planned=seconds_planned,
@@ -200,6 +187,12 @@ def _timed(
         decoded_bytes=volume.decoded_bytes if volume else 0,
         useful_bytes=volume.useful_bytes if volume else 0,
     )
+
+
+def _seconds_of(stage: Callable[[], _Made]) -> tuple[float, _Made]:
+    start = time.perf_counter()
+    made = stage()
+    return time.perf_counter() - start, made
 
 
 class _Repeated(IterableDataset[Minibatch]):

@@ -12,7 +12,8 @@ from cellfeed_tuner._interval import CONFIDENCE, Estimate
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._planning._recommend import SAME_SPEED_SHARE, choose
 from cellfeed_tuner._reports._wording import interval
-from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
+from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._configuration_result import ConfigurationResult
 
 __all__ = ["Asked", "Why", "why"]
 

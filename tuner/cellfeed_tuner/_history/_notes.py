@@ -19,7 +19,7 @@ from cellfeed_tuner._history._fingerprint import (
 from cellfeed_tuner._history._recall import Recollection
 from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._measuring._measure import Measurement
-from cellfeed_tuner._result import Recommended
+from cellfeed_tuner._results._recommended import Recommended
 
 __all__ = ["Notes"]
 

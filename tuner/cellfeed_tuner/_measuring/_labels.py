@@ -1,6 +1,7 @@
 """The labels that minibatches are mixed by, as codes."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -8,7 +9,20 @@ from numpy.typing import NDArray
 
 from cellfeed import CategoricalColumn, Collection, ColumnError
 
-__all__ = ["label_codes", "names_of"]
+__all__ = ["LabelWithin", "label_codes", "names_of"]
+
+
+class LabelWithin(NamedTuple):
+    """A label within each value of another.
+
+    Parameters
+    ----------
+    label, given
+        Two obs columns.
+    """
+
+    label: str
+    given: str
 
 
 def names_of(label: str | Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from cellfeed_tuner._machine._page_cache import (
     resident_fraction,
 )
 from cellfeed_tuner._measuring._bytes_read import BytesRead
-from cellfeed_tuner._measuring._labels import label_codes, names_of
+from cellfeed_tuner._measuring._labels import LabelWithin, label_codes, names_of
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Outcome
 from cellfeed_tuner._measuring._timing import Delivery, Entropies, Round, Started, TimingRequest
 
@@ -70,7 +70,8 @@ class Measurement:
     round_reads
         What was read during each round of which that is known.
     round_entropy_bits
-        For each label, its mean entropy in the minibatches of each round.
+        For each label, and each label within another, its mean entropy in the minibatches of
+        each round.
     peak_memory_bytes
         Highest memory of the process and its workers, with the minibatches that may wait for a
         slow training loop; 0 if nothing ran.
@@ -89,7 +90,7 @@ class Measurement:
     worker_start_seconds: float | None = None
     first_minibatch_seconds: float | None = None
     round_reads: tuple[BytesRead, ...] = ()
-    round_entropy_bits: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    round_entropy_bits: Mapping[str | LabelWithin, tuple[float, ...]] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     delivery_fault: str = ""
     failure: str = ""
@@ -143,8 +144,11 @@ class Measurement:
         )
 
     @property
-    def entropy_bits(self) -> dict[str, Estimate]:
-        """Mean entropy of each label in the minibatches that came out, with its 95 % interval."""
+    def entropy_bits(self) -> dict[str | LabelWithin, Estimate]:
+        """Mean entropy of each label, and of each within another, with its 95 % interval.
+
+        In the minibatches that came out.
+        """
         return {
             label: mean_with_interval(bits)
             for label, bits in self.round_entropy_bits.items()
@@ -210,11 +214,10 @@ def measure(
                 batch_size=batch_size,
                 labels=labels,
                 cache=cache,
-                seconds=seconds,
+                seed=seed,
                 least_rounds=LEAST_ROUNDS,
                 most_rounds=_MOST_ROUNDS,
-                seed=seed,
-                first_epoch=0,
+                seconds=seconds,
             ),
             limit_seconds=_LIMIT_TIMES * seconds,
         )
@@ -281,7 +284,7 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
     Start-up times are those of the first; the peak is the highest.
     """
     first = measurements[0]
-    entropies = defaultdict[str, tuple[float, ...]](tuple)
+    entropies = defaultdict[str | LabelWithin, tuple[float, ...]](tuple)
     for each in measurements:
         for label, bits in each.round_entropy_bits.items():
             entropies[label] += bits

@@ -18,14 +18,28 @@ from numpy.typing import NDArray
 
 from cellfeed import BlockShuffling, CellDataset, Collection, Minibatch
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._entropy._conditional_entropy import conditional_entropies_of
 from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
 from cellfeed_tuner._machine._page_cache import CacheState, drop_clean_pages
 from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
 from cellfeed_tuner._measuring._delivery import delivery_fault
-from cellfeed_tuner._measuring._labels import label_codes
+from cellfeed_tuner._measuring._labels import LabelWithin, label_codes
 
-__all__ = ["Delivery", "Entropies", "Round", "Started", "TimingRequest", "run_timing"]
+__all__ = [
+    "SLICE_SECONDS",
+    "Delivery",
+    "Entropies",
+    "Round",
+    "Started",
+    "TimingRequest",
+    "run_timing",
+]
 
+SLICE_SECONDS = 0.5
+"""What a look at a configuration takes, unless its rounds are longer."""
+
+# Epochs that one measurement may go through, at most.
+_EPOCHS_APART = 1000
 _SECONDS_BETWEEN_DROPS = 1.0
 # Fetches before the end of an epoch whose successors are read ahead already, or are none.
 _READ_AHEAD = 2
@@ -41,16 +55,21 @@ class TimingRequest:
         The settings.
     labels
         The obs columns whose entropies are taken; may be none.
+    given
+        Another, within whose values that of the first is taken too; may be none.
     cache
         "cold": pages are dropped between rounds, at most once a second, so that no round
         profits from an earlier one, as where the files are larger than memory. "warm": pages
         stay.
-    seconds
-        Stop after this time, once there are `least_rounds`.
+    seed
+        Fixes which rows are read.
     least_rounds, most_rounds
         Rounds that count, after the first; with none, one round is read all the same.
-    seed, first_epoch
-        Fix which rows are read.
+    seconds
+        Stop after this time, once there are `least_rounds`.
+    number
+        Which measurement of the collection it is: each reads other rows, as the epochs of a
+        training do.
     step_seconds
         How long a training loop computes on each minibatch, without the processor: it sleeps.
     """
@@ -59,12 +78,18 @@ class TimingRequest:
     batch_size: int
     labels: Sequence[str]
     cache: CacheState
-    seconds: float
-    least_rounds: int
-    most_rounds: int
     seed: int
-    first_epoch: int
+    least_rounds: int
+    most_rounds: int = 64
+    seconds: float = SLICE_SECONDS
+    number: int = 0
+    given: str | None = None
     step_seconds: float = 0.0
+
+    @property
+    def first_epoch(self) -> int:
+        """The epoch to begin with."""
+        return _EPOCHS_APART * self.number
 
     def run(self, collection: Collection, report: Callable[[object], None]) -> None:
         """Time it; see `run_timing`."""
@@ -116,17 +141,17 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Entropies:
-    """Entropies of one label in the minibatches that came out.
+    """Entropies of one label, or of one within another, in the minibatches that came out.
 
     Parameters
     ----------
     label
-        The obs column.
+        The obs column, or the two.
     bits
         Mean over each round, first rounds too, shape (n_rounds,).
     """
 
-    label: str
+    label: str | LabelWithin
     bits: NDArray[np.float64]
 
 
@@ -180,9 +205,23 @@ def run_timing(
     report(Delivery(fault))
     if fault:
         return
-    for label in request.labels:
-        codes = label_codes(collection, label)[np.stack(rows)]
-        report(Entropies(label, _entropy_by_round(codes, configuration.minibatches_per_round)))
+    for entropies in _entropies(collection, request, np.stack(rows)):
+        report(entropies)
+
+
+def _entropies(
+    collection: Collection, request: TimingRequest, rows: NDArray[np.int64]
+) -> Iterator[Entropies]:
+    """Yield entropies over the rows of minibatches, shape (n_minibatches, batch_size)."""
+    per_round = request.configuration.minibatches_per_round
+    codes = {label: label_codes(collection, label)[rows] for label in request.labels}
+    for label, of_rows in codes.items():
+        yield Entropies(label, _by_round(entropies_of(of_rows), per_round))
+    if request.given is not None:
+        first = request.labels[0]
+        given = label_codes(collection, request.given)[rows]
+        bits = conditional_entropies_of(codes[first], given)
+        yield Entropies(LabelWithin(first, request.given), _by_round(bits, per_round))
 
 
 def _rounds(
@@ -257,10 +296,7 @@ def _bytes_of(minibatch: Minibatch) -> int:
     return sum(part.nbytes for part in [*parts, minibatch.rows, *minibatch.obs.values()])
 
 
-def _entropy_by_round(
-    labels: NDArray[np.integer], minibatches_per_round: int
-) -> NDArray[np.float64]:
-    entropies = entropies_of(labels)
+def _by_round(entropies: NDArray[np.float64], minibatches_per_round: int) -> NDArray[np.float64]:
     whole = entropies.size - entropies.size % minibatches_per_round
     means: NDArray[np.float64] = entropies[:whole].reshape(-1, minibatches_per_round).mean(axis=1)
     return means

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._result import ConfigurationResult, Constraints, Nearest
+from cellfeed_tuner._results._configuration_result import ConfigurationResult
+from cellfeed_tuner._results._recommended import Constraints, Nearest
 
 __all__ = ["SAME_SPEED_SHARE", "Choice", "choose", "nearest"]
 

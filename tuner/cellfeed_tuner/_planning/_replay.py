@@ -15,7 +15,8 @@ from cellfeed_tuner._planning._goal import fastest
 from cellfeed_tuner._planning._planner import Planner
 from cellfeed_tuner._planning._recommend import choose
 from cellfeed_tuner._recording._recorded_grid import RecordedGrid
-from cellfeed_tuner._result import ConfigurationResult, Constraints, EntropyBits
+from cellfeed_tuner._results._configuration_result import ConfigurationResult, EntropyBits
+from cellfeed_tuner._results._recommended import Constraints
 
 __all__ = ["Replay", "replay"]
 

@@ -10,7 +10,6 @@ from typing import Any
 from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._dataset import describe_dataset
 from cellfeed_tuner._grid import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_FETCH_FACTORS,
@@ -33,6 +32,7 @@ from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._recording._codec import codecs
 from cellfeed_tuner._recording._files import SCHEMA, RecordingFiles
 from cellfeed_tuner._recording._recorder import Recorder, Request
+from cellfeed_tuner._results._dataset import describe_dataset
 
 __all__ = ["Recording", "record"]
 

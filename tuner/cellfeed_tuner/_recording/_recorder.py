@@ -18,12 +18,8 @@ from cellfeed_tuner._recording._files import RecordingFiles, Row, Sitting
 
 __all__ = ["Recorder", "Request"]
 
-_MOST_ROUNDS = 64
-_SLICE_SECONDS = 0.5
 # One run of one configuration that takes longer is stopped.
 _LIMIT_SECONDS = 120.0
-# Epochs that one measurement may go through, at most.
-_EPOCHS_APART = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +47,9 @@ class Request:
             batch_size=self.batch_size,
             labels=(self.label,),
             cache=self.cache,
-            seconds=_SLICE_SECONDS,
-            least_rounds=self.least_rounds,
-            most_rounds=_MOST_ROUNDS,
             seed=self.seed,
-            # Other rows each time, as over the epochs of a training.
-            first_epoch=_EPOCHS_APART * number,
+            least_rounds=self.least_rounds,
+            number=number,
         )
 
 

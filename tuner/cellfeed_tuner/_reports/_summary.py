@@ -2,18 +2,17 @@
 
 from collections.abc import Iterable
 
-from cellfeed.console import format_bytes
 from cellfeed_tuner._reports._html_report._elements import Html, element
 from cellfeed_tuner._reports._wording import (
     drifts_in_words,
-    how_measured,
     interval,
+    key_figures,
     loader_faults,
     mixing_in_words,
     proof_of_choice,
     why_nothing,
 )
-from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner._results._autotune_result import AutotuneResult
 
 __all__ = ["html_summary", "text_summary"]
 
@@ -30,24 +29,20 @@ def text_summary(result: AutotuneResult) -> str:
 
 def html_summary(result: AutotuneResult) -> Html:
     """Return the recommendation as an element that needs no style: figures, proof and code."""
-    chosen, known = result.recommended, result.chosen
+    chosen = result.recommended
     warnings = _paragraphs([*loader_faults(result), *drifts_in_words(result)], "strong")
-    if chosen is None or known is None:
+    if chosen is None:
         headline = element("p", element("strong", "No configuration is feasible."))
         return element("div", headline, *warnings, *_paragraphs([why_nothing(result)]))
-    entropy = known.entropy_bits
-    share = f"{entropy.share_of_random:.1%} of random sampling's"
-    rows = [
-        (f"throughput, {how_measured(chosen)}", f"{interval(chosen.cells_per_second)} cells/s"),
-        (f"entropy of {result.dataset.label}", f"{entropy.expected.value:.3f} bits, {share}"),
-        ("peak memory", format_bytes(chosen.peak_memory_bytes)),
-    ]
     return element(
         "div",
         element("p", element("strong", f"Recommended: {chosen.configuration}")),
         element(
             "table",
-            *(element("tr", element("th", name), element("td", value)) for name, value in rows),
+            *(
+                element("tr", element("th", name), element("td", value))
+                for name, value in key_figures(result).items()
+            ),
         ),
         *warnings,
         *_paragraphs([chosen.reason, *mixing_in_words(result), *proof_of_choice(result)]),

@@ -5,12 +5,13 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import indent
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
 from cellfeed_tuner._reports._code import code_to_paste
+from cellfeed_tuner._reports._console import report_console
 from cellfeed_tuner._reports._wording import (
     cache_in_words,
     drifts_in_words,
@@ -27,11 +28,11 @@ from cellfeed_tuner._reports._wording import (
     use_in_words,
     why_nothing,
 )
-from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
+from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._configuration_result import ConfigurationResult
 
 __all__ = ["print_report"]
 
-_WIDTH_WITHOUT_TERMINAL = 100
 _MOST_REMARKS = 3
 
 
@@ -51,9 +52,7 @@ def print_report(
     to_stderr
         Whether stdout is for something else.
     """
-    console = Console(stderr=to_stderr)
-    if not console.is_terminal:
-        console = Console(stderr=to_stderr, width=_WIDTH_WITHOUT_TERMINAL)
+    console = report_console(to_stderr=to_stderr, width=100)
     console.print(_setting(result), _grid(result), _recommendation(result), sep="\n")
     if result.recommended is not None:
         paths = [Path(path) for path in result.dataset.paths]

@@ -5,15 +5,10 @@ from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
-from cellfeed_tuner._result import (
-    AutotuneResult,
-    ConditionalEntropyBits,
-    Dataset,
-    EntropyBits,
-    LabelCensus,
-    Recommended,
-    Waiting,
-)
+from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._configuration_result import ConditionalEntropyBits, EntropyBits
+from cellfeed_tuner._results._dataset import Dataset, LabelCensus
+from cellfeed_tuner._results._recommended import Recommended, Waiting
 
 __all__ = [
     "cache_in_words",
@@ -21,6 +16,7 @@ __all__ = [
     "explained_in_words",
     "how_measured",
     "interval",
+    "key_figures",
     "labels_in_words",
     "loader_faults",
     "mixing_in_words",
@@ -45,6 +41,20 @@ def interval(speed: Estimate) -> str:
     '43,932 [41,612, 46,525]'
     """
     return f"{speed.value:,.0f} [{speed.low:,.0f}, {speed.high:,.0f}]"
+
+
+def key_figures(result: AutotuneResult) -> dict[str, str]:
+    """Return what to know of the choice, by name; nothing if there is none."""
+    chosen, known = result.recommended, result.chosen
+    if chosen is None or known is None:
+        return {}
+    entropy = known.entropy_bits
+    share = f"{entropy.share_of_random:.1%} of random sampling's"
+    return {
+        f"throughput, {how_measured(chosen)}": f"{interval(chosen.cells_per_second)} cells/s",
+        f"entropy of {result.dataset.label}": f"{entropy.expected.value:.3f} bits, {share}",
+        "peak memory": format_bytes(chosen.peak_memory_bytes),
+    }
 
 
 def storage_in_words(storage: Storage) -> str:

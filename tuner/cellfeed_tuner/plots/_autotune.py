@@ -3,7 +3,8 @@
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cellfeed_tuner._result import AutotuneResult, Dataset
+from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._dataset import Dataset
 from cellfeed_tuner.plots._heat_maps import draw_entropy, draw_throughput
 from cellfeed_tuner.plots._style import BOUND, STYLE
 from cellfeed_tuner.plots._trade_off import draw_trade_off

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cellfeed_tuner._entropy._epoch_course import EpochCourse
-from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner._results._autotune_result import AutotuneResult
 from cellfeed_tuner.plots._entropy_axes import UPPER
 from cellfeed_tuner.plots._style import CHOSEN, STYLE, around
 

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
+from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner.plots._style import BOUND, CHOSEN, STYLE, around, block_colours
 
 __all__ = ["draw_trade_off", "trade_off_figure"]

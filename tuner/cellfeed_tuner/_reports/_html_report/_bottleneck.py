@@ -4,7 +4,7 @@ from cellfeed_tuner._explain._bottleneck import Bottleneck
 from cellfeed_tuner._reports._html_report._elements import Html, element
 from cellfeed_tuner._reports._html_report._svg import inline_svg
 from cellfeed_tuner._reports._wording import explained_in_words
-from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner._results._autotune_result import AutotuneResult
 from cellfeed_tuner.plots import stages_figure
 
 __all__ = ["bottleneck"]

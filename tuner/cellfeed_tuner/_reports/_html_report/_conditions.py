@@ -8,7 +8,8 @@ from cellfeed_tuner._machine._description import Machine, Platform
 from cellfeed_tuner._machine._storage import ReadSpeed, Storage
 from cellfeed_tuner._reports._html_report._elements import Html, definitions, element, join
 from cellfeed_tuner._reports._wording import cache_in_words
-from cellfeed_tuner._result import AutotuneResult, Constraints
+from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._recommended import Constraints
 
 __all__ = ["conditions"]
 

@@ -6,7 +6,8 @@ from cellfeed.console import format_bytes
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._reports._html_report._elements import Html, element, table
 from cellfeed_tuner._reports._wording import interval
-from cellfeed_tuner._result import AutotuneResult, ConfigurationResult
+from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._configuration_result import ConfigurationResult
 
 __all__ = ["configurations"]
 
@@ -54,6 +55,7 @@ def _further(each: ConfigurationResult, result: AutotuneResult) -> list[tuple[st
     if within is not None:
         heading = f"{result.dataset.label} within {within.given}"
         said += [
+            (f"{heading}: measured bits", _bits(within.measured)),
             (f"{heading}: expected bits", f"{within.expected.value:.3f}"),
             (f"{heading}: share of random", f"{within.share_of_random:.1%}"),
         ]

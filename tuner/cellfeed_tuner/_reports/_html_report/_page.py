@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable
 from importlib import resources
 
-from cellfeed.console import format_bytes
 from cellfeed_tuner._reports._html_report._bottleneck import bottleneck
 from cellfeed_tuner._reports._html_report._conditions import conditions
 from cellfeed_tuner._reports._html_report._configurations import configurations
@@ -12,8 +11,7 @@ from cellfeed_tuner._reports._html_report._elements import Html, definitions, el
 from cellfeed_tuner._reports._html_report._svg import inline_svg
 from cellfeed_tuner._reports._wording import (
     drifts_in_words,
-    how_measured,
-    interval,
+    key_figures,
     loader_faults,
     mixing_in_words,
     proof_of_choice,
@@ -22,7 +20,7 @@ from cellfeed_tuner._reports._wording import (
     use_in_words,
     why_nothing,
 )
-from cellfeed_tuner._result import AutotuneResult, ConfigurationResult, Recommended
+from cellfeed_tuner._results._autotune_result import AutotuneResult
 from cellfeed_tuner._verdicts._verdict import VerdictKind
 from cellfeed_tuner.plots import bounds_figure, epoch_figure, heat_map_figure, trade_off_figure
 
@@ -83,13 +81,18 @@ def _paragraphs(lines: Iterable[str], **attributes: str) -> list[Html]:
 
 
 def _recommendation(result: AutotuneResult) -> list[Html]:
-    chosen, known = result.recommended, result.chosen
-    if chosen is None or known is None:
+    chosen = result.recommended
+    if chosen is None:
         headline = element("p", "No configuration is feasible.", class_="choice alarm")
         said = [headline, element("p", why_nothing(result))]
     else:
         headline = element("p", chosen.configuration, class_="choice")
-        said = [headline, _key_figures(known, chosen), element("p", chosen.reason)]
+        figures = (definitions([each]) for each in key_figures(result).items())
+        said = [
+            headline,
+            element("div", *figures, class_="figures"),
+            element("p", chosen.reason),
+        ]
         said += _paragraphs(use_in_words(result))
     return [
         *said,
@@ -101,17 +104,6 @@ def _recommendation(result: AutotuneResult) -> list[Html]:
         *_paragraphs(ranges_in_words(result)),
         *_paragraphs(untimed_in_words(result)),
     ]
-
-
-def _key_figures(known: ConfigurationResult, chosen: Recommended) -> Html:
-    entropy = known.entropy_bits
-    share = f"{entropy.share_of_random:.1%} of random sampling's"
-    pairs = [
-        (f"throughput, {how_measured(chosen)}", f"{interval(chosen.cells_per_second)} cells/s"),
-        ("label entropy of minibatches", f"{entropy.expected.value:.3f} bits, {share}"),
-        ("peak memory", format_bytes(chosen.peak_memory_bytes)),
-    ]
-    return element("div", *(definitions([pair]) for pair in pairs), class_="figures")
 
 
 def _code(code: str) -> list[Html]:

@@ -1,7 +1,6 @@
 """Results as plain values: settings beside what is said of them, intervals that JSON can hold."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,12 @@ from cellfeed_tuner._entropy._storage_order import StorageOrder
 from cellfeed_tuner._explain._bottleneck import Bottleneck
 
 if TYPE_CHECKING:
-    from cellfeed_tuner._result import ConfigurationResult, EntropyBits, Recommended
+    from cellfeed_tuner._results._configuration_result import (
+        ConditionalEntropyBits,
+        ConfigurationResult,
+        EntropyBits,
+    )
+    from cellfeed_tuner._results._recommended import Recommended
 
 __all__ = [
     "bottleneck_json",
@@ -34,10 +38,8 @@ def configuration_json(result: "ConfigurationResult") -> dict[str, Any]:
     plain["entropy_bits"] = _entropy_json(result.entropy_bits)
     for name, each in result.further_labels.items():
         plain["further_labels"][name]["entropy_bits"] = _entropy_json(each.entropy_bits)
-    if plain["conditional_entropy_bits"] is not None:
-        plain["conditional_entropy_bits"] |= _with_interval(
-            "expected", plain["conditional_entropy_bits"]["expected"]
-        )
+    if result.conditional_entropy_bits is not None:
+        plain["conditional_entropy_bits"] = _with_intervals(result.conditional_entropy_bits)
     return plain
 
 
@@ -51,15 +53,15 @@ def recommended_json(recommended: "Recommended") -> dict[str, Any]:
 
 
 def _entropy_json(entropy: "EntropyBits") -> dict[str, Any]:
+    return _with_intervals(entropy) | {"verdict": entropy.verdict}
+
+
+def _with_intervals(entropy: "EntropyBits | ConditionalEntropyBits") -> dict[str, Any]:
     plain = asdict(entropy)
     for name in ("measured", "expected"):
-        plain |= _with_interval(name, plain[name])
-    return plain | {"verdict": entropy.verdict}
-
-
-def _with_interval(name: str, estimate: Mapping[str, float] | None) -> dict[str, Any]:
-    value, low, high = (estimate or _ABSENT).values()
-    return {name: value, f"{name}_interval": [_finite(low), _finite(high)]}
+        value, low, high = (plain[name] or _ABSENT).values()
+        plain |= {name: value, f"{name}_interval": [_finite(low), _finite(high)]}
+    return plain
 
 
 def course_json(course: EpochCourse) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What ``autotune`` found, as records and as JSON."""

@@ -1,0 +1,198 @@
+"""All that ``autotune`` found."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from cellfeed import FormatError, PathError, __version__
+from cellfeed_tuner._entropy._epoch_course import EpochCourse
+from cellfeed_tuner._entropy._storage_order import StorageOrder
+from cellfeed_tuner._explain._bottleneck import Bottleneck
+from cellfeed_tuner._explain._storage_advice import StorageAdvice
+from cellfeed_tuner._history._recall import Earlier
+from cellfeed_tuner._machine._description import Machine
+from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._results._configuration_result import ConfigurationResult
+from cellfeed_tuner._results._dataset import Dataset
+from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended
+from cellfeed_tuner._results._records_from_json import record_from_json
+from cellfeed_tuner._results._result_json import (
+    bottleneck_json,
+    configuration_json,
+    course_json,
+    flat,
+    nested,
+    recommended_json,
+    storage_order_json,
+)
+
+__all__ = ["SCHEMA", "AutotuneResult", "Ranges"]
+
+SCHEMA = "cellfeed.autotune/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """A space of configurations too large to list, of which a study proposed some.
+
+    Parameters
+    ----------
+    block_sizes, fetch_factors, workers
+        The smallest and the largest of each.
+    n_configurations
+        How many there are.
+    n_considered
+        How many were proposed or known, and held against constraints and the cost model.
+    """
+
+    block_sizes: tuple[int, int]
+    fetch_factors: tuple[int, int]
+    workers: tuple[int, int]
+    n_configurations: int
+    n_considered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutotuneResult:
+    """All that ``autotune`` found.
+
+    Parameters
+    ----------
+    machine, dataset, constraints
+        What it was asked about.
+    cache
+        State of the page cache that throughputs were measured in; "unknown" if pages were to
+        be dropped but stayed.
+    configurations
+        The grid; of ranges, what was measured.
+    recommended
+        The choice, or None.
+    nearest
+        Where there is no choice, what comes nearest; None if nothing was measured.
+    seconds
+        Time that it took.
+    date
+        When it began, with the offset from UTC.
+    storage_order
+        Whether the files are shuffled already; None if that was not looked at.
+    earlier
+        What became of earlier runs' results; None if they were not looked at.
+    entropy_over_epoch
+        For each label, entropy in each tenth of an epoch of the configuration that was chosen;
+        empty if none was, or an epoch has too few minibatches.
+    bottleneck
+        Where the time of a cell goes in the chosen configuration; None if there was no time to
+        find out.
+    storage_advice
+        What other layouts of the files may give, the best first; often nothing.
+    ranges
+        What configurations were proposed from; None if all were listed.
+    """
+
+    machine: Machine
+    dataset: Dataset
+    constraints: Constraints
+    cache: CacheState | Literal["unknown"]
+    configurations: tuple[ConfigurationResult, ...]
+    recommended: Recommended | None
+    nearest: Nearest | None
+    seconds: float
+    date: datetime
+    storage_order: StorageOrder | None = None
+    earlier: Earlier | None = None
+    entropy_over_epoch: Mapping[str, EpochCourse] = field(default_factory=dict)
+    bottleneck: Bottleneck | None = None
+    storage_advice: tuple[StorageAdvice, ...] = ()
+    ranges: Ranges | None = None
+
+    @property
+    def chosen(self) -> ConfigurationResult | None:
+        """What is known of the configuration that is recommended; None if none is."""
+        if self.recommended is None:
+            return None
+        configuration = self.recommended.configuration
+        found = (each for each in self.configurations if each.configuration == configuration)
+        return next(found, None)
+
+    def __repr__(self) -> str:
+        from cellfeed_tuner._reports._summary import text_summary  # noqa: PLC0415 - made of results
+
+        return f"<AutotuneResult: {text_summary(self)}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the recommendation, its figures and its proof."""
+        from cellfeed_tuner._reports._summary import html_summary  # noqa: PLC0415 - as above
+
+        return html_summary(self)
+
+    def read_amplification(self, result: ConfigurationResult) -> float | None:
+        """Return how many times the stored size of a cell is read for each that is delivered.
+
+        Read from storage, or, where the page cache was warm or unknown, asked of the system.
+        None if that is not known.
+        """
+        read, stored = result.bytes_read_per_cell, self.dataset.stored_bytes_per_cell
+        if read is None or stored <= 0:
+            return None
+        return (read.from_storage if self.cache == "cold" else read.asked) / stored
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain values, in the schema ``cellfeed.autotune/1``."""
+        return {
+            "schema": SCHEMA,
+            "version": __version__,
+            "date": self.date.isoformat(timespec="seconds"),
+            "machine": self.machine.to_json(),
+            "dataset": asdict(self.dataset),
+            "constraints": asdict(self.constraints),
+            "cache": self.cache,
+            "seconds": self.seconds,
+            "configurations": [
+                configuration_json(result) | {"read_amplification": self.read_amplification(result)}
+                for result in self.configurations
+            ],
+            "recommended": self.recommended and recommended_json(self.recommended),
+            "nearest": self.nearest and flat(asdict(self.nearest)),
+            "storage_order": self.storage_order and storage_order_json(self.storage_order),
+            "earlier": self.earlier and asdict(self.earlier),
+            "entropy_over_epoch": {
+                label: course_json(course) for label, course in self.entropy_over_epoch.items()
+            },
+            "bottleneck": self.bottleneck and bottleneck_json(self.bottleneck),
+            "storage_advice": [
+                asdict(each) | {"sentence": each.sentence} for each in self.storage_advice
+            ],
+            "ranges": self.ranges and asdict(self.ranges),
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the result as JSON."""
+        path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "AutotuneResult":
+        """Read a result that `save` wrote.
+
+        Raises
+        ------
+        PathError
+            There is no such file.
+        FormatError
+            It is no result of ``autotune``, or of another schema.
+        """
+        if not path.is_file():
+            msg = f"{path}: no such file; make it with `autotune PATH... --label COLUMN`"
+            raise PathError(msg)
+        try:
+            plain = json.loads(path.read_text())
+            schema = plain["schema"]
+            if schema == SCHEMA:
+                return record_from_json(cls, nested(plain))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            msg = f"{path}: not a result of autotune (lacks or garbles {error}); run it again"
+            raise FormatError(msg) from error
+        msg = f"{path}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"
+        raise FormatError(msg)

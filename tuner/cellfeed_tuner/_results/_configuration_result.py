@@ -1,0 +1,186 @@
+"""What is known of one configuration."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._verdicts._verdict import Verdict
+
+__all__ = ["ConditionalEntropyBits", "ConfigurationResult", "EntropyBits", "LabelResult", "Status"]
+
+Status = Literal[
+    "measured",
+    "not enough samples",  # timed, but for too few whole fetches
+    "too few cells",  # an epoch holds too few whole fetches to time any
+    "over memory",  # its buffers alone exceed the memory given
+    "too slow",  # not timed, since by its like it cannot be the best
+    "below entropy floor",  # not timed, since it mixes too little to be chosen
+    "out of budget",  # not timed for want of time
+    "failed",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntropyBits:
+    """Minibatch label entropy of one configuration, in bits.
+
+    Parameters
+    ----------
+    measured
+        Mean over the minibatches that came out, with its 95 % interval; None if none did.
+    expected
+        Mean over the plan's minibatches, replayed over the labels in their order of storage,
+        with its 95 % interval.
+    homogeneous
+        Exact expectation if every block held one label; see `theory.expected_entropy_bits`.
+    lower_bound, upper_bound
+        The paper's bounds.
+    random
+        Exact expectation of true random sampling from these labels.
+    """
+
+    measured: Estimate | None
+    expected: Estimate
+    homogeneous: float
+    lower_bound: float
+    upper_bound: float
+    random: float
+
+    @property
+    def share_of_random(self) -> float:
+        """Expected entropy as a share of true random sampling's."""
+        return self.expected.value / self.random if self.random else 1.0
+
+    @property
+    def verdict(self) -> str:
+        """Whether the measured entropy (or the expected one) is inside the paper's bounds.
+
+        "inside", or how far outside: "+0.010" above the upper bound, "-0.020" below the lower;
+        "n/a" where so many labels meet so small a minibatch that the bounds say nothing.
+        """
+        if self.upper_bound <= 0:
+            return "n/a"
+        shown = self.expected
+        if self.measured is not None and math.isfinite(self.measured.low):
+            shown = self.measured
+        if shown.low > self.upper_bound:
+            return f"{shown.value - self.upper_bound:+.3f}"
+        if shown.high < self.lower_bound:
+            return f"{shown.value - self.lower_bound:+.3f}"
+        return "inside"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionalEntropyBits:
+    """Minibatch entropy of the first label within each value of another, in bits.
+
+    Parameters
+    ----------
+    given
+        The obs column within whose values the label is to be mixed.
+    measured
+        Mean over the minibatches that came out, with its 95 % interval; None if none did.
+    expected
+        Mean over the plan's minibatches, replayed over both labels in their order of storage,
+        with its 95 % interval.
+    random
+        Exact expectation of true random sampling from these labels.
+    """
+
+    given: str
+    measured: Estimate | None
+    expected: Estimate
+    random: float
+
+    @property
+    def share_of_random(self) -> float:
+        """Expected entropy as a share of true random sampling's."""
+        return self.expected.value / self.random if self.random else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelResult:
+    """One label in the minibatches of one configuration.
+
+    Parameters
+    ----------
+    entropy_bits
+        Its entropy.
+    verdict
+        What the measured entropy proves; None unless measured.
+    """
+
+    entropy_bits: EntropyBits
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationResult:
+    """One cell of the grid.
+
+    Parameters
+    ----------
+    configuration
+        The settings.
+    status
+        Whether it was measured, and if not, why.
+    note
+        More about the status, or empty.
+    cells_per_second
+        Throughput with its 95 % interval; None if there are fewer than four rounds.
+    n_rounds
+        Rounds of whole fetches that the throughput rests on; with fewer than eight, the status
+        is "not enough samples".
+    entropy_bits
+        Entropy of the first label in its minibatches.
+    peak_memory_bytes
+        Highest memory of the process and its workers; None if it never ran.
+    bytes_read_per_cell
+        What was read for each cell that came out; None if that is not known.
+    worker_start_seconds, first_minibatch_seconds
+        Start-up, which is no part of the throughput; None if it never ran.
+    verdict
+        What the measured entropy of the first label proves; None unless measured.
+    further_labels
+        The same of other labels, by name.
+    conditional_entropy_bits
+        Entropy of the first label within each value of another; None if that was not asked for.
+    """
+
+    configuration: Configuration
+    status: Status
+    entropy_bits: EntropyBits
+    note: str = ""
+    cells_per_second: Estimate | None = None
+    n_rounds: int = 0
+    peak_memory_bytes: int | None = None
+    bytes_read_per_cell: BytesRead | None = None
+    worker_start_seconds: float | None = None
+    first_minibatch_seconds: float | None = None
+    verdict: Verdict | None = None
+    further_labels: Mapping[str, LabelResult] = field(default_factory=dict)
+    conditional_entropy_bits: ConditionalEntropyBits | None = None
+
+    @property
+    def least_mixed_label(self) -> str | None:
+        """Which of further labels is mixed least; None if the first label is."""
+        shares = {
+            name: each.entropy_bits.share_of_random for name, each in self.further_labels.items()
+        }
+        least = min(shares, key=shares.__getitem__, default=None)
+        if least is None or shares[least] >= self.entropy_bits.share_of_random:
+            return None
+        return least
+
+    @property
+    def least_mixed(self) -> EntropyBits:
+        """Entropy of the label that is mixed least, against random sampling.
+
+        A configuration is as mixed as this label is.
+        """
+        least = self.least_mixed_label
+        return self.entropy_bits if least is None else self.further_labels[least].entropy_bits

@@ -1,0 +1,118 @@
+"""What a collection is, and how its labels are distributed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cellfeed import Collection
+from cellfeed_tuner import theory
+from cellfeed_tuner._entropy._label_counts import LabelCounts
+from cellfeed_tuner._measuring._checks import bytes_on_disk
+
+__all__ = ["Dataset", "LabelCensus", "describe_dataset"]
+
+_MOST_LABEL_COUNTS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelCensus:
+    """How an obs column is distributed over all cells.
+
+    Parameters
+    ----------
+    n_labels, n_missing
+        How many values it takes, and how many cells have none.
+    label_entropy_bits
+        Its entropy.
+    """
+
+    n_labels: int
+    n_missing: int
+    label_entropy_bits: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """The collection and its labels.
+
+    Parameters
+    ----------
+    paths
+        Its files.
+    n_cells, n_vars, layout, dtype
+        Its matrix.
+    bytes_on_disk
+        Size of the files.
+    stored_bytes_per_cell
+        Mean size of a cell in storage, compressed; of the matrix that is read, and no other.
+    rows_per_chunk
+        Mean number of rows in a unit of storage that is read as a whole.
+    label, n_labels, n_missing
+        The first label's obs column, how many values it takes, and how many cells have none.
+    label_entropy_bits
+        Entropy of the label over all cells.
+    batch_size
+        Cells of a minibatch.
+    further_labels
+        The other labels by the names of their obs columns.
+    label_counts
+        Cells of each value of the first label; empty if it takes very many.
+    """
+
+    paths: tuple[str, ...]
+    n_cells: int
+    n_vars: int
+    layout: str
+    dtype: str
+    bytes_on_disk: int
+    stored_bytes_per_cell: float
+    rows_per_chunk: float
+    label: str
+    n_labels: int
+    n_missing: int
+    label_entropy_bits: float
+    batch_size: int
+    further_labels: Mapping[str, LabelCensus] = field(default_factory=dict)
+    label_counts: tuple[int, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels, the first one first."""
+        return self.label, *self.further_labels
+
+
+def describe_dataset(
+    collection: Collection, counted: Mapping[str, LabelCounts], batch_size: int
+) -> Dataset:
+    """Return what was measured, and how its labels are distributed, the first label first."""
+    censuses = {name: _census(each) for name, each in counted.items()}
+    label, *others = censuses
+    return Dataset(
+        paths=tuple(str(path) for path in collection.paths),
+        n_cells=len(collection),
+        n_vars=collection.n_vars,
+        layout=collection.layout,
+        dtype=str(collection.dtype),
+        bytes_on_disk=bytes_on_disk(collection),
+        stored_bytes_per_cell=collection.stored_row_bytes(),
+        rows_per_chunk=collection.rows_per_chunk,
+        label=label,
+        n_labels=censuses[label].n_labels,
+        n_missing=censuses[label].n_missing,
+        label_entropy_bits=censuses[label].label_entropy_bits,
+        batch_size=batch_size,
+        label_counts=_label_counts(counted[label]),
+        further_labels={name: censuses[name] for name in others},
+    )
+
+
+def _census(counted: LabelCounts) -> LabelCensus:
+    return LabelCensus(
+        n_labels=counted.counts.size,
+        n_missing=counted.n_missing,
+        label_entropy_bits=theory.entropy_bits(counted.counts),
+    )
+
+
+def _label_counts(counted: LabelCounts) -> tuple[int, ...]:
+    counts = counted.counts.tolist()
+    return tuple(counts) if len(counts) <= _MOST_LABEL_COUNTS else ()

@@ -1,0 +1,95 @@
+"""What was asked for, and the answer."""
+
+from dataclasses import dataclass
+
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._interval import Estimate
+
+__all__ = ["Constraints", "Nearest", "Recommended", "Waiting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What a configuration must meet to be recommended.
+
+    Parameters
+    ----------
+    entropy_floor
+        Least entropy, as a share of true random sampling's.
+    memory_bytes
+        Most memory of the process and its workers.
+    need_cells_per_second
+        Throughput that suffices; None for the most there is.
+    step_seconds
+        How long training computes on a minibatch, if that is where the need comes from: then it
+        is missed rather than nothing recommended.
+    """
+
+    entropy_floor: float
+    memory_bytes: int
+    need_cells_per_second: float | None
+    step_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """How much of its time training waits for minibatches.
+
+    Parameters
+    ----------
+    share
+        0 to 1, measured with a loop that computes for as long as a step takes; None if there was
+        no time for that. Its interval is infinite for a single round.
+    n_rounds
+        Rounds of whole fetches that it rests on.
+    expected_share
+        What throughput alone lets one expect.
+    """
+
+    share: Estimate | None
+    n_rounds: int
+    expected_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommended:
+    """The choice.
+
+    Parameters
+    ----------
+    configuration
+        The settings.
+    cells_per_second
+        Throughput measured afresh after the choice; that of the search if time ran out.
+    measured_afresh
+        Which of the two it is.
+    peak_memory_bytes
+        Highest memory of the process and its workers.
+    reason
+        Why, in one sentence.
+    waiting
+        Whether training waits for it; None unless a training step was given.
+    """
+
+    configuration: Configuration
+    cells_per_second: Estimate
+    measured_afresh: bool
+    peak_memory_bytes: int
+    reason: str
+    waiting: Waiting | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nearest:
+    """The configuration that comes nearest where none is feasible.
+
+    Parameters
+    ----------
+    configuration
+        The settings.
+    problem
+        What it lacks, in one clause.
+    """
+
+    configuration: Configuration
+    problem: str
