@@ -4,11 +4,12 @@ from dataclasses import replace
 from io import BytesIO
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Text
 
-from cellfeed_tuner import Configuration, plots
+from cellfeed_tuner import Configuration, Estimate, plots
 
 FIGURES = (
     plots.autotune_figure,
@@ -79,14 +80,53 @@ def test_a_label_with_dollars_is_no_formula(result_of):
 
 def test_the_course_of_an_epoch_is_drawn_for_each_label(result_of):
     result = result_of("several labels")
-    figure = plots.epoch_figure(result)
+    random = dict.fromkeys(result.entropy_over_epoch, 3.6)
+    figure = plots.epoch_figure(result.entropy_over_epoch, random)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["plate", "cell_line"]
     for axes, course in zip(figure.axes, result.entropy_over_epoch.values(), strict=True):
         tenths = [[n, bits.value] for n, bits in enumerate(course.deciles, start=1)]
         assert any(np.array_equal(line.get_xydata(), tenths) for line in axes.lines)
         low, high = axes.get_ylim()
-        assert low < min(bits for _, bits in tenths) < 3.6 < high  # random sampling gives 3.6
+        assert low < min(bits for _, bits in tenths) < 3.6 < high
         assert high - low >= 0.36
+
+
+def test_courses_of_one_label_are_drawn_to_one_scale(result_of):
+    course = result_of("drift").entropy_over_epoch["plate"]
+    lower = replace(course, deciles=tuple(Estimate(1.0, 0.9, 1.1) for _ in course.deciles))
+    courses = {"one": course, "other": lower}
+    same = plots.epoch_figure(courses, dict.fromkeys(courses, 3.6)).axes
+    assert same[0].get_ylim() == same[1].get_ylim()
+    own = plots.epoch_figure(courses, {"one": 3.6, "other": 3.5}).axes
+    assert own[0].get_ylim() != own[1].get_ylim()
+
+
+def test_expansions_are_drawn_beside_what_is_exact():
+    blocks = pd.DataFrame(
+        {
+            "block_size": [16, 1],
+            "lower_bound": [1.4, 3.6],
+            "expected": [1.8, 3.6],
+            "replayed": [1.7, 3.5],
+            "low": [1.6, 3.4],
+            "high": [1.9, 3.7],
+            "published": [np.nan, 3.6],
+        }
+    )
+    batches = pd.DataFrame(
+        {
+            "n_labels": [2, 2, 14, 14],
+            "batch_size": [32, 16, 16, 32],
+            "expansion": [0.1, 0.2, 0.3, 0.4],
+            "exact": [0.01, 0.02, 0.03, 0.04],
+        }
+    )
+    left, right = plots.expansions_figure(blocks, batches, caption="made up").axes
+    drawn = [np.asarray(line.get_xydata()).tolist() for line in left.lines]
+    assert [[1, 3.6], [16, 1.4]] in drawn
+    assert [[1, 3.6], [16, 1.8]] in drawn
+    drawn = [np.asarray(line.get_xydata()).tolist() for line in right.lines]
+    assert [[16, 0.02], [32, 0.01]] in drawn
 
 
 def test_the_trade_off_shows_the_label_that_is_mixed_least(result_of):

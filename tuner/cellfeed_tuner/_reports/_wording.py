@@ -123,10 +123,7 @@ def mixing_in_words(result: AutotuneResult) -> list[str]:
         return []
     first, lines = result.dataset.label, list[str]()
     if chosen.further_labels:
-        entropies = {first: chosen.entropy_bits} | {
-            name: each.entropy_bits for name, each in chosen.further_labels.items()
-        }
-        lines = [_expected(name, each) for name, each in entropies.items()]
+        lines = [_expected(name, each) for name, each in result.entropies(chosen).items()]
     if chosen.conditional_entropy_bits is not None:
         within = chosen.conditional_entropy_bits
         lines.append(_expected(f"{first} within {within.given}", within))

@@ -15,7 +15,7 @@ from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._recall import Earlier
 from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._results._configuration_result import ConfigurationResult
+from cellfeed_tuner._results._configuration_result import ConfigurationResult, EntropyBits
 from cellfeed_tuner._results._dataset import Dataset
 from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended
 from cellfeed_tuner._results._records_from_json import record_from_json
@@ -127,6 +127,11 @@ class AutotuneResult:
         from cellfeed_tuner._reports._summary import html_summary  # noqa: PLC0415 - as above
 
         return html_summary(self)
+
+    def entropies(self, result: ConfigurationResult) -> dict[str, EntropyBits]:
+        """Return the entropy of each label in the minibatches of a configuration, by name."""
+        further = {name: each.entropy_bits for name, each in result.further_labels.items()}
+        return {self.dataset.label: result.entropy_bits} | further
 
     def read_amplification(self, result: ConfigurationResult) -> float | None:
         """Return how many times the stored size of a cell is read for each that is delivered.

@@ -8,6 +8,7 @@ names the machine.
 from cellfeed_tuner.plots._autotune import autotune_figure
 from cellfeed_tuner.plots._bounds import bounds_figure
 from cellfeed_tuner.plots._epoch import epoch_figure
+from cellfeed_tuner.plots._expansions import expansions_figure
 from cellfeed_tuner.plots._figure4 import entropy_figure
 from cellfeed_tuner.plots._heat_maps import heat_map_figure
 from cellfeed_tuner.plots._stages import stages_figure
@@ -18,6 +19,7 @@ __all__ = [
     "bounds_figure",
     "entropy_figure",
     "epoch_figure",
+    "expansions_figure",
     "heat_map_figure",
     "stages_figure",
     "trade_off_figure",

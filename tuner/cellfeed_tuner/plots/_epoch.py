@@ -1,5 +1,6 @@
 """Entropy over the course of an epoch."""
 
+from collections.abc import Iterable, Mapping
 from math import isfinite
 
 import matplotlib as mpl
@@ -7,9 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cellfeed_tuner._entropy._epoch_course import EpochCourse
-from cellfeed_tuner._results._autotune_result import AutotuneResult
 from cellfeed_tuner.plots._entropy_axes import UPPER
-from cellfeed_tuner.plots._style import CHOSEN, STYLE, around
+from cellfeed_tuner.plots._style import BOUND, CHOSEN, STYLE, around
 
 __all__ = ["epoch_figure"]
 
@@ -18,28 +18,36 @@ _LEAST_SPAN = 0.1
 _MARGIN = 0.02
 
 
-def epoch_figure(result: AutotuneResult) -> Figure:
-    """Draw the entropy of each label from the first to the last tenth of an epoch.
+def epoch_figure(
+    courses: Mapping[str, EpochCourse], random: Mapping[str, float], *, caption: str = ""
+) -> Figure:
+    """Draw minibatch entropy from the first to the last tenth of an epoch.
 
     Parameters
     ----------
-    result
-        What ``autotune`` found, with the course of an epoch of its choice.
+    courses
+        The courses by name, each of which has axes of its own.
+    random
+        Entropy of random sampling for each of them, bits; where all have the same, they are drawn
+        to one scale.
+    caption
+        Where the values come from.
     """
-    chosen, courses = result.chosen, result.entropy_over_epoch
-    assert chosen is not None, "there is no course without a choice"  # noqa: S101
-    random = {name: each.entropy_bits.random for name, each in chosen.further_labels.items()}
-    random[result.dataset.label] = chosen.entropy_bits.random
+    same_scale = len(set(random.values())) == 1
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(1.2 + 3.4 * len(courses), 2.9), layout="constrained")
-        all_axes = figure.subplots(1, len(courses), squeeze=False)[0]
-        for axes, (label, course) in zip(all_axes, courses.items(), strict=True):
-            _draw_course(axes, course, random[label])
+        all_axes = figure.subplots(1, len(courses), squeeze=False, sharey=same_scale)[0]
+        for axes, (name, course) in zip(all_axes, courses.items(), strict=True):
+            _draw_course(axes, course, random[name])
+            shown = courses.values() if same_scale else [course]
+            axes.set_ylim(*_span(shown, random[name]))
             # A label may have dollars in its name, which are no formula.
-            axes.set_title(label, parse_math=False)
+            axes.set_title(name, parse_math=False)
             axes.set_xlabel("tenth of the epoch")
         all_axes[0].set_ylabel("minibatch label\nentropy (bits)")
         figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper right")
+        if caption:
+            figure.supxlabel(caption, x=0.01, ha="left", fontsize=7.5, color=BOUND)
     return figure
 
 
@@ -51,9 +59,14 @@ def _draw_course(axes: Axes, course: EpochCourse, random: float) -> None:
         )
     axes.plot(tenths, [each.value for each in course.deciles], color=CHOSEN, lw=1, zorder=0)
     axes.axhline(random, label="random sampling", **UPPER)
-    ends = [random, *(end for each in course.deciles for end in (each.low, each.value, each.high))]
+    axes.set_xticks(tenths)
+
+
+def _span(courses: Iterable[EpochCourse], random: float) -> tuple[float, float]:
+    """Return where the axis of courses ends."""
+    deciles = [each for course in courses for each in course.deciles]
+    ends = [random, *(end for each in deciles for end in (each.low, each.value, each.high))]
     low, high = min(filter(isfinite, ends)), max(filter(isfinite, ends))
     missing = max(0.0, _LEAST_SPAN * random - (high - low))
     pad = _MARGIN * random
-    axes.set_ylim(low - missing - pad, high + 2 * pad)
-    axes.set_xticks(tenths)
+    return low - missing - pad, high + 2 * pad

@@ -21,6 +21,7 @@ from cellfeed_tuner._reports._wording import (
     why_nothing,
 )
 from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner._verdicts._verdict import VerdictKind
 from cellfeed_tuner.plots import bounds_figure, epoch_figure, heat_map_figure, trade_off_figure
 
@@ -54,7 +55,7 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
     """
     labels = " and ".join(result.dataset.labels)
     title = f"autotune: {result.dataset.n_cells:,} cells mixed by {labels}"
-    courses = result.entropy_over_epoch
+    chosen = result.chosen if result.entropy_over_epoch else None
     sections = [
         _section("recommendation", "Recommendation", _recommendation(result)),
         *([_section("code", "To train with it", _code(code))] if result.recommended else []),
@@ -62,7 +63,7 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
         _section("trade-off", "Throughput against entropy", _trade_off(result)),
         _section("grid", "Over the grid", [_over_the_grid(result)]),
         _section("bounds", "Entropy against theory", [*_bounds(result), *_verdicts(result)]),
-        *([_section("epoch", "Over an epoch", [_epoch(result)])] if courses else []),
+        *([_section("epoch", "Over an epoch", [_epoch(result, chosen)])] if chosen else []),
         _section("configurations", "All configurations", [configurations(result)]),
         _section("conditions", "What this was measured on", [conditions(result)]),
     ]
@@ -168,9 +169,10 @@ def _bounds(result: AutotuneResult) -> list[Html]:
     return [_figure(svg, caption)]
 
 
-def _epoch(result: AutotuneResult) -> Html:
+def _epoch(result: AutotuneResult, chosen: ConfigurationResult) -> Html:
+    random = {name: each.random for name, each in result.entropies(chosen).items()}
     svg = inline_svg(
-        epoch_figure(result),
+        epoch_figure(result.entropy_over_epoch, random),
         name="epoch",
         description="Label entropy of the recommended configuration in each tenth of an epoch",
     )
