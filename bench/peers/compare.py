@@ -14,15 +14,17 @@ from pathlib import Path
 
 import click
 import numpy as np
-import picture
+import pandas as pd
 import psutil
 import table
 from collection import Collection, CollectionError, open_collection
 from conversions import CONVERSIONS, Stores
-from entries import Entry, all_entries
+from entries import PROCESSES, Entry, all_entries
 from interpreters import DEFAULT_FOLDER, Interpreters
 from rounds import Result, Runner
 from targets import verdicts
+
+from cellfeed_tuner.plots import loaders_figure
 
 CONVERSION_SECONDS = 7200
 
@@ -245,8 +247,15 @@ def write(output: Path, run: dict, results: dict[str, Result], stores: Stores) -
         stores=stores.all,
         verdicts=held,
     )
-    picture.draw(output / "peers.png", rows, run)
+    _draw(output / "peers.png", rows, run)
     return text
+
+
+def _draw(path: Path, rows: list[table.Row], run: dict) -> None:
+    # Rows of worker processes compare cellfeed with nobody.
+    shown = pd.DataFrame(row for row in rows if row["section"] != PROCESSES)
+    if shown.loc[shown["peer"] != "machine", "cells_per_s"].notna().any():
+        loaders_figure(shown, caption=table.caption(run)).savefig(path)
 
 
 def say(message: str) -> None:

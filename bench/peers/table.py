@@ -117,6 +117,14 @@ def _introduction(run: dict) -> list[str]:
     return [f"{run['collection']}. {run['machine']}. {run['date']}.", how]
 
 
+def caption(run: dict) -> str:
+    """Return what a picture of the loaders has below it."""
+    return (
+        f"{run['collection']}. {run['machine']}. {run['date']}. Minibatches of 64 cells; median of "
+        f"{count_rounds(run)} with the {interval_name(run['rounds'])}; page cache {run['cache']}."
+    )
+
+
 def count_rounds(run: dict) -> str:
     """Say how many rounds there were."""
     return "1 round" if run["rounds"] == 1 else f"{run['rounds']} rounds"

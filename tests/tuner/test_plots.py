@@ -129,6 +129,36 @@ def test_expansions_are_drawn_beside_what_is_exact():
     assert [[16, 0.02], [32, 0.01]] in drawn
 
 
+class TestLoaders:
+    ROWS = pd.DataFrame(
+        [
+            ("csr", "ours", "cellfeed", 900.0, 800.0, 1_000.0, "", "memory"),
+            ("csr", "theirs", "other", 90.0, 80.0, 95.0, "", "memory"),
+            ("dense", "broken", "other", np.nan, np.nan, np.nan, "out of memory", None),
+            ("limits", "memory", "machine", 2_000.0, 1_900.0, 2_100.0, "", None),
+        ],
+        columns=[
+            "section", "name", "peer", "cells_per_s", "cells_per_s_low", "cells_per_s_high",
+            "failed", "limit",
+        ],
+    )  # fmt: skip
+
+    def test_each_has_its_place_in_its_section(self):
+        csr, dense = plots.loaders_figure(self.ROWS, caption="made up").axes
+        assert [label.get_text() for label in csr.get_yticklabels()] == ["theirs", "ours"]
+        assert [axes.get_title(loc="left") for axes in (csr, dense)] == ["Csr", "Dense"]
+        drawn = [np.asarray(line.get_xydata()).tolist() for line in csr.lines]
+        assert [[90, 0]] in drawn
+        assert [[900, 1]] in drawn
+        assert drawn.count([[2_000, 0]]) == drawn.count([[2_000, 1]]) == 1
+        assert any("out of memory" in text.get_text() for text in dense.texts)
+
+    def test_without_any_throughput_there_is_no_picture(self):
+        failed = self.ROWS[self.ROWS["name"].isin(["broken", "memory"])]
+        with pytest.raises(ValueError, match="no loader has a throughput"):
+            plots.loaders_figure(failed, caption="made up")
+
+
 def test_the_trade_off_shows_the_label_that_is_mixed_least(result_of):
     (axes,) = plots.trade_off_figure(result_of("several labels")).axes
     (front,) = (line for line in axes.lines if line.get_label() == "Pareto front")

@@ -11,6 +11,7 @@ from cellfeed_tuner.plots._epoch import epoch_figure
 from cellfeed_tuner.plots._expansions import expansions_figure
 from cellfeed_tuner.plots._figure4 import entropy_figure
 from cellfeed_tuner.plots._heat_maps import heat_map_figure
+from cellfeed_tuner.plots._loaders import loaders_figure
 from cellfeed_tuner.plots._stages import stages_figure
 from cellfeed_tuner.plots._trade_off import trade_off_figure
 
@@ -21,6 +22,7 @@ __all__ = [
     "epoch_figure",
     "expansions_figure",
     "heat_map_figure",
+    "loaders_figure",
     "stages_figure",
     "trade_off_figure",
 ]

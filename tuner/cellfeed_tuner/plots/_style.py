@@ -14,6 +14,7 @@ __all__ = [
     "CHOSEN",
     "COLOURS",
     "CONTEXT",
+    "LOADERS",
     "NOT_TIMED",
     "STYLE",
     "around",
@@ -34,6 +35,14 @@ STYLE: Any = {
     "axes.titlelocation": "left",
     "figure.dpi": 150,
     "legend.frameon": False,
+}
+
+# Ours is vermilion, others are blue, of the same palette; the marks differ as well.
+_OTHERS = "#0072b2"
+LOADERS: Any = {
+    "cellfeed": {"color": CHOSEN, "marker": "o"},
+    "scDataset": {"color": _OTHERS, "marker": "s"},
+    "AnnLoader": {"color": _OTHERS, "marker": "D"},
 }
 
 
