@@ -133,6 +133,20 @@ class AutotuneResult:
         further = {name: each.entropy_bits for name, each in result.further_labels.items()}
         return {self.dataset.label: result.entropy_bits} | further
 
+    def pareto_front(self) -> tuple[ConfigurationResult, ...]:
+        """Return what nothing else beats both in throughput and in mixing, best mixed first."""
+        timed = [
+            (each.least_mixed.share_of_random, each.cells_per_second.value, each)
+            for each in self.configurations
+            if each.cells_per_second is not None
+        ]
+        front, fastest = list[ConfigurationResult](), 0.0
+        for _, speed, each in sorted(timed, key=lambda found: found[:2], reverse=True):
+            if speed > fastest:
+                front.append(each)
+                fastest = speed
+        return tuple(front)
+
     def read_amplification(self, result: ConfigurationResult) -> float | None:
         """Return how many times the stored size of a cell is read for each that is delivered.
 

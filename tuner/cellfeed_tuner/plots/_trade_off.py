@@ -8,9 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._results._autotune_result import AutotuneResult
-from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner.plots._style import BOUND, CHOSEN, STYLE, around, block_colours
 
 __all__ = ["draw_trade_off", "trade_off_figure"]
@@ -39,12 +37,10 @@ def draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
     block_sizes = sorted({each.configuration.block_size for each in result.configurations})
     workers = sorted({each.configuration.num_workers for each in result.configurations})
     colours = block_colours(block_sizes)
-    timed = [
-        (each, each.cells_per_second)
-        for each in result.configurations
-        if each.cells_per_second is not None
-    ]
-    for each, speed in timed:
+    for each in result.configurations:
+        speed = each.cells_per_second
+        if speed is None:
+            continue
         axes.errorbar(
             each.least_mixed.share_of_random,
             speed.value,
@@ -55,7 +51,7 @@ def draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
             ms=5,
             lw=1,
         )
-    _draw_front(axes, timed)
+    _draw_front(axes, result)
     floor = result.constraints.entropy_floor
     axes.axvline(floor, color=BOUND, ls="--", lw=1)
     axes.annotate(
@@ -71,15 +67,14 @@ def draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
 
 
-def _draw_front(axes: Axes, timed: Sequence[tuple[ConfigurationResult, Estimate]]) -> None:
-    """Draw the Pareto front: steps through what is mixed better than all that is faster."""
-    front = list[tuple[float, float]]()
-    places = [(each.least_mixed.share_of_random, speed.value) for each, speed in timed]
-    for share, speed in sorted(places, reverse=True):
-        if not front or speed > front[-1][1]:
-            front.append((share, speed))
-    if front:
-        shares, speeds = zip(*front, strict=True)
+def _draw_front(axes: Axes, result: AutotuneResult) -> None:
+    places = [
+        (each.least_mixed.share_of_random, each.cells_per_second.value)
+        for each in result.pareto_front()
+        if each.cells_per_second is not None
+    ]
+    if places:
+        shares, speeds = zip(*places, strict=True)
         axes.step(
             shares, speeds, where="post", color=BOUND, lw=1, alpha=0.6, zorder=0,
             label="Pareto front",
