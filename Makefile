@@ -6,7 +6,11 @@ STAMP := $(VENV)/.installed
 DEMO_CELLS ?= 28000
 PEERS_CELLS ?= 200000
 
-.PHONY: demo test check lint types env bench peers replay autotune-times figure4 clean
+# One target for each notebook, called as its name begins: figure4, table2 and so on.
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
+
+.PHONY: demo test check lint types env bench peers replay autotune-times figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -57,8 +61,12 @@ replay: $(STAMP)
 autotune-times: $(STAMP)
 	$(BIN)/python bench/grids/times.py demo/times
 
-figure4: $(STAMP)
-	$(BIN)/python notebooks/execute.py notebooks/figure4_entropy.ipynb
+# Executed in place; the pictures go to demo/figures. CELLFEED_NOTEBOOK_SIZE is small, medium (the
+# default) or large.
+$(FIGURES): $(STAMP)
+	$(BIN)/python notebooks/execute.py $(filter notebooks/$@_% notebooks/$@.ipynb,$(NOTEBOOKS))
+
+figures: $(FIGURES)
 
 clean:
 	rm -rf $(VENV) .asv .peers demo

@@ -9,11 +9,14 @@ from cellfeed_tuner import read_grid, replay
 from cellfeed_tuner._reports._replay_table import markdown_table, replay_rows
 
 ROOT = Path(__file__).parents[2]
-PUBLISHED = ROOT / "tuner" / "cellfeed_tuner" / "data" / "published_tahoe_grid.csv"
+PUBLISHED = ROOT / "tuner" / "cellfeed_tuner" / "data"
 
 
 def main() -> None:
-    paths = [*sorted(Path(__file__).parent.glob("*.csv")), PUBLISHED]
+    paths = [
+        *sorted(Path(__file__).parent.glob("*.csv")),
+        *sorted(PUBLISHED.glob("published_tahoe_*.csv")),
+    ]
     found = {}
     for path in paths:
         click.echo(f"{path.stem} ...")

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+import torch
 
 from cellfeed import (
     BlockShuffling,
@@ -20,9 +21,11 @@ from cellfeed import (
     EpochPlan,
     FormatError,
     ParameterError,
+    Streaming,
     open_collection,
 )
-from cellfeed_tuner import Configuration, measure, minibatch_entropies
+from cellfeed_tuner import Configuration, measure, measure_annloader, minibatch_entropies
+from cellfeed_tuner._measuring._annloader import open_annloader
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes
 from cellfeed_tuner._measuring._measure import (
     FEWEST_ROUNDS,
@@ -67,6 +70,44 @@ def test_rounds_are_whole_fetches_of_the_plan(small_collection, num_workers):
         by_fetch = planned[: plan.n_whole_fetches * 4].reshape(-1, 4).mean(axis=1)
         seen = np.array(measured.round_entropy_bits[label][: by_fetch.size])
         assert seen == pytest.approx(by_fetch[: seen.size])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_another_strategy_is_measured_as_it_is_planned(small_collection, num_workers):
+    collection = open_collection(small_collection, obs=["cell_type"])
+    configuration = Configuration(block_size=1, fetch_factor=4, num_workers=num_workers)
+    measured = measure(
+        collection, configuration, strategy=Streaming(), batch_size=BATCH_SIZE, label="cell_type",
+        seconds=0.1,
+    )  # fmt: skip
+    assert measured.status == "measured"
+    assert measured.delivery_fault == ""
+    # Cells of a type lie together: in storage order, whole minibatches are of one type or two.
+    codes = label_codes(collection, "cell_type")[: len(collection) // 128 * 128]
+    types = [len(set(each)) for each in codes.reshape(-1, BATCH_SIZE)]
+    bits = np.array(measured.round_entropy_bits["cell_type"])[: len(types) // 4]
+    is_mixed = np.array(types).reshape(-1, 4).max(axis=1)[: bits.size] > 1
+    assert np.array_equal(bits > 0, is_mixed)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_annloader_is_measured(small_collection, shuffle):
+    collection = open_collection(small_collection)
+    measured = measure_annloader(collection, shuffle=shuffle, batch_size=BATCH_SIZE, seconds=0.1)
+    assert measured.status == "measured"
+    assert measured.failure == ""
+    assert measured.cells_per_round == BATCH_SIZE
+    assert len(measured.round_seconds) >= LEAST_ROUNDS
+    assert measured.first_round_seconds == measured.first_minibatch_seconds
+
+
+def test_annloader_delivers_the_cells_in_order(small_collection):
+    paths = open_collection(small_collection).paths
+    loader = open_annloader(paths, batch_size=BATCH_SIZE, shuffle=False, seed=0)
+    X = [minibatch.X for minibatch in loader]
+    assert {each.layout for each in X} == {torch.sparse_csr}
+    stored = np.concatenate([ad.read_h5ad(path).X.toarray() for path in paths])
+    assert np.array_equal(np.concatenate([each.to_dense().numpy() for each in X]), stored)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

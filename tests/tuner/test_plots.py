@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.container import ErrorbarContainer
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 
-from cellfeed_tuner import Configuration, Estimate, plots
+from cellfeed_tuner import Configuration, Estimate, plots, published_grid, published_workers
 
 FIGURES = (
     plots.autotune_figure,
@@ -164,3 +164,60 @@ def test_the_trade_off_shows_the_label_that_is_mixed_least(result_of):
     (front,) = (line for line in axes.lines if line.get_label() == "Pareto front")
     shares = np.asarray(front.get_xydata())[:, 0]
     assert shares == pytest.approx(0.99 * np.array([1.0, 0.97, 0.96, 0.2]))
+
+
+def as_if_here(table, *, times):
+    """The published values as of a machine that is faster, measured several times."""
+    speed = times * table["cells_per_second"]
+    here = table.assign(cells_per_second=speed, low=0.9 * speed, high=1.1 * speed)
+    return here.replace({"loader": {"scDataset": "cellfeed"}})
+
+
+def curves(axes):
+    """Points of each curve with its intervals."""
+    return [each.lines[0].get_xydata() for each in axes.containers]
+
+
+@pytest.mark.parametrize("draw", [plots.throughput_figure, plots.streaming_figure])
+def test_the_same_height_is_the_same_multiple_on_both_machines(draw):
+    published = published_grid()
+    figure = draw(published, as_if_here(published, times=50), caption="a $ in a caption")
+    figure.savefig(BytesIO())
+    left, right = figure.axes
+    assert np.array(right.get_ylim()) == pytest.approx(50 * np.array(left.get_ylim()))
+    for one, other in zip(curves(left), curves(right), strict=True):
+        assert other == pytest.approx(one * [1, 50])
+    for axes in (left, right):
+        (multiples,) = axes.child_axes
+        assert multiples.get_ylim() == pytest.approx(left.child_axes[0].get_ylim())
+
+
+def test_throughput_has_a_curve_for_each_block_size_and_one_for_streaming():
+    published = published_grid()
+    figure = plots.throughput_figure(published, as_if_here(published, times=2), caption="")
+    left, _ = figure.axes
+    *blocks, streaming = curves(left)
+    assert len(blocks) == 6
+    assert blocks[0][0] == pytest.approx([1, 19.70])
+    assert blocks[-1][-1] == pytest.approx([1024, 4032.93])
+    assert streaming[-1] == pytest.approx([1024, 5262.69])
+    levels = {text.get_text(): text.xy[1] for text in left.texts if isinstance(text, Annotation)}
+    assert levels == {"AnnLoader, random access": 19.76, "AnnLoader, streaming": 344.75}
+
+
+def test_workers_are_drawn_over_the_memory_of_all_buffers():
+    alone = published_grid().assign(num_workers=0)
+    published = pd.concat([alone, published_workers()]).query(
+        "strategy == 'BlockShuffling' and 4 <= block_size <= 256"
+    )
+    sizes = dict.fromkeys(["block_size", "fetch_factor", "num_workers"], int)
+    published = published.astype(sizes)
+    here = as_if_here(published.query("num_workers <= 8"), times=2)
+    figure = plots.workers_figure(published, here, caption="")
+    figure.savefig(BytesIO())
+    above, below = figure.axes[:4], figure.axes[4:]
+    assert [len(curves(axes)) for axes in above] == [5] * 4
+    assert [len(curves(axes)) for axes in below] == [3] * 4
+    single, four, *_ = curves(above[1])
+    assert single[1] == pytest.approx([4, 106.83])
+    assert four[0] == pytest.approx([16, 417.20])

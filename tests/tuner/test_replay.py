@@ -15,7 +15,7 @@ from cellfeed_tuner._commands._autotune_cli import main
 
 ROOT = Path(__file__).parents[2]
 RECORDED = [
-    ROOT / "tuner" / "cellfeed_tuner" / "data" / "published_tahoe_grid.csv",
+    *sorted((ROOT / "tuner" / "cellfeed_tuner" / "data").glob("published_tahoe_*.csv")),
     *sorted((ROOT / "bench" / "grids").glob("*.csv")),
 ]
 FLOORS = (0.9, 0.95, 0.99)

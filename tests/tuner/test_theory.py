@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import ParameterError
-from cellfeed_tuner import published_grid, theory
+from cellfeed_tuner import published_grid, published_workers, theory
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "published"
 
@@ -154,8 +154,11 @@ def test_exact_expectation_lies_within_006_bits_of_all_published_values(seed):
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the shared data are not beside this clone")
-def test_the_carried_table_is_the_published_one():
-    source = pd.read_csv(PUBLISHED / "tahoe_anndata_grid.csv")
-    carried = published_grid()
+@pytest.mark.parametrize(
+    ("name", "carried"), [("grid", published_grid()), ("workers", published_workers())]
+)
+def test_the_carried_tables_are_the_published_ones(name, carried):
+    source = pd.read_csv(PUBLISHED / f"tahoe_anndata_{name}.csv")
+    assert len(carried) == len(source)
     for column, digits in (("cells_per_second", 2), ("entropy_bits", 4), ("block_size", 0)):
         pd.testing.assert_series_equal(carried[column], source[column].round(digits))

@@ -26,9 +26,11 @@ from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._recall import Earlier
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._description import Machine, describe_machine
+from cellfeed_tuner._measuring._annloader import measure_annloader
+from cellfeed_tuner._measuring._decoded import decoded_bytes_per_cell
 from cellfeed_tuner._measuring._measure import Measurement, measure
 from cellfeed_tuner._planning._replay import Replay, replay
-from cellfeed_tuner._published import published_grid
+from cellfeed_tuner._published import published_grid, published_workers
 from cellfeed_tuner._recording._record import Recording, record
 from cellfeed_tuner._recording._recorded_grid import RecordedGrid, read_grid
 from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
@@ -74,15 +76,18 @@ __all__ = [
     "Verdict",
     "autotune",
     "block_mixing",
+    "decoded_bytes_per_cell",
     "describe_machine",
     "entropy_over_epoch",
     "joint_codes",
     "label_entropies",
     "label_entropy",
     "measure",
+    "measure_annloader",
     "minibatch_entropies",
     "plots",
     "published_grid",
+    "published_workers",
     "random_conditional_entropy_bits",
     "read_grid",
     "record",

@@ -4,7 +4,7 @@ from importlib import resources
 
 import pandas as pd
 
-__all__ = ["published_grid"]
+__all__ = ["published_grid", "published_workers"]
 
 
 def published_grid() -> pd.DataFrame:
@@ -20,5 +20,22 @@ def published_grid() -> pd.DataFrame:
     has none), ``cells_per_second``, ``entropy_bits`` (mean over minibatches of the plate's
     entropy) and ``entropy_bits_std`` (its standard deviation).
     """
-    with resources.files("cellfeed_tuner").joinpath("data/published_tahoe_grid.csv").open() as file:
+    return _table("published_tahoe_grid.csv")
+
+
+def published_workers() -> pd.DataFrame:
+    """Return what the scDataset paper measured on Tahoe-100M with worker processes (Table 2).
+
+    The collection and machine of `published_grid`, with 4 to 16 workers, each with a buffer of
+    its own of ``fetch_factor`` minibatches; one run of 120 s per row.
+
+    Returns
+    -------
+    The columns of `published_grid`, and ``num_workers`` (missing for AnnLoader).
+    """
+    return _table("published_tahoe_workers.csv")
+
+
+def _table(name: str) -> pd.DataFrame:
+    with resources.files("cellfeed_tuner").joinpath("data", name).open() as file:
         return pd.read_csv(file)

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
-from cellfeed import Collection, ParameterError
+from cellfeed import Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 from cellfeed_tuner._machine._page_cache import (
@@ -18,15 +18,17 @@ from cellfeed_tuner._machine._page_cache import (
 )
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes, names_of
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Outcome
+from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Outcome, Request
 from cellfeed_tuner._measuring._timing import Delivery, Entropies, Round, Started, TimingRequest
 
 __all__ = [
     "FEWEST_ROUNDS",
     "LEAST_ROUNDS",
+    "MOST_ROUNDS",
     "Measurement",
     "cells_needed",
     "measure",
+    "measure_alone",
     "measure_with",
     "pooled",
     "prepare_cache",
@@ -37,7 +39,9 @@ LEAST_ROUNDS = 8
 FEWEST_ROUNDS = 4
 """Rounds after the first without which there is no throughput."""
 
-_MOST_ROUNDS = 200
+MOST_ROUNDS = 200
+"""Rounds after which a measurement by itself ends."""
+
 _ROUNDS_PER_EPOCH_WITH_WORKERS = 2
 _LIMIT_TIMES = 20
 # Share of pages that may be in the other state: another process may have mapped some.
@@ -156,10 +160,27 @@ class Measurement:
         }
 
 
+class Timed(Request, Protocol):
+    """A request that times rounds."""
+
+    @property
+    def configuration(self) -> Configuration:
+        """The settings."""
+
+    @property
+    def batch_size(self) -> int:
+        """Cells of a minibatch."""
+
+    @property
+    def cache(self) -> CacheState:
+        """State of the page cache that rounds begin with."""
+
+
 def measure(
     collection: Collection,
     configuration: Configuration,
     *,
+    strategy: SamplingStrategy | None = None,
     batch_size: int = 64,
     label: str | Sequence[str] = (),
     cache: CacheState = "cold",
@@ -177,6 +198,9 @@ def measure(
         What is read.
     configuration
         The settings.
+    strategy
+        How cells are visited, such as `cellfeed.Streaming`; the configuration's block size then
+        says nothing. In shuffled blocks of that size if None.
     batch_size
         Cells of a minibatch.
     label
@@ -204,23 +228,26 @@ def measure(
     labels = names_of(label)
     for each in labels:
         label_codes(collection, each)
-    found_cache = prepare_cache(collection, cache)
+    request = TimingRequest(
+        configuration=configuration,
+        strategy=strategy,
+        batch_size=batch_size,
+        labels=labels,
+        cache=cache,
+        seed=seed,
+        least_rounds=LEAST_ROUNDS,
+        most_rounds=MOST_ROUNDS,
+        seconds=seconds,
+    )
+    return measure_alone(collection, request, limit_seconds=_LIMIT_TIMES * seconds)
+
+
+def measure_alone(collection: Collection, request: Timed, *, limit_seconds: float) -> Measurement:
+    """Measure in a process made for it, from the page cache's state on; see `measure`."""
+    found_cache = prepare_cache(collection, request.cache)
     with MeasuringProcess(collection) as process:
         process.start()
-        measurement = measure_with(
-            process,
-            TimingRequest(
-                configuration=configuration,
-                batch_size=batch_size,
-                labels=labels,
-                cache=cache,
-                seed=seed,
-                least_rounds=LEAST_ROUNDS,
-                most_rounds=_MOST_ROUNDS,
-                seconds=seconds,
-            ),
-            limit_seconds=_LIMIT_TIMES * seconds,
-        )
+        measurement = measure_with(process, request, limit_seconds=limit_seconds)
     return replace(measurement, cache=found_cache)
 
 
@@ -239,9 +266,7 @@ def prepare_cache(collection: Collection, cache: CacheState) -> CacheState | Lit
     return cache if as_wanted else "unknown"
 
 
-def measure_with(
-    process: MeasuringProcess, request: TimingRequest, *, limit_seconds: float
-) -> Measurement:
+def measure_with(process: MeasuringProcess, request: Timed, *, limit_seconds: float) -> Measurement:
     """Measure in a process that is already there; see `measure`."""
     empty = Measurement(
         configuration=request.configuration,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellfeed import BlockShuffling, CellDataset, Collection, Minibatch
+from cellfeed import BlockShuffling, CellDataset, Collection, Minibatch, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy._conditional_entropy import conditional_entropies_of
 from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
@@ -28,6 +28,7 @@ from cellfeed_tuner._measuring._labels import LabelWithin, label_codes
 __all__ = [
     "SLICE_SECONDS",
     "Delivery",
+    "Dropping",
     "Entropies",
     "Round",
     "Started",
@@ -72,6 +73,8 @@ class TimingRequest:
         training do.
     step_seconds
         How long a training loop computes on each minibatch, without the processor: it sleeps.
+    strategy
+        How cells are visited; in shuffled blocks of the configuration's size if None.
     """
 
     configuration: Configuration
@@ -85,6 +88,7 @@ class TimingRequest:
     number: int = 0
     given: str | None = None
     step_seconds: float = 0.0
+    strategy: SamplingStrategy | None = None
 
     @property
     def first_epoch(self) -> int:
@@ -184,9 +188,10 @@ def run_timing(
         `Entropies` of each label if minibatches are as planned.
     """
     configuration = request.configuration
+    strategy = request.strategy
     dataset = CellDataset(
         collection,
-        BlockShuffling(block_size=configuration.block_size),
+        BlockShuffling(block_size=configuration.block_size) if strategy is None else strategy,
         batch_size=request.batch_size,
         fetch_factor=configuration.fetch_factor,
         seed=request.seed,
@@ -233,7 +238,7 @@ def _rounds(
     """Yield one round after the other, epoch after epoch."""
     configuration = request.configuration
     n_rounds = configuration.rounds_per_epoch(dataset.plan(epoch=0))
-    make_cold = _Dropping(dataset, request)
+    make_cold = Dropping(dataset.collection, request.cache)
     started = False
     while True:
         make_cold()
@@ -274,14 +279,23 @@ def _rounds(
         del minibatches  # end these workers before the next are started
 
 
-class _Dropping:
-    """Drops the pages of a collection where that is asked for, but not all the time."""
+class Dropping:
+    """Drops the pages of a collection where that is asked for, but not all the time.
 
-    def __init__(self, dataset: CellDataset, request: TimingRequest) -> None:
-        self._paths = dataset.collection.files if request.cache == "cold" else ()
+    Parameters
+    ----------
+    collection
+        Whose files' pages are dropped.
+    cache
+        "cold" asks for it.
+    """
+
+    def __init__(self, collection: Collection, cache: CacheState) -> None:
+        self._paths = collection.files if cache == "cold" else ()
         self._last = -math.inf
 
     def __call__(self) -> None:
+        """Drop them, unless that was done in the last second."""
         now = time.perf_counter()
         if now - self._last > _SECONDS_BETWEEN_DROPS:
             drop_clean_pages(self._paths)

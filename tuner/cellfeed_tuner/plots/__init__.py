@@ -13,7 +13,10 @@ from cellfeed_tuner.plots._figure4 import entropy_figure
 from cellfeed_tuner.plots._heat_maps import heat_map_figure
 from cellfeed_tuner.plots._loaders import loaders_figure
 from cellfeed_tuner.plots._stages import stages_figure
+from cellfeed_tuner.plots._streaming import streaming_figure
+from cellfeed_tuner.plots._throughput import throughput_figure
 from cellfeed_tuner.plots._trade_off import trade_off_figure
+from cellfeed_tuner.plots._workers import workers_figure
 
 __all__ = [
     "autotune_figure",
@@ -24,5 +27,8 @@ __all__ = [
     "heat_map_figure",
     "loaders_figure",
     "stages_figure",
+    "streaming_figure",
+    "throughput_figure",
     "trade_off_figure",
+    "workers_figure",
 ]

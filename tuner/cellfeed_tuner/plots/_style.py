@@ -16,6 +16,7 @@ __all__ = [
     "CONTEXT",
     "LOADERS",
     "NOT_TIMED",
+    "STRATEGIES",
     "STYLE",
     "around",
     "block_colours",
@@ -26,6 +27,13 @@ CHOSEN = "#d55e00"
 BOUND = "#555555"
 NOT_TIMED = "#eeeeee"
 CONTEXT = "#d5d5d5"
+# Of the palette of Okabe and Ito, which all can tell apart.
+STRATEGIES = {
+    "streaming": "#e69f00",
+    "streaming with buffer": "#cc79a7",
+    "block shuffling": "#0072b2",
+    "random": "#009e73",
+}
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -36,7 +44,6 @@ STYLE: Any = {
     "figure.dpi": 150,
     "legend.frameon": False,
 }
-
 # Ours is vermilion, others are blue, of the same palette; the marks differ as well.
 _OTHERS = "#0072b2"
 LOADERS: Any = {

@@ -1,0 +1,119 @@
+"""Throughputs of two machines side by side: published ones and ours."""
+
+import textwrap
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+from cellfeed_tuner.plots._style import BOUND, LOADERS
+
+__all__ = [
+    "draw_caption",
+    "draw_curve",
+    "draw_level",
+    "one",
+    "scale_alike",
+    "scale_speeds",
+    "title",
+]
+
+_CAPTION_CHARACTERS_PER_INCH = 17
+
+
+def draw_curve(axes: Axes, part: pd.DataFrame, *, over: str, **look: Any) -> None:
+    """Draw throughput over a column, with its intervals where there are any."""
+    part = part.sort_values(over)
+    around = None
+    if "low" in part:
+        speed = part["cells_per_second"]
+        around = [speed - part["low"], part["high"] - speed]
+    style = {"ms": 4, "lw": 1.5, "elinewidth": 1, "capsize": 2, **look}
+    axes.errorbar(part[over], part["cells_per_second"], yerr=around, **style)
+
+
+def draw_level(axes: Axes, row: pd.Series, *, text: str) -> None:
+    """Draw the throughput of a loader that has no settings, as a line with its interval."""
+    colour = LOADERS[row["loader"]]["color"]
+    if "low" in row:
+        axes.axhspan(row["low"], row["high"], color=colour, alpha=0.15, lw=0)
+    axes.axhline(row["cells_per_second"], color=colour, ls="--", lw=1)
+    axes.annotate(
+        text, (1, row["cells_per_second"]), xycoords=("axes fraction", "data"), xytext=(-2, 3),
+        textcoords="offset points", ha="right", fontsize=8, color=colour,
+    )  # fmt: skip
+
+
+def one(table: pd.DataFrame, **values: object) -> pd.Series:
+    """Return the only row with these values.
+
+    Raises
+    ------
+    ValueError
+        There are none, or several.
+    """
+    rows = table[(table[list(values)] == pd.Series(values)).all(axis="columns")]
+    if len(rows) != 1:
+        msg = f"one row must have {values}, but {len(rows)} have"
+        raise ValueError(msg)
+    return rows.iloc[0]
+
+
+def scale_speeds(axes: Axes) -> None:
+    """Scale a vertical axis of cells per second, by ratios."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(visible=True, lw=0.3, alpha=0.5)
+
+
+def scale_alike(panels: Sequence[Axes], units: Sequence[float], *, of: str) -> None:
+    """Let the same height be the same multiple of a unit in all panels, whatever the machine.
+
+    Parameters
+    ----------
+    panels
+        Axes of cells per second.
+    units
+        The throughput of each that multiples are taken of.
+    of
+        What that is, in words.
+    """
+    limits = [
+        (axes.get_ylim()[0] / unit, axes.get_ylim()[1] / unit)
+        for axes, unit in zip(panels, units, strict=True)
+    ]
+    low, high = min(each for each, _ in limits), max(each for _, each in limits)
+    for axes, unit in zip(panels, units, strict=True):
+        axes.set_ylim(low * unit, high * unit)
+        right = axes.secondary_yaxis(
+            "right",
+            functions=(partial(np.multiply, 1 / unit), partial(np.multiply, unit)),
+        )
+        right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        right.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        right.yaxis.set_minor_formatter(NullFormatter())
+        right.spines["right"].set_visible(False)
+        right.set_ylabel(f"times {of}", color=BOUND)
+        right.tick_params(colors=BOUND)
+
+
+def title(table: pd.DataFrame, name: str) -> str:
+    """Return the title of a panel: the loader of its curves, and where they were measured."""
+    (loader,) = set(table["loader"]) - {"AnnLoader"}
+    return f"{loader}, {name}"
+
+
+def draw_caption(figure: Figure, caption: str) -> None:
+    """Write below a figure where its values come from."""
+    width = int(_CAPTION_CHARACTERS_PER_INCH * figure.get_figwidth())
+    figure.supxlabel(
+        textwrap.fill(caption, width), x=0.01, ha="left", fontsize=7.5, color=BOUND,
+        parse_math=False,
+    )  # fmt: skip
