@@ -10,7 +10,7 @@ PEERS_CELLS ?= 200000
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
-.PHONY: demo test check lint types env bench peers replay autotune-times figures $(FIGURES) clean
+.PHONY: demo test check lint types env bench bench-compare bench-full peers replay autotune-times figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -37,15 +37,19 @@ types: $(STAMP)
 test: check
 	$(BIN)/python -m pytest
 
-# The suite runs once, quickly. asv forgives what could not be measured; this does not. asv keeps
-# a description of the machine in the home folder, and asks for it where there is none.
-bench: SHELL := bash
+# The quick profile, once; fails where a benchmark does, or where none measured anything.
 bench: $(STAMP)
-	@mkdir -p .asv
-	@HOME=$(CURDIR)/.asv $(BIN)/asv machine --yes > .asv/machine.txt
-	@set -o pipefail; HOME=$(CURDIR)/.asv $(BIN)/asv run --quick --python=same --show-stderr \
-		< /dev/null | tee .asv/quick.txt
-	@! grep -E 'n/a|failed|skipped' .asv/quick.txt
+	$(BIN)/python bench/suite/cli.py check
+
+# The working tree beside a commit: make bench-compare BASE=main [BENCH=REGEX]. Fails where a
+# counter is worse.
+bench-compare: $(STAMP)
+	@$(BIN)/python bench/suite/cli.py compare '$(or $(BASE),$(error BASE=COMMIT is missing))' \
+		--bench='$(BENCH)'
+
+# The full profile of the last commit, in an environment that asv makes; adds to the history.
+bench-full: $(STAMP)
+	CELLFEED_BENCH_PROFILE=full $(BIN)/python bench/suite/cli.py record
 
 # The same work done by other loaders, each in an environment of its own; takes hours.
 peers: $(STAMP)

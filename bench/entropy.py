@@ -2,17 +2,21 @@
 
 import numpy as np
 
+from bench._profile import Sampled, parameters
 from cellfeed.synthetic import plate_sizes
 from cellfeed_tuner import label_entropy, theory
 
 BATCH_SIZE = 64
-N_CELLS, N_REPLAYED = 10_000_000, 200_000
+N_CELLS, N_REPLAYED = 10_000_000, 100_000
 
 
-class GridCell:
+class GridCell(Sampled):
     """Replay one cell of the grid over plate labels, as ``autotune`` does for each."""
 
-    params = ([1, 16, 256], [1, 64])
+    params = (
+        parameters(quick=[16, 256], full=[1, 4, 64, 1024]),
+        parameters(quick=[1, 64], full=[4, 16, 256]),
+    )
     param_names = ("block_size", "fetch_factor")
 
     def setup(self, *_):
@@ -43,17 +47,29 @@ class GridCell:
         return cell.bits.value
 
 
-class Expectation:
+class Expectation(Sampled):
     """The exact expectation for homogeneous blocks."""
 
-    params = ([1, 16, 1024], [1, 1024])
+    params = (
+        parameters(quick=[1, 16], full=[4, 64, 256, 1024]),
+        parameters(quick=[1, 1024], full=[4, 16, 64, 256]),
+    )
     param_names = ("block_size", "fetch_factor")
 
     def setup(self, *_):
         self.counts = plate_sizes(N_CELLS)
 
     def time_expected_entropy(self, block_size, fetch_factor):
-        theory.expected_entropy_bits(self.counts, BATCH_SIZE, block_size, fetch_factor)
+        self.expected(block_size, fetch_factor)
 
     def peakmem_expected_entropy(self, block_size, fetch_factor):
-        self.time_expected_entropy(block_size, fetch_factor)
+        self.expected(block_size, fetch_factor)
+
+    def track_expected_deficit(self, block_size, fetch_factor):
+        random = theory.random_entropy_bits(self.counts, BATCH_SIZE)
+        return random - self.expected(block_size, fetch_factor)
+
+    track_expected_deficit.unit = "bits below random sampling"
+
+    def expected(self, block_size, fetch_factor):
+        return theory.expected_entropy_bits(self.counts, BATCH_SIZE, block_size, fetch_factor)

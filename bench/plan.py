@@ -2,37 +2,45 @@
 
 import numpy as np
 
-from cellfeed import BlockShuffling, EpochPlan
+from bench._profile import Sampled, parameters
+from cellfeed import BlockShuffling, EpochPlan, Streaming
 
 BATCH_SIZE, FETCH_FACTOR = 64, 16
+STRATEGIES = {
+    "streaming": Streaming(shuffle=True),
+    "blocks of 1": BlockShuffling(block_size=1),
+    "blocks of 16": BlockShuffling(block_size=16),
+    "blocks of 256": BlockShuffling(block_size=256),
+}
 
 
-def open_epoch(n_rows, block_size):
-    return EpochPlan(
-        strategy=BlockShuffling(block_size=block_size),
-        n_rows=n_rows,
-        batch_size=BATCH_SIZE,
-        fetch_factor=FETCH_FACTOR,
-        seed=0,
-    )
-
-
-class OpenEpoch:
+class OpenEpoch(Sampled):
     """Open an epoch and take one fetch from the middle of it."""
 
-    params = ([1_000_000, 1_000_000_000], [1, 16, 256])
-    param_names = ("n_rows", "block_size")
+    params = (
+        parameters(quick=[1_000_000, 1_000_000_000], full=[30_000_000]),
+        parameters(quick=["blocks of 1", "blocks of 16"], full=["streaming", "blocks of 256"]),
+    )
+    param_names = ("n_rows", "strategy")
 
-    def time_fetch(self, n_rows, block_size):
-        plan = open_epoch(n_rows, block_size)
-        plan.fetch(plan.n_fetches // 2)
+    def time_fetch(self, n_rows, strategy):
+        self.fetch(n_rows, strategy)
 
-    def peakmem_fetch(self, n_rows, block_size):
-        self.time_fetch(n_rows, block_size)
+    def peakmem_fetch(self, n_rows, strategy):
+        self.fetch(n_rows, strategy)
 
-    def track_row_runs(self, n_rows, block_size):
-        plan = open_epoch(n_rows, block_size)
-        rows = plan.fetch(plan.n_fetches // 2).rows
+    def track_row_runs(self, n_rows, strategy):
+        rows = self.fetch(n_rows, strategy).rows
         return 1 + int(np.count_nonzero(np.diff(rows) != 1))
 
     track_row_runs.unit = "row runs per fetch"
+
+    def fetch(self, n_rows, strategy):
+        plan = EpochPlan(
+            strategy=STRATEGIES[strategy],
+            n_rows=n_rows,
+            batch_size=BATCH_SIZE,
+            fetch_factor=FETCH_FACTOR,
+            seed=0,
+        )
+        return plan.fetch(plan.n_fetches // 2)

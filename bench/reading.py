@@ -1,66 +1,174 @@
-"""Reading minibatches from a small collection that the page cache holds."""
+"""Minibatches of an epoch, from files that the page cache holds; and what is read for them."""
 
 from pathlib import Path
 
-import anndata
+import numpy as np
+import psutil
 
-from cellfeed import BlockShuffling, CellDataset, open_collection
-from cellfeed.synthetic import write_tahoe_like
+from bench._profile import Sampled, parameters
+from bench._stores import N_CELLS, STORAGES, write_stores
+from cellfeed import BlockShuffling, CellDataset, Streaming, open_collection
+from cellfeed.stages import FetchStages
 
-N_CELLS, N_GENES, N_PLATES = 8_192, 1_000, 4
-BATCH_SIZE, FETCH_FACTOR = 64, 16
-
-
-class SmallCollection:
-    """The same cells as CSR and as dense files, written once for all benchmarks."""
-
-    def setup_cache(self):
-        sparse, dense = Path("csr").resolve(), Path("dense").resolve()
-        dense.mkdir()
-        paths = write_tahoe_like(
-            sparse, n_cells=N_CELLS, n_genes=N_GENES, n_plates=N_PLATES, n_drugs=8, seed=0
-        )
-        for path in paths:
-            plate = anndata.read_h5ad(path)
-            plate.X = plate.X.toarray()
-            plate.write_h5ad(dense / path.name)
-        return {"csr": sparse, "dense": dense}
-
-    def setup(self, folders, layout, block_size):
-        collection = open_collection(folders[layout], obs=["plate"])
-        self.dataset = CellDataset(
-            collection,
-            BlockShuffling(block_size=block_size),
-            batch_size=BATCH_SIZE,
-            fetch_factor=FETCH_FACTOR,
-            seed=0,
-        )
+BATCH_SIZE, FETCH_FACTOR, BLOCK_SIZE = 64, 16, 16
+BLOCKS = BlockShuffling(block_size=BLOCK_SIZE)
+STRATEGIES = {
+    "streaming": Streaming(),
+    "streaming, shuffled": Streaming(shuffle=True),
+    "blocks": BLOCKS,
+    "whole blocks": BlockShuffling(block_size=BLOCK_SIZE, drop_last=True),
+}
+OUTPUTS = {
+    "CSR to dense": ("CSR gzip", {"dense": True}),
+    "CSR to float64": ("CSR gzip", {"dtype": "float64"}),
+    "dense to float64": ("dense contiguous", {"dtype": "float64"}),
+}
 
 
-class OneFetch(SmallCollection):
-    """Open an epoch, read one fetch and take a minibatch from it."""
-
-    params = (["csr", "dense"], [1, 16, 256])
-    param_names = ("layout", "block_size")
-
-    def time_first_minibatch(self, *_):
-        self.dataset.set_epoch(0)
-        next(iter(self.dataset))
-
-    def peakmem_first_minibatch(self, *_):
-        self.time_first_minibatch()
-
-
-class Epoch(SmallCollection):
+class _Epoch(Sampled):
     """Deliver every minibatch of an epoch."""
 
-    params = (["csr", "dense"], [16])
-    param_names = ("layout", "block_size")
+    def setup_cache(self):
+        return write_stores(Path.cwd())
 
-    def time_all_minibatches(self, *_):
-        self.dataset.set_epoch(0)
-        for _ in self.dataset:
+    setup_cache.timeout = 600
+
+    def open(
+        self,
+        store,
+        *,
+        strategy=BLOCKS,
+        fetch_factor=FETCH_FACTOR,
+        num_workers=0,
+        **options,
+    ):
+        self.collection = open_collection(store, obs=["plate"])
+        self.dataset = CellDataset(
+            self.collection, strategy, BATCH_SIZE, fetch_factor, seed=0, **options
+        )
+        self.loader = self.dataset.loader(num_workers)
+
+    def time_epoch(self, *_):
+        for _minibatch in self.loader:
             pass
 
-    def peakmem_all_minibatches(self, *_):
-        self.time_all_minibatches()
+    def peakmem_epoch(self, *_):
+        self.time_epoch()
+
+
+class _CountedEpoch(_Epoch):
+    """Count what an epoch reads, which does not depend on threads."""
+
+    def track_bytes_read(self, *_):
+        return self.asked_of_the_system("read_chars") / N_CELLS
+
+    track_bytes_read.unit = "bytes per cell"
+
+    def track_read_calls(self, *_):
+        return self.asked_of_the_system("read_count") / self.dataset.plan(epoch=0).n_fetches
+
+    track_read_calls.unit = "read calls per fetch"
+
+    def track_chunks_decoded(self, *_):
+        return sum(each.n_chunks for each in self.volumes()) / len(self.volumes())
+
+    track_chunks_decoded.unit = "chunks per fetch"
+
+    def track_read_amplification(self, *_):
+        decoded = sum(each.decoded_bytes for each in self.volumes())
+        return decoded / sum(each.useful_bytes for each in self.volumes())
+
+    track_read_amplification.unit = "bytes decoded per byte used"
+
+    def asked_of_the_system(self, counter):
+        """Return by how much a counter that the kernel keeps of this process grows in an epoch."""
+        process = psutil.Process()
+        if not hasattr(process, "io_counters"):
+            msg = "this system does not count what a process reads"
+            raise NotImplementedError(msg)
+        self.time_epoch()  # what is read once is read now
+        self.dataset.set_epoch(0)
+        before = getattr(process.io_counters(), counter)
+        self.time_epoch()
+        after = getattr(process.io_counters(), counter)
+        # To ask is to read as well.
+        asking = getattr(process.io_counters(), counter) - after
+        return after - before - asking
+
+    def volumes(self):
+        plan = self.dataset.plan(epoch=0)
+        with FetchStages(self.collection, BATCH_SIZE) as stages:
+            fetches = (plan.fetch(number) for number in range(plan.n_fetches))
+            return [stages.volume(stages.plan(fetch)) for fetch in fetches]
+
+
+class Storage(_CountedEpoch):
+    """Storage and codec; the sharded store is as `cellfeed preshuffle` writes it."""
+
+    params = (list(STORAGES), parameters(quick=[256], full=[1, 16, 64, 1024]))
+    param_names = ("storage", "block_size")
+
+    def setup(self, stores, storage, block_size):
+        self.open(stores[storage], strategy=BlockShuffling(block_size=block_size))
+
+
+class Sizes(_CountedEpoch):
+    """Block size x fetch factor, of the files as they usually are."""
+
+    params = (
+        parameters(quick=[1, 16], full=[4, 64, 256, 1024]),
+        parameters(quick=[16, 64], full=[1, 4, 128]),
+    )
+    param_names = ("block_size", "fetch_factor")
+
+    def setup(self, stores, block_size, fetch_factor):
+        strategy = BlockShuffling(block_size=block_size)
+        self.open(stores["CSR gzip"], strategy=strategy, fetch_factor=fetch_factor)
+
+
+class Strategy(_CountedEpoch):
+    """Rows in storage order, with a shuffle buffer, and in shuffled blocks."""
+
+    params = parameters(quick=["streaming", "streaming, shuffled"], full=["blocks", "whole blocks"])
+    param_names = ("strategy",)
+
+    def setup(self, stores, strategy):
+        self.open(stores["CSR gzip"], strategy=STRATEGIES[strategy])
+
+    def track_fetch_calls(self, _stores, strategy):
+        """Calls of a function that reads in the loader's place."""
+        calls = []
+        dataset = CellDataset(
+            np.arange(N_CELLS),
+            STRATEGIES[strategy],
+            BATCH_SIZE,
+            FETCH_FACTOR,
+            fetch_callback=lambda rows_of, rows: calls.append(rows.size) or rows_of[rows],
+            seed=0,
+        )
+        for _minibatch in dataset:
+            pass
+        return len(calls)
+
+    track_fetch_calls.unit = "fetch calls per epoch"
+
+
+class Output(_Epoch):
+    """What minibatches carry: as stored, made dense, or cast."""
+
+    params = parameters(quick=["CSR to dense"], full=["CSR to float64", "dense to float64"])
+    param_names = ("output",)
+
+    def setup(self, stores, output):
+        store, options = OUTPUTS[output]
+        self.open(stores[store], **options)
+
+
+class Parallelism(_Epoch):
+    """Threads and worker processes; the memory is that of the process that trains."""
+
+    params = (parameters(quick=[1, 2], full=[4]), parameters(quick=[0, 1], full=[2]))
+    param_names = ("num_threads", "num_workers")
+
+    def setup(self, stores, num_threads, num_workers):
+        self.open(stores["CSR gzip"], num_threads=num_threads, num_workers=num_workers)

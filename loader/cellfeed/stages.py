@@ -22,12 +22,15 @@ class Volume:
 
     Parameters
     ----------
+    n_chunks
+        How many it decodes, each once.
     decoded_bytes
         Size of all its chunks once they are decompressed.
     useful_bytes
         Size of what is used of them.
     """
 
+    n_chunks: int
     decoded_bytes: int
     useful_bytes: int
 
@@ -91,7 +94,7 @@ class FetchStages:
         if planned.reads.others:
             return None
         chunks = planned.reads.chunks
-        return Volume(chunks.decoded_bytes, chunks.useful_bytes)
+        return Volume(chunks.n_chunks, chunks.decoded_bytes, chunks.useful_bytes)
 
     def announce(self, planned: PlannedRead) -> None:
         """Tell the system what will be read."""

@@ -126,6 +126,11 @@ class ChunkReads:
         return replace(self.without_places(), arrays=arrays)
 
     @property
+    def n_chunks(self) -> int:
+        """How many chunks are read; the last row of their table only ends it."""
+        return len(self.chunks) - 1
+
+    @property
     def decoded_bytes(self) -> int:
         """Bytes that all chunks take once they are decompressed."""
         chunks = self.chunks[:-1]
@@ -200,7 +205,7 @@ class ChunkReads:
         ascending = bool(report[kernels.ASCENDING])
         if ascending and len(joins):
             ascending = bool(kernels.joins_ascend(joins, self.join_itemsize))
-        return Done(n_bytes, len(self.chunks) - 1, ascending)
+        return Done(n_bytes, self.n_chunks, ascending)
 
     def _damage(self, failure: int, chunk: int) -> FormatError:
         origin = self.origins[self.chunks[chunk, kernels.ARRAY]]

@@ -1,0 +1,44 @@
+"""The search of ``autotune``, played on recorded grids."""
+
+from pathlib import Path
+
+import numpy as np
+
+from bench._profile import Sampled, parameters
+from cellfeed_tuner import read_grid, replay
+
+GRIDS = Path(__file__).parent / "grids"
+FLOOR, N_SEEDS = 0.95, 10
+
+
+class Replay(Sampled):
+    """Search a grid with ten seeds."""
+
+    params = parameters(
+        quick=["gzip-28k", "zarr-200k"],
+        full=["dense-28k", "gzip-200k", "lzf-28k-warm", "published_tahoe_workers", "scgen"],
+    )
+    param_names = ("grid",)
+
+    def setup(self, grid):
+        self.grid = read_grid(GRIDS / f"{grid}.csv")
+
+    def time_search(self, *_):
+        self.search()
+
+    def peakmem_search(self, *_):
+        self.search()
+
+    def track_regret(self, *_):
+        return float(np.mean(self.search().regrets))
+
+    track_regret.unit = "share of the best throughput"
+
+    def track_share_measured(self, *_):
+        return float(np.mean(self.search().shares_measured))
+
+    track_share_measured.unit = "share of the grid"
+
+    def search(self):
+        (found,) = replay(self.grid, floors=[FLOOR], n_seeds=N_SEEDS)
+        return found

@@ -1,0 +1,94 @@
+"""Running asv: on code in the environment at hand, or in environments that asv makes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".asv"
+SOME_FAILED = 2  # asv's exit status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """Code to measure in the environment at hand, and where its results go.
+
+    Attributes
+    ----------
+    name
+        Name of its folder.
+    source
+        Folder with ``loader`` and ``tuner``.
+    commit
+        The commit that results are noted under.
+    """
+
+    name: str
+    source: Path
+    commit: str
+
+    @property
+    def results(self) -> Path:
+        """asv's results of this side alone."""
+        return FOLDER / self.name / "results"
+
+    def begin(self) -> None:
+        """Forget earlier results, and write asv's configuration."""
+        shutil.rmtree(self.results.parent, ignore_errors=True)
+        self.results.mkdir(parents=True)
+        folders = {"repo": ROOT, "benchmark_dir": ROOT / "bench", "results_dir": self.results}
+        settings = json.loads((ROOT / "asv.conf.json").read_text())
+        settings |= {name: str(path) for name, path in folders.items()}
+        self._configuration.write_text(json.dumps(settings))
+
+    def measure(self, *options: str) -> None:
+        """Measure this working tree's suite on the code; samples add to those that are there."""
+        asv(
+            "run", "--python=same", "--show-stderr", "--append-samples",
+            f"--config={self._configuration}", f"--set-commit-hash={self.commit}", *options,
+            ASV_PYTHONPATH=os.pathsep.join(str(self.source / each) for each in ("loader", "tuner")),
+        )  # fmt: skip
+
+    @property
+    def _configuration(self) -> Path:
+        return self.results.parent / "asv.conf.json"
+
+
+def asv(*arguments: str, **variables: str) -> None:
+    """Run asv, which says on stderr what it does.
+
+    It keeps a description of the machine in the home folder, and asks for it where there is none;
+    it gets a home folder here, and one is made out.
+
+    Raises
+    ------
+    click.ClickException
+        It did not get as far as measuring.
+    """
+    home = Path.home()
+    environment = {
+        "XDG_CACHE_HOME": str(home / ".cache"),
+        "XDG_CONFIG_HOME": str(home / ".config"),
+        **os.environ,
+        **variables,
+        "HOME": str(FOLDER),
+    }
+    FOLDER.mkdir(exist_ok=True)
+    if not (FOLDER / ".asv-machine.json").exists():
+        subprocess.run(
+            [sys.executable, "-m", "asv", "machine", "--yes"],
+            cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-m", "asv", *arguments],
+        cwd=ROOT, env=environment, check=False, stdin=subprocess.DEVNULL, stdout=sys.stderr,
+    )  # fmt: skip
+    if ended.returncode not in {0, SOME_FAILED}:
+        msg = f"`asv {arguments[0]}` ended with status {ended.returncode}; see above"
+        raise click.ClickException(msg)

@@ -1,0 +1,148 @@
+"""What became of the figures between two commits: counters gate, times and memory advise."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from asv.commands.compare import _is_result_better
+from asv.util import human_value
+from results import COUNTER, Figure
+from tabulate import tabulate
+
+FACTOR = 1.1  # times and memory have to differ by more
+TOLERANCE = 1e-9  # of counters that are sums of floating-point numbers
+HEADINGS = ("before", "after", "ratio", "benchmark")
+NONE = "-"
+
+
+class Change(StrEnum):
+    """What became of a figure."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    SAME = "same"
+    NEW = "new"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A figure of two commits.
+
+    Attributes
+    ----------
+    name
+        Benchmark and parameters.
+    base, head
+        Its figure before and after; ``base`` is None where there was none.
+    """
+
+    name: str
+    base: Figure | None
+    head: Figure
+
+    @property
+    def is_counter(self) -> bool:
+        """Whether it is deterministic, so that any difference counts."""
+        return self.head.kind == COUNTER
+
+    @property
+    def gates(self) -> bool:
+        """Whether it is for this that the head must not be merged."""
+        change = self.change
+        return change is Change.FAILED or (self.is_counter and change is Change.WORSE)
+
+    @property
+    def change(self) -> Change:
+        """What became of it."""
+        if self.head.value is None:
+            return Change.FAILED
+        if self.base is None or self.base.value is None:
+            return Change.NEW
+        if not (self.base.is_measured and self.head.is_measured):
+            return Change.SKIPPED
+        if self._is_better(self.head, self.base):
+            return Change.BETTER
+        return Change.WORSE if self._is_better(self.base, self.head) else Change.SAME
+
+    def _is_better(self, one: Figure, other: Figure) -> bool:
+        if self.is_counter:
+            is_same = math.isclose(one.value, other.value, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+            return not is_same and one.value < other.value
+        statistics = ((each.stats, each.samples) for each in (one, other))
+        return bool(_is_result_better(one.value, other.value, *statistics, FACTOR))
+
+
+def compare(base: Mapping[str, Figure], head: Mapping[str, Figure]) -> list[Comparison]:
+    """Return what became of each figure that was asked of the head."""
+    return [
+        Comparison(name=name, base=base.get(name), head=figure)
+        for name, figure in sorted(head.items())
+    ]
+
+
+def is_accepted(comparisons: Iterable[Comparison]) -> bool:
+    """Return whether anything was measured, nothing failed, and no counter got worse."""
+    compared = list(comparisons)
+    measured = any(each.head.is_measured for each in compared)
+    return measured and not any(each.gates for each in compared)
+
+
+def report(comparisons: Sequence[Comparison]) -> str:
+    """Return the verdict as Markdown that reads well as plain text."""
+    counters = [each for each in comparisons if each.is_counter]
+    others = [each for each in comparisons if not each.is_counter]
+    of_counters, of_others = f"of {len(counters)} counters", f"of {len(others)} times and memory"
+    return "\n\n".join(
+        [
+            *_table(f"{of_counters} are worse, which gates", counters, Change.WORSE),
+            *_table(f"{of_counters} are better", counters, Change.BETTER),
+            *_table(
+                f"{of_others} figures are worse by more than {FACTOR - 1:.0%} (times also by "
+                "asv's rank test), which is advice only",
+                others,
+                Change.WORSE,
+            ),
+            *_table(f"{of_others} figures are better", others, Change.BETTER),
+            *_table("have nothing to compare them with", comparisons, Change.NEW),
+            *_table("were skipped", comparisons, Change.SKIPPED),
+            *_table("FAILED", comparisons, Change.FAILED),
+            _last_line(comparisons),
+        ]
+    )
+
+
+def _table(text: str, comparisons: Iterable[Comparison], change: Change) -> list[str]:
+    found = [each for each in comparisons if each.change is change]
+    if not found:
+        return [f"0 {text}."] if change is Change.WORSE else []
+    alignment = ("right", "right", "right", "left")
+    rows = tabulate(map(_row, found), HEADINGS, "github", colalign=alignment, disable_numparse=True)
+    return [f"{len(found)} {text}:", rows]
+
+
+def _row(each: Comparison) -> tuple[str, str, str, str]:
+    ratio = NONE
+    if each.base is not None and each.base.is_measured and each.head.is_measured:
+        ratio = f"{each.head.value / each.base.value:.2f}" if each.base.value > 0 else NONE
+    return _shown(each.base), _shown(each.head), ratio, each.name
+
+
+def _shown(figure: Figure | None) -> str:
+    if figure is None or not figure.is_measured:
+        return NONE
+    if figure.kind == COUNTER:
+        return f"{figure.value:,.6g} {figure.unit}"
+    return str(human_value(figure.value, figure.unit))
+
+
+def _last_line(comparisons: Sequence[Comparison]) -> str:
+    if is_accepted(comparisons):
+        return "VERDICT: PASSED, no counter is worse."
+    n_failed = sum(each.change is Change.FAILED for each in comparisons)
+    n_worse = sum(each.gates for each in comparisons) - n_failed
+    if n_failed or n_worse:
+        return f"VERDICT: FAILED, {n_worse} counters are worse, {n_failed} figures failed."
+    return "VERDICT: FAILED, nothing was measured."
