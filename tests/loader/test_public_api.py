@@ -7,7 +7,7 @@ import pytest
 
 PUBLIC_MODULES = {
     "cellfeed": {"console", "machine", "stages", "synthetic", "testing"},
-    "cellfeed_tuner": {"plots", "theory"},
+    "cellfeed_tuner": {"plots", "theory", "training"},
 }
 MODULES = [
     *PUBLIC_MODULES,

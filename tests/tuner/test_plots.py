@@ -2,14 +2,24 @@
 
 from dataclasses import replace
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Annotation, Text
 
-from cellfeed_tuner import Configuration, Estimate, plots, published_grid, published_workers
+from cellfeed_tuner import (
+    Configuration,
+    Estimate,
+    plots,
+    published_grid,
+    published_macro_f1,
+    published_workers,
+)
+from cellfeed_tuner.plots._style import STRATEGIES
 
 FIGURES = (
     plots.autotune_figure,
@@ -221,3 +231,58 @@ def test_workers_are_drawn_over_the_memory_of_all_buffers():
     single, four, *_ = curves(above[1])
     assert single[1] == pytest.approx([4, 106.83])
     assert four[0] == pytest.approx([16, 417.20])
+
+
+def _heights(line):
+    return np.asarray(line.get_ydata())
+
+
+def test_macro_f1_stands_beside_the_published_one_in_the_colour_of_its_strategy():
+    published = published_macro_f1()
+    ours = pd.concat(
+        published[["task", "strategy"]].assign(seed=seed, macro_f1=0.1 * (1 + seed))
+        for seed in (0, 1)
+    )
+    figure = plots.macro_f1_figure(ours, published, caption="made by hand")
+    figure.savefig(BytesIO())
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(published["task"].unique())
+    for axes, (_, part) in zip(figure.axes, published.groupby("task", sort=False), strict=True):
+        patches: Any = axes.patches
+        of_paper, of_ours = patches[:4], patches[4:]
+        heights = dict(zip(STRATEGIES, (bar.get_height() for bar in of_paper), strict=True))
+        assert heights == dict(zip(part["strategy"], part["macro_f1"], strict=True))
+        assert [bar.get_height() for bar in of_ours] == pytest.approx([0.15] * 4)
+        for bars in (of_paper, of_ours):
+            colours = [to_hex(bar.get_facecolor()) for bar in bars]
+            assert colours == list(STRATEGIES.values())
+        seeds = [each for each in map(_heights, axes.lines) if len(each) == 2]
+        assert np.array(seeds) == pytest.approx(np.array([[0.1, 0.2]] * 4))
+
+
+def test_what_entropy_is_worth_is_drawn_with_its_intervals():
+    rows = [
+        ("drug", score, block_size, deficit, -deficit, -2 * deficit, 0.0)
+        for score in ("macro_f1", "loss")
+        for block_size, deficit in ((1, 0.0), (16, 0.01), (16, 0.3), (256, 1.0))
+    ]
+    columns = ["task", "score", "block_size", "deficit", "value", "low", "high"]
+    figure = plots.entropy_worth_figure(
+        pd.DataFrame(rows, columns=columns), entropy_floor=0.95, caption="made by hand"
+    )
+    figure.savefig(BytesIO())
+    above, below = figure.axes
+    assert above.get_title(loc="left") == "drug"
+    for axes in (above, below):
+        points = {
+            tuple(place): (*segment[:, 1],)
+            for container in axes.containers
+            if isinstance(container, ErrorbarContainer)
+            for place, segment in zip(
+                np.asarray(container.lines[0].get_xydata()).tolist(),
+                container.lines[2][0].get_segments(),
+                strict=True,
+            )
+        }
+        assert points == {
+            (deficit, value): (low, high) for *_, deficit, value, low, high in rows[:4]
+        }

@@ -3,7 +3,7 @@
 The ``autotune`` command does it from a shell, and `autotune` from Python.
 """
 
-from cellfeed_tuner import plots, theory
+from cellfeed_tuner import plots, theory, training
 from cellfeed_tuner._autotune import autotune
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy._block_mixing import BlockMixing, block_mixing
@@ -30,7 +30,7 @@ from cellfeed_tuner._measuring._annloader import measure_annloader
 from cellfeed_tuner._measuring._decoded import decoded_bytes_per_cell
 from cellfeed_tuner._measuring._measure import Measurement, measure
 from cellfeed_tuner._planning._replay import Replay, replay
-from cellfeed_tuner._published import published_grid, published_workers
+from cellfeed_tuner._published import published_grid, published_macro_f1, published_workers
 from cellfeed_tuner._recording._record import Recording, record
 from cellfeed_tuner._recording._recorded_grid import RecordedGrid, read_grid
 from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
@@ -87,6 +87,7 @@ __all__ = [
     "minibatch_entropies",
     "plots",
     "published_grid",
+    "published_macro_f1",
     "published_workers",
     "random_conditional_entropy_bits",
     "read_grid",
@@ -94,4 +95,5 @@ __all__ = [
     "replay",
     "storage_order",
     "theory",
+    "training",
 ]

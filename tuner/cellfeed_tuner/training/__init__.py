@@ -1,0 +1,21 @@
+"""What mixing is worth: linear classifiers, trained for one epoch and tested on other cells.
+
+The protocol of the scDataset paper's Figure 5. A linear model has nothing to tune but its
+learning rate, and its problem is convex, so that what differs between two runs is the order in
+which cells came.
+"""
+
+from cellfeed_tuner.training._classifiers import LinearClassifiers
+from cellfeed_tuner.training._comparison import compare_settings, paired_differences
+from cellfeed_tuner.training._scores import Score, evaluate, macro_f1
+from cellfeed_tuner.training._training import train_linear_classifiers
+
+__all__ = [
+    "LinearClassifiers",
+    "Score",
+    "compare_settings",
+    "evaluate",
+    "macro_f1",
+    "paired_differences",
+    "train_linear_classifiers",
+]
