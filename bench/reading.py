@@ -70,13 +70,15 @@ class _CountedEpoch(_Epoch):
     track_read_calls.unit = "read calls per fetch"
 
     def track_chunks_decoded(self, *_):
-        return sum(each.n_chunks for each in self.volumes()) / len(self.volumes())
+        volumes = self.volumes()
+        return sum(each.n_chunks for each in volumes) / len(volumes)
 
     track_chunks_decoded.unit = "chunks per fetch"
 
     def track_read_amplification(self, *_):
-        decoded = sum(each.decoded_bytes for each in self.volumes())
-        return decoded / sum(each.useful_bytes for each in self.volumes())
+        volumes = self.volumes()
+        decoded = sum(each.decoded_bytes for each in volumes)
+        return decoded / sum(each.useful_bytes for each in volumes)
 
     track_read_amplification.unit = "bytes decoded per byte used"
 

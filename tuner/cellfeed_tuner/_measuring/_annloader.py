@@ -29,8 +29,6 @@ from cellfeed_tuner._measuring._timing import Delivery, Dropping, Round, Started
 
 __all__ = ["measure_annloader", "open_annloader"]
 
-_LIMIT_TIMES = 20
-
 
 def measure_annloader(
     collection: Collection,
@@ -59,7 +57,7 @@ def measure_annloader(
     request = _Request(
         shuffle=shuffle, batch_size=batch_size, cache=cache, seconds=seconds, seed=seed
     )
-    return measure_alone(collection, request, limit_seconds=_LIMIT_TIMES * seconds)
+    return measure_alone(collection, request)
 
 
 def open_annloader(

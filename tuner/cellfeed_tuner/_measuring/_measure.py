@@ -175,6 +175,10 @@ class Timed(Request, Protocol):
     def cache(self) -> CacheState:
         """State of the page cache that rounds begin with."""
 
+    @property
+    def seconds(self) -> float:
+        """Time to spend, if that suffices."""
+
 
 def measure(
     collection: Collection,
@@ -239,14 +243,15 @@ def measure(
         most_rounds=MOST_ROUNDS,
         seconds=seconds,
     )
-    return measure_alone(collection, request, limit_seconds=_LIMIT_TIMES * seconds)
+    return measure_alone(collection, request)
 
 
-def measure_alone(collection: Collection, request: Timed, *, limit_seconds: float) -> Measurement:
+def measure_alone(collection: Collection, request: Timed) -> Measurement:
     """Measure in a process made for it, from the page cache's state on; see `measure`."""
     found_cache = prepare_cache(collection, request.cache)
     with MeasuringProcess(collection) as process:
         process.start()
+        limit_seconds = _LIMIT_TIMES * request.seconds
         measurement = measure_with(process, request, limit_seconds=limit_seconds)
     return replace(measurement, cache=found_cache)
 

@@ -25,7 +25,21 @@ Status = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EntropyBits:
+class _MinibatchEntropyBits:
+    """What is known of any entropy of minibatches."""
+
+    measured: Estimate | None
+    expected: Estimate
+    random: float
+
+    @property
+    def share_of_random(self) -> float:
+        """Expected entropy as a share of true random sampling's."""
+        return self.expected.value / self.random if self.random else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntropyBits(_MinibatchEntropyBits):
     """Minibatch label entropy of one configuration, in bits.
 
     Parameters
@@ -43,17 +57,9 @@ class EntropyBits:
         Exact expectation of true random sampling from these labels.
     """
 
-    measured: Estimate | None
-    expected: Estimate
     homogeneous: float
     lower_bound: float
     upper_bound: float
-    random: float
-
-    @property
-    def share_of_random(self) -> float:
-        """Expected entropy as a share of true random sampling's."""
-        return self.expected.value / self.random if self.random else 1.0
 
     @property
     def verdict(self) -> str:
@@ -75,7 +81,7 @@ class EntropyBits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionalEntropyBits:
+class ConditionalEntropyBits(_MinibatchEntropyBits):
     """Minibatch entropy of the first label within each value of another, in bits.
 
     Parameters
@@ -92,14 +98,6 @@ class ConditionalEntropyBits:
     """
 
     given: str
-    measured: Estimate | None
-    expected: Estimate
-    random: float
-
-    @property
-    def share_of_random(self) -> float:
-        """Expected entropy as a share of true random sampling's."""
-        return self.expected.value / self.random if self.random else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from cellfeed_tuner._results._autotune_result import AutotuneResult
 from cellfeed_tuner._results._dataset import Dataset
 from cellfeed_tuner.plots._heat_maps import draw_entropy, draw_throughput
-from cellfeed_tuner.plots._style import BOUND, STYLE
+from cellfeed_tuner.plots._style import STYLE, draw_caption
 from cellfeed_tuner.plots._trade_off import draw_trade_off
 
 __all__ = ["autotune_figure"]
@@ -27,10 +27,7 @@ def autotune_figure(result: AutotuneResult) -> Figure:
         draw_entropy(entropy_axes, result)
         draw_trade_off(trade_off_axes, result)
         figure.suptitle(_headline(result), x=0.01, ha="left", fontsize=11)
-        # A label may have dollars in its name, which are no formula.
-        figure.supxlabel(
-            _caption(result), x=0.01, ha="left", fontsize=7.5, color=BOUND, parse_math=False
-        )
+        draw_caption(figure, _caption(result))
     return figure
 
 

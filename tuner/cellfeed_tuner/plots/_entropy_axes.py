@@ -7,8 +7,17 @@ from matplotlib.axes import Axes
 
 from cellfeed_tuner.plots._style import BOUND
 
-__all__ = ["LOWER", "REPLAYED", "UPPER", "draw_bounds", "scale_fetch_factors", "title_of_block"]
+__all__ = [
+    "LOWER",
+    "PUBLISHED",
+    "REPLAYED",
+    "UPPER",
+    "draw_bounds",
+    "scale_fetch_factors",
+    "title_of_block",
+]
 
+PUBLISHED: Any = {"color": "black", "ls": "", "marker": "o", "mfc": "none", "ms": 7}
 REPLAYED: Any = {"color": "black", "ls": "", "marker": "x", "ms": 5, "elinewidth": 1, "capsize": 2}
 UPPER: Any = {"color": BOUND, "ls": "--", "lw": 1}
 LOWER: Any = {"color": BOUND, "ls": ":", "lw": 1.5}

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from cellfeed_tuner.plots._style import BOUND, STYLE, block_colours
+from cellfeed_tuner.plots._style import BOUND, STYLE, block_colours, draw_caption
 
 __all__ = ["entropy_worth_figure"]
 
@@ -51,7 +51,7 @@ def entropy_worth_figure(
             axes.axvline(1 - entropy_floor, color=BOUND, ls="--", lw=1)
         _label_axes(rows, tasks)
         _name_marks(figure, rows[0, 0], colours, entropy_floor)
-        figure.supxlabel(caption, x=0.01, ha="left", fontsize=7.5, color=BOUND)
+        draw_caption(figure, caption)
     return figure
 
 

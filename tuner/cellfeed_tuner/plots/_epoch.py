@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from cellfeed_tuner._entropy._epoch_course import EpochCourse
 from cellfeed_tuner.plots._entropy_axes import UPPER
-from cellfeed_tuner.plots._style import BOUND, CHOSEN, STYLE, around
+from cellfeed_tuner.plots._style import CHOSEN, STYLE, around, draw_caption
 
 __all__ = ["epoch_figure"]
 
@@ -47,7 +47,7 @@ def epoch_figure(
         all_axes[0].set_ylabel("minibatch label\nentropy (bits)")
         figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper right")
         if caption:
-            figure.supxlabel(caption, x=0.01, ha="left", fontsize=7.5, color=BOUND)
+            draw_caption(figure, caption)
     return figure
 
 

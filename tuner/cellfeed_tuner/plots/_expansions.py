@@ -8,12 +8,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cellfeed_tuner.plots._entropy_axes import LOWER, REPLAYED
-from cellfeed_tuner.plots._style import BOUND, COLOURS, STYLE
+from cellfeed_tuner.plots._entropy_axes import LOWER, PUBLISHED, REPLAYED
+from cellfeed_tuner.plots._style import BOUND, COLOURS, STYLE, draw_caption
 
 __all__ = ["expansions_figure"]
 
-_PUBLISHED: Any = {"color": "black", "ls": "", "marker": "o", "mfc": "none", "ms": 7}
 _EXACT: Any = {"color": "black", "lw": 1.5}
 
 
@@ -40,7 +39,7 @@ def expansions_figure(blocks: pd.DataFrame, batches: pd.DataFrame, *, caption: s
         left, right = figure.subplots(1, 2)
         _draw_blocks(left, blocks.sort_values("block_size"))
         _draw_batches(right, batches.sort_values("batch_size"))
-        figure.supxlabel(caption, x=0.01, ha="left", fontsize=7.5, color=BOUND)
+        draw_caption(figure, caption)
     return figure
 
 
@@ -50,7 +49,7 @@ def _draw_blocks(axes: Axes, blocks: pd.DataFrame) -> None:
     axes.plot(sizes, blocks["expected"], label="exact, homogeneous blocks", **_EXACT)
     around = [blocks["replayed"] - blocks["low"], blocks["high"] - blocks["replayed"]]
     axes.errorbar(sizes, blocks["replayed"], yerr=around, label="replayed, 95 %", **REPLAYED)
-    axes.plot(sizes, blocks["published"], label="published", **_PUBLISHED)
+    axes.plot(sizes, blocks["published"], label="published", **PUBLISHED)
     _scale(axes, sorted(sizes.unique()))
     axes.set_xlabel("block size (cells)")
     axes.set_ylabel("minibatch label entropy (bits)")

@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 
 from cellfeed_tuner.plots._entropy_axes import (
     LOWER,
+    PUBLISHED,
     REPLAYED,
     UPPER,
     draw_bounds,
     scale_fetch_factors,
     title_of_block,
 )
-from cellfeed_tuner.plots._style import BOUND, CONTEXT, STYLE, block_colours
+from cellfeed_tuner.plots._style import BOUND, CONTEXT, STYLE, block_colours, draw_caption
 
 __all__ = ["entropy_figure"]
-
-_PUBLISHED: Any = {"color": "black", "ls": "", "marker": "o", "mfc": "none", "ms": 7}
 
 
 def entropy_figure(
@@ -67,7 +66,7 @@ def entropy_figure(
             above.set_title(title_of_block(block_size))
         _label_axes(rows, sorted(grid["fetch_factor"].unique()))
         _name_marks(figure, rows[0, 0])
-        figure.supxlabel(caption, x=0.01, ha="left", fontsize=7.5, color=BOUND)
+        draw_caption(figure, caption)
     return figure
 
 
@@ -78,7 +77,7 @@ def _less_expected(part: pd.DataFrame) -> pd.DataFrame:
 
 def _draw_marks(axes: Axes, part: pd.DataFrame, *, apart: float) -> None:
     """Draw what was published and what was replayed, by a factor left and right of their place."""
-    axes.plot(part["fetch_factor"] / apart, part["published"], **_PUBLISHED)
+    axes.plot(part["fetch_factor"] / apart, part["published"], **PUBLISHED)
     around = [part["replayed"] - part["low"], part["high"] - part["replayed"]]
     axes.errorbar(part["fetch_factor"] * apart, part["replayed"], yerr=around, **REPLAYED)
 
@@ -97,7 +96,7 @@ def _label_axes(rows: NDArray[Any], factors: Sequence[int]) -> None:
 def _name_marks(figure: Figure, axes: Axes) -> None:
     """Say once what lines and marks mean; those of lines in grey, whatever their colour."""
     marks: dict[str, Any] = {
-        "published, measured": axes.plot([], [], **_PUBLISHED)[0],
+        "published, measured": axes.plot([], [], **PUBLISHED)[0],
         "ours, plan replayed over labels, 95 % interval": axes.errorbar([], [], [], **REPLAYED),
         "exact, homogeneous blocks": axes.plot([], [], lw=2, color=BOUND)[0],
         "the same for other block sizes": axes.plot([], [], lw=0.8, color=CONTEXT)[0],

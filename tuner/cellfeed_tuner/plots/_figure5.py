@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cellfeed_tuner.plots._style import BOUND, STRATEGIES, STYLE
+from cellfeed_tuner.plots._style import STRATEGIES, STYLE, draw_caption
 
 __all__ = ["macro_f1_figure"]
 
@@ -43,7 +43,7 @@ def macro_f1_figure(scores: pd.DataFrame, published: pd.DataFrame, *, caption: s
             axes.margins(x=0.04)
         row[0].set_ylabel("macro F1 on the held-out plate")
         _name_marks(figure, row[0])
-        figure.supxlabel(caption, x=0.01, ha="left", fontsize=7.5, color=BOUND)
+        draw_caption(figure, caption)
     return figure
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cellfeed_tuner.plots._style import BOUND, LOADERS, STYLE
+from cellfeed_tuner.plots._style import BOUND, LOADERS, STYLE, draw_caption
 
 __all__ = ["loaders_figure"]
 
@@ -64,8 +64,7 @@ def loaders_figure(rows: pd.DataFrame, *, caption: str) -> Figure:
         named = loaders["limit"].map(limits)
         _scale(all_axes[-1], pd.concat([loaders["cells_per_s"], named]))
         _name_marks(figure)
-        caption = "\n".join(textwrap.wrap(caption, 160))
-        figure.supxlabel(caption, x=0.01, ha="left", fontsize=7.5, color=BOUND)
+        draw_caption(figure, caption)
     return figure
 
 

@@ -1,6 +1,5 @@
 """Throughputs of two machines side by side: published ones and ours."""
 
-import textwrap
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -8,22 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from cellfeed_tuner.plots._style import BOUND, LOADERS
 
 __all__ = [
-    "draw_caption",
     "draw_curve",
     "draw_level",
     "one",
     "scale_alike",
-    "scale_speeds",
     "title",
 ]
-
-_CAPTION_CHARACTERS_PER_INCH = 17
 
 
 def draw_curve(axes: Axes, part: pd.DataFrame, *, over: str, **look: Any) -> None:
@@ -64,15 +58,6 @@ def one(table: pd.DataFrame, **values: object) -> pd.Series:
     return rows.iloc[0]
 
 
-def scale_speeds(axes: Axes) -> None:
-    """Scale a vertical axis of cells per second, by ratios."""
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.grid(visible=True, lw=0.3, alpha=0.5)
-
-
 def scale_alike(panels: Sequence[Axes], units: Sequence[float], *, of: str) -> None:
     """Let the same height be the same multiple of a unit in all panels, whatever the machine.
 
@@ -108,12 +93,3 @@ def title(table: pd.DataFrame, name: str) -> str:
     """Return the title of a panel: the loader of its curves, and where they were measured."""
     (loader,) = set(table["loader"]) - {"AnnLoader"}
     return f"{loader}, {name}"
-
-
-def draw_caption(figure: Figure, caption: str) -> None:
-    """Write below a figure where its values come from."""
-    width = int(_CAPTION_CHARACTERS_PER_INCH * figure.get_figwidth())
-    figure.supxlabel(
-        textwrap.fill(caption, width), x=0.01, ha="left", fontsize=7.5, color=BOUND,
-        parse_math=False,
-    )  # fmt: skip

@@ -6,15 +6,13 @@ from matplotlib.figure import Figure
 
 from cellfeed_tuner.plots._entropy_axes import scale_fetch_factors
 from cellfeed_tuner.plots._machines import (
-    draw_caption,
     draw_curve,
     draw_level,
     one,
     scale_alike,
-    scale_speeds,
     title,
 )
-from cellfeed_tuner.plots._style import LOADERS, STYLE
+from cellfeed_tuner.plots._style import LOADERS, STYLE, draw_caption, scale_speeds
 
 __all__ = ["streaming_figure"]
 

@@ -1,11 +1,15 @@
 """What all pictures have in common."""
 
+import textwrap
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from cellfeed_tuner._interval import Estimate
 
@@ -20,6 +24,8 @@ __all__ = [
     "STYLE",
     "around",
     "block_colours",
+    "draw_caption",
+    "scale_speeds",
 ]
 
 COLOURS = "viridis"
@@ -31,7 +37,7 @@ CONTEXT = "#d5d5d5"
 STRATEGIES = {
     "streaming": "#e69f00",
     "streaming with buffer": "#cc79a7",
-    "block shuffling": "#0072b2",
+    "block shuffling": "#56b4e9",
     "random": "#009e73",
 }
 STYLE: Any = {
@@ -51,6 +57,8 @@ LOADERS: Any = {
     "scDataset": {"color": _OTHERS, "marker": "s"},
     "AnnLoader": {"color": _OTHERS, "marker": "D"},
 }
+
+_CAPTION_CHARACTERS_PER_INCH = 17
 
 
 def block_colours(block_sizes: Sequence[int]) -> dict[int, Any]:
@@ -73,3 +81,22 @@ def around(estimate: Estimate, *, unit: float = 1.0) -> list[list[float]] | None
     if not (isfinite(below) and isfinite(above)):
         return None
     return [[below / unit], [above / unit]]
+
+
+def scale_speeds(axes: Axes) -> None:
+    """Scale a vertical axis of cells per second, by ratios."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(visible=True, lw=0.3, alpha=0.5)
+
+
+def draw_caption(figure: Figure, caption: str) -> None:
+    """Write below a figure where its values come from."""
+    # A label may have dollars in its name, which are no formula.
+    width = int(_CAPTION_CHARACTERS_PER_INCH * figure.get_figwidth())
+    figure.supxlabel(
+        textwrap.fill(caption, width), x=0.01, ha="left", fontsize=7.5, color=BOUND,
+        parse_math=False,
+    )  # fmt: skip

@@ -8,15 +8,13 @@ from matplotlib.lines import Line2D
 
 from cellfeed_tuner.plots._entropy_axes import scale_fetch_factors
 from cellfeed_tuner.plots._machines import (
-    draw_caption,
     draw_curve,
     draw_level,
     one,
     scale_alike,
-    scale_speeds,
     title,
 )
-from cellfeed_tuner.plots._style import STRATEGIES, STYLE, block_colours
+from cellfeed_tuner.plots._style import STRATEGIES, STYLE, block_colours, draw_caption, scale_speeds
 
 __all__ = ["throughput_figure"]
 

@@ -6,10 +6,10 @@ from math import ceil
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import NullLocator
 
 from cellfeed_tuner._results._autotune_result import AutotuneResult
-from cellfeed_tuner.plots._style import BOUND, CHOSEN, STYLE, around, block_colours
+from cellfeed_tuner.plots._style import BOUND, CHOSEN, STYLE, around, block_colours, scale_speeds
 
 __all__ = ["draw_trade_off", "trade_off_figure"]
 
@@ -85,11 +85,8 @@ def _label_axes(axes: Axes, *, of: str) -> None:
     axes.set_title("Trade-off, with 95 % intervals")
     entropy = f"entropy of {of}" if of else "entropy"
     axes.set(xlabel=f"{entropy}, share of random sampling's", ylabel="throughput (cells/s)")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    scale_speeds(axes)
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.grid(visible=True, lw=0.3, alpha=0.5)
 
 
 def _mark_choice(axes: Axes, result: AutotuneResult) -> None:
