@@ -140,7 +140,9 @@ def _shown(figure: Figure | None) -> str:
 
 def _last_line(comparisons: Sequence[Comparison]) -> str:
     if is_accepted(comparisons):
-        return "VERDICT: PASSED, no counter is worse."
+        n_slower = sum(each.change is Change.WORSE for each in comparisons)
+        advice = f"; {n_slower} times and memory figures are, which is advice" if n_slower else ""
+        return f"VERDICT: PASSED, no counter is worse{advice}."
     n_failed = sum(each.change is Change.FAILED for each in comparisons)
     n_worse = sum(each.gates for each in comparisons) - n_failed
     if n_failed or n_worse:
