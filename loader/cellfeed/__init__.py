@@ -13,6 +13,7 @@ from cellfeed._errors import (
     ParameterError,
     PathError,
 )
+from cellfeed._indexables import HuggingFaceCells, MemoryMappedCells
 from cellfeed._minibatch import Cells, Minibatch
 from cellfeed._multi_indexable import MultiIndexable
 from cellfeed._obs import CategoricalColumn, NumericColumn
@@ -32,6 +33,8 @@ __all__ = [
     "EpochPlan",
     "Fetch",
     "FormatError",
+    "HuggingFaceCells",
+    "MemoryMappedCells",
     "Minibatch",
     "MismatchError",
     "MultiIndexable",

@@ -11,7 +11,7 @@ Runs = NDArray[np.int64]
 
 
 def merge_consecutive(rows: NDArray[np.int64]) -> Runs:
-    """Return the runs of strictly ascending ``rows``.
+    """Return the runs of distinct ``rows``, in their order.
 
     Examples
     --------

@@ -8,7 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cellfeed_tuner._machine._page_cache import drop_pages, load_pages, resident_fraction
+from cellfeed_tuner._machine._page_cache import (
+    drop_clean_pages,
+    drop_pages,
+    load_pages,
+    resident_fraction,
+)
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the page cache can be inspected on Linux only"
@@ -53,6 +58,24 @@ def ordinary_user() -> Iterator[None]:
 
 def test_a_file_just_written_is_resident(file):
     assert resident_fraction([file]) == 1
+
+
+def test_dropping_takes_pages_that_are_mapped(file):
+    drop_pages([file])
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as m:
+        content = m[:]
+        drop_pages([file])
+        assert resident_fraction([file]) == 1  # the kernel keeps what is mapped
+        drop_clean_pages([file])
+        assert resident_fraction([file]) == 0
+        assert m[:] == content == file.read_bytes()
+
+
+def test_what_is_written_to_a_mapping_is_not_lost(file):
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as m:
+        m[:4] = b"mine"
+        drop_clean_pages([file])
+        assert m[:4] == b"mine"
 
 
 def test_dropping_takes_dirty_pages_too(file):

@@ -28,7 +28,9 @@ from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._description import Machine, describe_machine
 from cellfeed_tuner._measuring._annloader import measure_annloader
 from cellfeed_tuner._measuring._decoded import decoded_bytes_per_cell
+from cellfeed_tuner._measuring._loader import measure_loader
 from cellfeed_tuner._measuring._measure import Measurement, measure
+from cellfeed_tuner._measuring._storage_throughputs import storage_throughputs
 from cellfeed_tuner._planning._replay import Replay, replay
 from cellfeed_tuner._published import published_grid, published_macro_f1, published_workers
 from cellfeed_tuner._recording._record import Recording, record
@@ -84,6 +86,7 @@ __all__ = [
     "label_entropy",
     "measure",
     "measure_annloader",
+    "measure_loader",
     "minibatch_entropies",
     "plots",
     "published_grid",
@@ -94,6 +97,7 @@ __all__ = [
     "record",
     "replay",
     "storage_order",
+    "storage_throughputs",
     "theory",
     "training",
 ]

@@ -148,7 +148,7 @@ def autotune(
         mixing = Mixing(labels, within, batch_size=batch_size, seed=seed)
         mixing.replay(grid, on_progress)
         order = mixing.storage_order(space.block_sizes[-1])
-        found_cache = prepare_cache(collection, cache)
+        found_cache = prepare_cache(collection.files, cache)
         asked = _asked(space, names, batch_size, found_cache, budget, entropy_floor)
         notes = Notes.of(collection, labels[0].codes, machine, asked, date)
         recollection = Recollection.ignored() if fresh else notes.recollection()

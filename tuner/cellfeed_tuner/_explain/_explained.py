@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cellfeed import Collection
 from cellfeed.machine import threads_per_process, usable_cores
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._explain._bottleneck import Bottleneck, bottleneck, with_training_step
@@ -44,7 +45,7 @@ class Explained:
 
 
 def explain_throughput(
-    process: MeasuringProcess,
+    process: MeasuringProcess[Collection],
     configuration: Configuration,
     layout: StorageLayout,
     *,

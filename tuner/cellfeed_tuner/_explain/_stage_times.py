@@ -109,21 +109,21 @@ class StageRequest:
     seed: int
     first_epoch: int
 
-    def run(self, collection: Collection, report: Callable[[object], None]) -> None:
+    def run(self, subject: Collection, report: Callable[[object], None]) -> None:
         """Report each `StageRound`, a `StoreSample`, and `Transferred` if there are workers."""
         deadline = time.perf_counter() + self.seconds
         minibatches = list[Minibatch]()
         num_threads = threads_per_process(self.configuration.fetches_per_round)
-        with FetchStages(collection, self.batch_size, num_threads=num_threads) as stages:
-            for number, (plan, fetch) in enumerate(self._fetches(len(collection))):
+        with FetchStages(subject, self.batch_size, num_threads=num_threads) as stages:
+            for number, (plan, fetch) in enumerate(self._fetches(len(subject))):
                 minibatches.clear()  # so that their memory is used again
-                timed = _timed(stages, collection, plan, fetch, self.cache, minibatches)
+                timed = _timed(stages, subject, plan, fetch, self.cache, minibatches)
                 if number > 0:
                     report(timed)
                 late = time.perf_counter() > deadline and number >= self.least_rounds
                 if late or number == self.most_rounds:
                     break
-        report(sample_store(minibatches, collection.n_vars))
+        report(sample_store(minibatches, subject.n_vars))
         if self.configuration.num_workers:
             report(_transferred(minibatches[0], self.configuration))
 

@@ -3,10 +3,10 @@
 `bench/peers` opens it in a job of its own, whose memory is AnnLoader's and not this package's.
 """
 
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,9 @@ import torch
 from anndata.experimental import AnnCollection
 
 from cellfeed import Collection
-from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._measure import (
-    LEAST_ROUNDS,
-    MOST_ROUNDS,
-    Measurement,
-    measure_alone,
-)
-from cellfeed_tuner._measuring._timing import Delivery, Dropping, Round, Started
+from cellfeed_tuner._measuring._loader import measure_loader
+from cellfeed_tuner._measuring._measure import Measurement
 
 __all__ = ["measure_annloader", "open_annloader"]
 
@@ -54,16 +48,23 @@ def measure_annloader(
     seed
         Fixes which rows are read.
     """
-    request = _Request(
-        shuffle=shuffle, batch_size=batch_size, cache=cache, seconds=seconds, seed=seed
+    open_loader = partial(
+        open_annloader, collection.paths, batch_size=batch_size, shuffle=shuffle, seed=seed
     )
-    return measure_alone(collection, request)
+    return measure_loader(
+        open_loader,
+        files=collection.files,
+        batch_size=batch_size,
+        take=attrgetter("X"),  # until then nothing is read
+        cache=cache,
+        seconds=seconds,
+    )
 
 
 def open_annloader(
     paths: Sequence[Path | str], *, batch_size: int, shuffle: bool, seed: int
 ) -> Any:
-    """Open an AnnLoader over an AnnCollection of backed files.
+    """Open an AnnLoader of whole minibatches over an AnnCollection of backed files.
 
     Parameters
     ----------
@@ -88,7 +89,7 @@ def open_annloader(
             harmonize_dtypes=False,
             convert={"X": _csr_if_sparse},
         )
-        return AnnLoader(collection, batch_size=batch_size, shuffle=shuffle)
+        return AnnLoader(collection, batch_size=batch_size, shuffle=shuffle, drop_last=True)
 
 
 def _csr_if_sparse(array: Any) -> Any:
@@ -101,47 +102,3 @@ def _csr_if_sparse(array: Any) -> Any:
         return torch.sparse_csr_tensor(
             indptr, indices, data, size=tuple(array.shape), check_invariants=False
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """What a measuring process is to do; see `measure_annloader`."""
-
-    shuffle: bool
-    batch_size: int
-    cache: CacheState
-    seconds: float
-    seed: int
-
-    @property
-    def configuration(self) -> Configuration:
-        """Each minibatch is read by itself."""
-        return Configuration(block_size=1, fetch_factor=1)
-
-    def run(self, collection: Collection, report: Callable[[object], None]) -> None:
-        """Time minibatches until there are enough."""
-        make_cold = Dropping(collection, self.cache)
-        loader = open_annloader(
-            collection.paths, batch_size=self.batch_size, shuffle=self.shuffle, seed=self.seed
-        )
-        deadline = time.perf_counter() + self.seconds
-        make_cold()
-        begin = time.perf_counter()
-        for number, cells in enumerate(_whole_minibatches(loader, self.batch_size)):
-            _ = cells.X
-            make_cold()
-            end = time.perf_counter()
-            if number == 0:
-                report(Started(0.0, end - begin, 0))
-            report(Round(end - begin, number > 0, end - begin, None))
-            late = end > deadline and number >= LEAST_ROUNDS
-            if late or number == MOST_ROUNDS:
-                break
-            begin = end
-        report(Delivery(""))
-
-
-def _whole_minibatches(loader: Any, batch_size: int) -> Iterator[Any]:
-    """Yield minibatches, epoch after epoch."""
-    while True:
-        yield from (cells for cells in loader if len(cells) == batch_size)

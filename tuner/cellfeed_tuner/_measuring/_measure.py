@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -18,12 +19,19 @@ from cellfeed_tuner._machine._page_cache import (
 )
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes, names_of
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Outcome, Request
+from cellfeed_tuner._measuring._measuring_process import (
+    MeasuringProcess,
+    Outcome,
+    Request,
+    Subject,
+    Subject_contra,
+)
 from cellfeed_tuner._measuring._timing import Delivery, Entropies, Round, Started, TimingRequest
 
 __all__ = [
     "FEWEST_ROUNDS",
     "LEAST_ROUNDS",
+    "LIMIT_TIMES",
     "MOST_ROUNDS",
     "Measurement",
     "cells_needed",
@@ -42,8 +50,10 @@ FEWEST_ROUNDS = 4
 MOST_ROUNDS = 200
 """Rounds after which a measurement by itself ends."""
 
+LIMIT_TIMES = 20
+"""A measurement is stopped after so many times the time that it was given."""
+
 _ROUNDS_PER_EPOCH_WITH_WORKERS = 2
-_LIMIT_TIMES = 20
 # Share of pages that may be in the other state: another process may have mapped some.
 _STRAY = 0.05
 
@@ -160,7 +170,7 @@ class Measurement:
         }
 
 
-class Timed(Request, Protocol):
+class Timed(Request[Subject_contra], Protocol[Subject_contra]):
     """A request that times rounds."""
 
     @property
@@ -243,35 +253,37 @@ def measure(
         most_rounds=MOST_ROUNDS,
         seconds=seconds,
     )
-    return measure_alone(collection, request)
+    return measure_alone(collection, collection.files, request)
 
 
-def measure_alone(collection: Collection, request: Timed) -> Measurement:
+def measure_alone(subject: Subject, files: Sequence[Path], request: Timed[Subject]) -> Measurement:
     """Measure in a process made for it, from the page cache's state on; see `measure`."""
-    found_cache = prepare_cache(collection, request.cache)
-    with MeasuringProcess(collection) as process:
+    found_cache = prepare_cache(files, request.cache)
+    with MeasuringProcess(subject) as process:
         process.start()
-        limit_seconds = _LIMIT_TIMES * request.seconds
+        limit_seconds = LIMIT_TIMES * request.seconds
         measurement = measure_with(process, request, limit_seconds=limit_seconds)
     return replace(measurement, cache=found_cache)
 
 
-def prepare_cache(collection: Collection, cache: CacheState) -> CacheState | Literal["unknown"]:
-    """Bring the page cache into the state that measurements start from.
+def prepare_cache(files: Sequence[Path], cache: CacheState) -> CacheState | Literal["unknown"]:
+    """Bring files' pages into the state that measurements start from.
 
     Returns
     -------
     That state; "unknown" where pages stayed, or the kernel does not tell.
     """
-    (drop_pages if cache == "cold" else load_pages)(collection.files)
-    resident = resident_fraction(collection.files)
+    (drop_pages if cache == "cold" else load_pages)(files)
+    resident = resident_fraction(files)
     if resident is None:
         return "unknown"
     as_wanted = resident <= _STRAY if cache == "cold" else resident >= 1 - _STRAY
     return cache if as_wanted else "unknown"
 
 
-def measure_with(process: MeasuringProcess, request: Timed, *, limit_seconds: float) -> Measurement:
+def measure_with(
+    process: MeasuringProcess[Subject], request: Timed[Subject], *, limit_seconds: float
+) -> Measurement:
     """Measure in a process that is already there; see `measure`."""
     empty = Measurement(
         configuration=request.configuration,

@@ -1,9 +1,9 @@
 """A process beside this one in which configurations are timed.
 
 Each configuration runs in a fresh child of that process, so that its memory is its own, nothing
-is left over from another, and one that is killed takes nothing with it. The process holds the
-collection, and has no other threads, so that it can fork safely; it is started without
-multiprocessing, which would run a user's script again.
+is left over from another, and one that is killed takes nothing with it. The process holds what
+requests are about, such as a collection, and has no other threads, so that it can fork safely; it
+is started without multiprocessing, which would run a user's script again.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import psutil
 
-from cellfeed import CellfeedError, Collection
+from cellfeed import CellfeedError
 from cellfeed_tuner._measuring._process_memory import tree_memory_bytes
 
 __all__ = ["MeasuringError", "MeasuringProcess", "Outcome", "Request", "serve"]
@@ -29,10 +29,14 @@ __all__ = ["MeasuringError", "MeasuringProcess", "Outcome", "Request", "serve"]
 _MEMORY_EVERY_SECONDS = 0.05
 
 
-class Request(Protocol):
+Subject = TypeVar("Subject")
+Subject_contra = TypeVar("Subject_contra", contravariant=True)
+
+
+class Request(Protocol[Subject_contra]):
     """What a child is to do; it is sent to the process, and so can be pickled."""
 
-    def run(self, collection: Collection, report: Callable[[object], None]) -> None:
+    def run(self, subject: Subject_contra, report: Callable[[object], None]) -> None:
         """Do it, and report each event as it happens."""
         ...
 
@@ -60,17 +64,17 @@ class MeasuringError(CellfeedError, RuntimeError):
     """The process in which configurations are timed has died."""
 
 
-class MeasuringProcess:
+class MeasuringProcess(Generic[Subject]):
     """The process, as its parent sees it; a context manager.
 
     Parameters
     ----------
-    collection
-        What is read; sent once.
+    subject
+        What requests are about, such as a collection; sent once.
     """
 
-    def __init__(self, collection: Collection) -> None:
-        self._collection = collection
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
 
     def __enter__(self) -> Self:
         self._connection, theirs = multiprocessing.Pipe()
@@ -98,14 +102,14 @@ class MeasuringProcess:
         self._process.wait()
 
     def start(self) -> None:
-        """Hand over the collection, and wait until the imports are done.
+        """Hand over the subject, and wait until the imports are done.
 
         Raises
         ------
         MeasuringError
             The process died.
         """
-        self._answer_to(self._collection)
+        self._answer_to(self._subject)
 
     def _answer_to(self, message: object) -> Any:
         try:
@@ -115,7 +119,7 @@ class MeasuringProcess:
             msg = "the measuring process died, perhaps for want of memory; free some and try again"
             raise MeasuringError(msg) from error
 
-    def run(self, request: Request, *, limit_seconds: float) -> Outcome:
+    def run(self, request: Request[Subject], *, limit_seconds: float) -> Outcome:
         """Have a child do what is requested; it is killed after ``limit_seconds``.
 
         Raises
@@ -130,28 +134,28 @@ class MeasuringProcess:
 
 
 def serve(fd: int) -> None:
-    """Be the process: take a collection, then requests, over an inherited connection."""
+    """Be the process: take a subject, then requests, over an inherited connection."""
     connection: Connection[Any, Any] = Connection(fd)
     with contextlib.suppress(EOFError, BrokenPipeError):
-        collection = connection.recv()
+        subject = connection.recv()
         connection.send("ready")
         while True:
             request, limit_seconds = connection.recv()
             # Nobody sends while an answer is owed: what comes then is the end of the parent.
-            outcome = _run_in_child(collection, request, limit_seconds, abandoned=connection.poll)
+            outcome = _run_in_child(subject, request, limit_seconds, abandoned=connection.poll)
             connection.send(outcome)
 
 
 def _run_in_child(
-    collection: Collection,
-    request: Request,
+    subject: Subject,
+    request: Request[Subject],
     limit_seconds: float,
     abandoned: Callable[[], bool],
 ) -> Outcome | CellfeedError:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
-        _child(collection, request, sender)
+        _child(subject, request, sender)
     sender.close()
     events, peak = list[object](), 0
     failure: str | CellfeedError | None = None
@@ -175,11 +179,11 @@ class _Ended:
     failure: str | CellfeedError | None
 
 
-def _child(collection: Collection, request: Request, sender: "Connection[Any, Any]") -> None:
+def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any, Any]") -> None:
     """Time, report and end, without waiting for workers that still read."""
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     try:
-        request.run(collection, sender.send)
+        request.run(subject, sender.send)
         sender.send(_Ended(None))
     except CellfeedError as error:
         sender.send(_Ended(error))

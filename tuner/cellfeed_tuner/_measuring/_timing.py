@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -95,9 +96,9 @@ class TimingRequest:
         """The epoch to begin with."""
         return _EPOCHS_APART * self.number
 
-    def run(self, collection: Collection, report: Callable[[object], None]) -> None:
+    def run(self, subject: Collection, report: Callable[[object], None]) -> None:
         """Time it; see `run_timing`."""
-        run_timing(collection, self, report)
+        run_timing(subject, self, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,7 @@ def _rounds(
     """Yield one round after the other, epoch after epoch."""
     configuration = request.configuration
     n_rounds = configuration.rounds_per_epoch(dataset.plan(epoch=0))
-    make_cold = Dropping(dataset.collection, request.cache)
+    make_cold = Dropping(dataset.collection.files, request.cache)
     started = False
     while True:
         make_cold()
@@ -280,18 +281,18 @@ def _rounds(
 
 
 class Dropping:
-    """Drops the pages of a collection where that is asked for, but not all the time.
+    """Drops the pages of files where that is asked for, but not all the time.
 
     Parameters
     ----------
-    collection
-        Whose files' pages are dropped.
+    files
+        Whose pages are dropped.
     cache
         "cold" asks for it.
     """
 
-    def __init__(self, collection: Collection, cache: CacheState) -> None:
-        self._paths = collection.files if cache == "cold" else ()
+    def __init__(self, files: Sequence[Path], cache: CacheState) -> None:
+        self._paths = files if cache == "cold" else ()
         self._last = -math.inf
 
     def __call__(self) -> None:

@@ -157,7 +157,7 @@ def record(
         "block_sizes": list(space.block_sizes),
         "fetch_factors": list(space.fetch_factors),
         "workers": list(space.workers),
-        "cache": prepare_cache(collection, cache),
+        "cache": prepare_cache(collection.files, cache),
         "seed": seed,
     }
     files = RecordingFiles.open(Path(output), facts, _SAME)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from cellfeed import Collection
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measure import Measurement, measure_with
@@ -73,7 +74,7 @@ class Recorder:
         Tells the time, in seconds from anywhere.
     """
 
-    process: MeasuringProcess
+    process: MeasuringProcess[Collection]
     files: RecordingFiles
     entropies: Mapping[tuple[int, int], float]
     request: Request

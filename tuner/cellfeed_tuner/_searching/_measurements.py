@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cellfeed import Collection
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._page_cache import CacheState
@@ -49,7 +50,7 @@ class Measurements:
         How often anything was looked at.
     """
 
-    process: MeasuringProcess
+    process: MeasuringProcess[Collection]
     labels: Sequence[str]
     batch_size: int
     cache: CacheState

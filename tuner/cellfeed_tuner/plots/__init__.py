@@ -16,7 +16,7 @@ from cellfeed_tuner.plots._heat_maps import heat_map_figure
 from cellfeed_tuner.plots._loaders import loaders_figure
 from cellfeed_tuner.plots._stages import stages_figure
 from cellfeed_tuner.plots._streaming import streaming_figure
-from cellfeed_tuner.plots._throughput import throughput_figure
+from cellfeed_tuner.plots._throughput import storage_figure, throughput_figure
 from cellfeed_tuner.plots._trade_off import trade_off_figure
 from cellfeed_tuner.plots._workers import workers_figure
 
@@ -31,6 +31,7 @@ __all__ = [
     "loaders_figure",
     "macro_f1_figure",
     "stages_figure",
+    "storage_figure",
     "streaming_figure",
     "throughput_figure",
     "trade_off_figure",

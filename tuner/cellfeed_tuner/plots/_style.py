@@ -56,6 +56,7 @@ LOADERS: Any = {
     "cellfeed": {"color": CHOSEN, "marker": "o"},
     "scDataset": {"color": _OTHERS, "marker": "s"},
     "AnnLoader": {"color": _OTHERS, "marker": "D"},
+    "DataLoader": {"color": _OTHERS, "marker": "v"},
 }
 
 _CAPTION_CHARACTERS_PER_INCH = 17

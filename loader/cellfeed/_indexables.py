@@ -1,0 +1,222 @@
+"""Cells in storages of other kinds, as indexables that a `CellDataset` takes."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from cellfeed._errors import ColumnError, FormatError, PathError, require_positive
+from cellfeed._multi_indexable import MultiIndexable
+from cellfeed._runs import merge_consecutive
+
+__all__ = ["HuggingFaceCells", "MemoryMappedCells"]
+
+# A slice of a HuggingFace data set costs as much as so many single rows.
+_ROWS_PER_SLICE = 8
+
+Rows = slice | Sequence[int] | NDArray[np.integer[Any]]
+
+
+class MemoryMappedCells:
+    """A CSR matrix in uncompressed files that are mapped into memory.
+
+    The files are those of `scipy.sparse.save_npz` with ``compressed=False``, unzipped into a
+    folder: ``data.npy``, ``indices.npy``, ``indptr.npy`` and ``shape.npy``. ``cells[rows]`` reads
+    only those rows. Unlike NumPy's memory maps, of which a copy of all values is pickled, it is
+    pickled as its folder, so that worker processes map the files themselves.
+
+    Parameters
+    ----------
+    folder
+        Where the files are.
+
+    Raises
+    ------
+    PathError
+        A file is missing.
+    FormatError
+        The files do not fit each other.
+
+    Examples
+    --------
+    >>> import tempfile, zipfile
+    >>> folder = tempfile.mkdtemp()
+    >>> sp.save_npz(f"{folder}/X.npz", sp.csr_array(np.eye(3)), compressed=False)
+    >>> zipfile.ZipFile(f"{folder}/X.npz").extractall(folder)
+    >>> MemoryMappedCells(folder)[[2, 0]].toarray()
+    array([[0., 0., 1.],
+           [1., 0., 0.]])
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+        self._data = self._open("data")
+        self._indices = self._open("indices")
+        self._indptr = self._open("indptr")
+        self.shape: tuple[int, int] = tuple(self._open("shape").tolist())
+        n_stored = self._indptr[-1] if self._indptr.size else -1
+        fits = self._indptr.shape == (len(self) + 1,)
+        if not (fits and self._data.shape == self._indices.shape == (n_stored,)):
+            msg = (
+                f"{self._folder}: data.npy, indices.npy, indptr.npy and shape.npy are not of one "
+                "CSR matrix; write them again"
+            )
+            raise FormatError(msg)
+
+    def _open(self, name: str) -> NDArray[Any]:
+        path = self._folder / f"{name}.npy"
+        try:
+            mapped: NDArray[Any] = np.load(path, mmap_mode="r")
+        except FileNotFoundError as error:
+            msg = f"{path} is missing; unzip what `scipy.sparse.save_npz` wrote uncompressed"
+            raise PathError(msg) from error
+        except (ValueError, EOFError) as error:
+            msg = f"{path} is not a whole .npy file; write it again ({error})"
+            raise FormatError(msg) from error
+        return mapped
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemoryMappedCells, (self._folder,)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold the cells."""
+        return tuple(self._folder / f"{name}.npy" for name in ("data", "indices", "indptr"))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Rows) -> sp.csr_array:
+        runs = merge_consecutive(_numbers(rows, len(self)))
+        lengths = [np.diff(self._indptr[start : stop + 1]) for start, stop in runs.tolist()]
+        stored = [slice(start, stop) for start, stop in self._indptr[runs].tolist()]
+        data, indices = (
+            np.concatenate([array[each] for each in stored] or [array[:0]])
+            for array in (self._data, self._indices)
+        )
+        return _csr(data, indices, _offsets(lengths), self.shape[1])
+
+
+class HuggingFaceCells:
+    """Cells of a HuggingFace data set with a row for each cell and two lists in it.
+
+    One list holds the numbers of the genes that were counted, and one as many values, as in the
+    data sets that Tahoe-100M and scBaseCount are published as. ``cells[rows]`` is a
+    `MultiIndexable` of ``X``, CSR of shape (n_rows, n_vars), and of the obs columns asked for.
+
+    Parameters
+    ----------
+    dataset
+        A `datasets.Dataset`, such as `datasets.load_from_disk` gives.
+    n_vars
+        Number of genes; all numbers of genes are below it.
+    genes, values
+        The columns that hold the lists.
+    obs
+        Columns to deliver besides, such as labels, as they are stored.
+
+    Raises
+    ------
+    ColumnError
+        The data set has no such column.
+    FormatError
+        When rows are read: the lists of a cell differ in length, or a gene's number is not below
+        ``n_vars``.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        n_vars: int,
+        genes: str = "genes",
+        values: str = "expressions",
+        obs: Sequence[str] = (),
+    ) -> None:
+        self.n_vars = require_positive("n_vars", n_vars)
+        self._genes, self._values, self._obs = genes, values, tuple(obs)
+        columns = list(dict.fromkeys([genes, values, *obs]))
+        for column in columns:
+            if column not in dataset.column_names:
+                there = ", ".join(dataset.column_names)
+                msg = f"the data set has no column {column!r}; its columns are: {there}"
+                raise ColumnError(msg)
+        self._dataset = dataset.select_columns(columns).with_format("arrow")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold the cells."""
+        return tuple(Path(each["filename"]) for each in self._dataset.cache_files)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, rows: Rows) -> MultiIndexable:
+        table = self._table(_numbers(rows, len(self)))
+        lengths, indices = self._lists(table, self._genes)
+        lengths_of_values, data = self._lists(table, self._values)
+        if not np.array_equal(lengths, lengths_of_values):
+            msg = (
+                f"columns {self._genes!r} and {self._values!r} of the data set: the lists of a "
+                "cell differ in length; name columns that belong together"
+            )
+            raise FormatError(msg)
+        if indices.size and not 0 <= indices.min() <= indices.max() < self.n_vars:
+            msg = (
+                f"column {self._genes!r} of the data set: numbers from {indices.min()} to "
+                f"{indices.max()} do not fit n_vars={self.n_vars}; give the number of all genes"
+            )
+            raise FormatError(msg)
+        X = _csr(data, indices, _offsets([lengths]), self.n_vars)
+        return MultiIndexable(X=X, **{name: table.column(name).to_numpy() for name in self._obs})
+
+    def _table(self, rows: NDArray[np.int64]) -> Any:
+        import pyarrow as pa  # noqa: PLC0415 - comes with `datasets`, which few have
+
+        runs = merge_consecutive(rows)
+        if len(runs) * _ROWS_PER_SLICE >= rows.size:
+            return self._dataset[rows]
+        return pa.concat_tables([self._dataset[start:stop] for start, stop in runs.tolist()])
+
+    def _lists(self, table: Any, name: str) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """Return the length of each list of a column, and what is in all of them."""
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        column = table.column(name)
+        elements = pc.list_flatten(column).to_numpy()
+        if column.null_count or elements.dtype.kind not in "iuf":
+            msg = f"column {name!r} of the data set: not every cell has a list of numbers"
+            raise FormatError(msg)
+        return pc.list_value_length(column).to_numpy(), elements
+
+
+def _numbers(rows: Rows, n_rows: int) -> NDArray[np.int64]:
+    """Return the numbers of the rows that are asked for.
+
+    Raises
+    ------
+    IndexError
+        A row is not there.
+    """
+    numbers = (
+        np.arange(*rows.indices(n_rows)) if isinstance(rows, slice) else np.asarray(rows, np.int64)
+    )
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() < n_rows:
+        msg = f"rows {numbers.min()} to {numbers.max()} are asked for, but there are {n_rows}"
+        raise IndexError(msg)
+    return numbers
+
+
+def _offsets(lengths: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+    """Return where rows of these lengths begin and end, one after the other."""
+    return np.cumsum(np.concatenate([[0], *lengths]), dtype=np.int64)
+
+
+def _csr(
+    data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[np.int64], n_vars: int
+) -> sp.csr_array:
+    return sp.csr_array((data, indices, indptr), shape=(indptr.size - 1, n_vars))
