@@ -4,11 +4,19 @@ from pathlib import Path
 
 import numpy as np
 
+import cellfeed_tuner
 from bench._profile import Sampled, parameters
 from cellfeed_tuner import read_grid, replay
 
 GRIDS = Path(__file__).parent / "grids"
-FLOOR, N_SEEDS = 0.95, 10
+PUBLISHED = Path(cellfeed_tuner.__file__).parent / "data"
+FLOOR, N_SEEDS = 0.99, 10
+
+
+def grid_path(name):
+    """Return where a grid is: those that were published come with the tuner."""
+    folder = PUBLISHED if name.startswith("published_") else GRIDS
+    return folder / f"{name}.csv"
 
 
 class Replay(Sampled):
@@ -21,7 +29,7 @@ class Replay(Sampled):
     param_names = ("grid",)
 
     def setup(self, grid):
-        self.grid = read_grid(GRIDS / f"{grid}.csv")
+        self.grid = read_grid(grid_path(grid))
 
     def time_search(self, *_):
         self.search()

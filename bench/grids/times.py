@@ -14,8 +14,9 @@ import click
 import pandas as pd
 import readme
 
+from cellfeed_tuner._autotune import DEFAULT_ENTROPY_FLOOR
+
 CELLS = {"`make demo`": 28_000, "200,000 cells": 200_000}
-FLOOR = 0.95
 BIN = Path(sys.executable).parent
 
 
@@ -53,7 +54,7 @@ def _best(grid: Path) -> str:
     """Return what was fastest in the recording among what mixes well enough."""
     random = json.loads(grid.with_suffix(".json").read_text())["random_entropy_bits"]
     measured = pd.read_csv(grid)
-    mixed = measured[measured["entropy_bits"] >= FLOOR * random]
+    mixed = measured[measured["entropy_bits"] >= DEFAULT_ENTROPY_FLOOR * random]
     best = mixed.loc[mixed["cells_per_second"].idxmax()]
     return f"{_settings(best)}: {best['cells_per_second']:,.0f}"
 

@@ -25,6 +25,7 @@ class Change(StrEnum):
     NEW = "new"
     FAILED = "failed"
     SKIPPED = "skipped"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,9 @@ class Comparison:
     def gates(self) -> bool:
         """Whether it is for this that the head must not be merged."""
         change = self.change
-        return change is Change.FAILED or (self.is_counter and change is Change.WORSE)
+        return change is Change.FAILED or (
+            self.is_counter and change in (Change.WORSE, Change.LOST)
+        )
 
     @property
     def change(self) -> Change:
@@ -61,8 +64,10 @@ class Comparison:
             return Change.FAILED
         if self.base is None or self.base.value is None:
             return Change.NEW
-        if not (self.base.is_measured and self.head.is_measured):
-            return Change.SKIPPED
+        if not self.head.is_measured:
+            return Change.LOST if self.base.is_measured else Change.SKIPPED
+        if not self.base.is_measured:
+            return Change.NEW
         if self._is_better(self.head, self.base):
             return Change.BETTER
         return Change.WORSE if self._is_better(self.base, self.head) else Change.SAME
@@ -106,6 +111,9 @@ def report(comparisons: Sequence[Comparison]) -> str:
                 Change.WORSE,
             ),
             *_table(f"{of_others} figures are better", others, Change.BETTER),
+            *_table(
+                "were measured before and are no more; counters gate", comparisons, Change.LOST
+            ),
             *_table("have nothing to compare them with", comparisons, Change.NEW),
             *_table("were skipped", comparisons, Change.SKIPPED),
             *_table("FAILED", comparisons, Change.FAILED),
@@ -141,8 +149,11 @@ def _shown(figure: Figure | None) -> str:
 def _last_line(comparisons: Sequence[Comparison]) -> str:
     if is_accepted(comparisons):
         n_slower = sum(each.change is Change.WORSE for each in comparisons)
-        advice = f"; {n_slower} times and memory figures are, which is advice" if n_slower else ""
-        return f"VERDICT: PASSED, no counter is worse{advice}."
+        advice = f"; {n_slower} times and memory figures are, as advice" if n_slower else ""
+        n_compared = sum(
+            each.is_counter and each.change in (Change.SAME, Change.BETTER) for each in comparisons
+        )
+        return f"VERDICT: PASSED, none of {n_compared} counters is worse{advice}."
     n_failed = sum(each.change is Change.FAILED for each in comparisons)
     n_worse = sum(each.gates for each in comparisons) - n_failed
     if n_failed or n_worse:

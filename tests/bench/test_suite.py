@@ -57,7 +57,9 @@ def around(median, spread):
         ("track", 100.0, None, "failed", False),
         ("track", None, 100.0, "new", True),
         ("track", "none", 100.0, "new", True),
-        ("track", 100.0, math.nan, "skipped", False),  # nothing else was measured
+        ("track", 100.0, math.nan, "lost", False),
+        ("track", math.nan, 100.0, "new", True),
+        ("track", math.nan, math.nan, "skipped", False),  # nothing else was measured
         ("time", around(1.0, 0.01), around(1.3, 0.01), "worse", True),
         ("time", around(1.0, 0.01), around(1.08, 0.01), "same", True),  # within 10 %
         ("time", around(1.0, 0.09), around(1.3, 0.2), "same", True),  # as chance has it

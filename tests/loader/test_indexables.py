@@ -66,6 +66,11 @@ class TestMemoryMappedCells:
         with pytest.raises(IndexError, match="rows -1 to 3"):
             mapped[[3, -1]]
 
+    @pytest.mark.parametrize("rows", [3, 2.0, [0.5], [[1, 2]], X.indptr[:-1] > 5], ids=str)
+    def test_what_are_no_row_numbers(self, mapped, rows):
+        with pytest.raises(IndexError, match="must be a slice, or integers in one dimension"):
+            mapped[rows]
+
     def test_is_pickled_as_its_folder(self, mapped):
         pickled = pickle.dumps(mapped)
         assert len(pickled) < X.data.nbytes
@@ -87,6 +92,13 @@ class TestMemoryMappedCells:
             (tmp_path / path.name).write_bytes(path.read_bytes())
         assert_equal(MemoryMappedCells(tmp_path)[:], X)
         np.save(tmp_path / "indptr.npy", X.indptr[:-1])
+        with pytest.raises(FormatError, match="are not of one CSR matrix; write them again"):
+            MemoryMappedCells(tmp_path)
+        np.save(tmp_path / "indptr.npy", X.indptr)
+        np.save(tmp_path / "indices.npy", X.indices + 1)
+        with pytest.raises(FormatError, match="are not of one CSR matrix; write them again"):
+            MemoryMappedCells(tmp_path)[:]
+        np.save(tmp_path / "format.npy", b"csc")
         with pytest.raises(FormatError, match="are not of one CSR matrix; write them again"):
             MemoryMappedCells(tmp_path)
         (tmp_path / "indptr.npy").write_bytes(mapped.files[2].read_bytes()[:-8])
@@ -135,6 +147,18 @@ class TestHuggingFaceCells:
         assert cells[:]["X"].toarray().tolist() == [[0.0, 2.0]]
         with pytest.raises(ParameterError, match="`n_vars >= 1` must hold"):
             HuggingFaceCells(dataset, n_vars=0, values="counts")
+        with pytest.raises(ParameterError, match="give either `n_vars`, the number of genes, or"):
+            HuggingFaceCells(dataset, values="counts")
+        with pytest.raises(ParameterError, match="`gene_ids` must be distinct integers"):
+            HuggingFaceCells(dataset, gene_ids=[3, 1, 3], values="counts")
+
+    @given(ids=st.lists(st.integers(0, 2 * N_VARS), unique=True, min_size=1), rows=ROWS)
+    def test_genes_are_known_by_their_ids(self, hugging_face, ids, rows):
+        """Only those of the list are delivered, in its order."""
+        dataset = datasets.load_from_disk(hugging_face.files[0].parent)
+        padded = np.pad(COUNTS, ((0, 0), (0, N_VARS + 1)))
+        cells = HuggingFaceCells(dataset, gene_ids=ids)
+        assert_equal(cells[rows]["X"], sp.csr_matrix(padded[:, ids])[rows])
 
     @pytest.mark.parametrize(
         ("genes", "values", "message"),
@@ -144,6 +168,8 @@ class TestHuggingFaceCells:
             ([[-2, 1]], [[1.0, 2.0]], "numbers from -2 to 1 do not fit n_vars=3"),
             ([[0], None], [[1.0], [2.0]], "'genes' of the data set: not every cell has a list"),
             ([[0]], [["one"]], "'expressions' of the data set: not every cell has a list of num"),
+            ([[0]], [[None]], "'expressions' of the data set: not every cell has a list of num"),
+            ([[0.5]], [[1.0]], "'genes' of the data set: not every cell has a list of numbers"),
         ],
     )
     def test_lists_that_are_no_cells(self, genes, values, message):

@@ -33,20 +33,20 @@ from cellfeed_tuner import (
     measure_loader,
     minibatch_entropies,
 )
+from cellfeed_tuner._machine._page_cache import drop_pages, resident_fraction
 from cellfeed_tuner._measuring._annloader import open_annloader
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes
 from cellfeed_tuner._measuring._loader import SINGLE_MINIBATCHES, LoaderRequest
 from cellfeed_tuner._measuring._measure import (
     FEWEST_ROUNDS,
     LEAST_ROUNDS,
-    MOST_ROUNDS,
     Measurement,
     measure_with,
     pooled,
     prepare_cache,
 )
 from cellfeed_tuner._measuring._measuring_process import MeasuringError, MeasuringProcess
-from cellfeed_tuner._measuring._timing import TimingRequest
+from cellfeed_tuner._measuring._timing import Round, TimingRequest
 
 BATCH_SIZE = 32
 
@@ -122,7 +122,7 @@ def test_annloader_delivers_the_cells_in_order(small_collection):
 
 
 class TestAnyLoader:
-    def test_whole_fetches_are_timed(self, small_collection):
+    def test_a_data_set_is_measured(self, small_collection):
         collection = open_collection(small_collection)
         open_loader = partial(
             CellDataset, collection, BlockShuffling(4), BATCH_SIZE, fetch_factor=8, drop_last=True
@@ -135,16 +135,38 @@ class TestAnyLoader:
             seconds=0.1,
         )
         assert measured.status == "measured"
-        assert measured.cells_per_round == 8 * BATCH_SIZE
         assert measured.cells_per_second is not None
 
-    def test_epochs_follow_each_other(self):
-        """Of three minibatches, one fetch of two is timed in each epoch."""
-        measured = measure_loader(
-            partial(range, 3), files=(), configuration=Configuration(block_size=1, fetch_factor=2),
-            take=operator.index,
+    def test_whole_fetches_of_one_epoch_after_the_other(self):
+        """Of five minibatches, two fetches of two are timed in each epoch."""
+        taken, events = list[int](), list[object]()
+        request = LoaderRequest(
+            open_loader=partial(range, 5), files=(), batch_size=1, cache="warm", seconds=0.0,
+            configuration=Configuration(block_size=1, fetch_factor=2), take=taken.append,
         )  # fmt: skip
-        assert len(measured.round_seconds) == MOST_ROUNDS
+        request.run(None, events.append)
+        n_rounds = sum(isinstance(each, Round) for each in events)
+        assert n_rounds == 1 + LEAST_ROUNDS
+        assert taken == ([0, 1, 2, 3] * n_rounds)[: 2 * n_rounds]
+
+    def test_every_epoch_begins_with_files_that_are_not_cached(self, tmp_path):
+        file = tmp_path / "data"
+        file.write_bytes(bytes(1 << 20))
+        drop_pages([file])
+        if resident_fraction([file]) != 0:
+            pytest.skip("pages of this file system cannot be dropped")
+        resident = list[float | None]()
+
+        def read(_):
+            resident.append(resident_fraction([file]))
+            file.read_bytes()
+
+        request = LoaderRequest(
+            open_loader=partial(range, 1), files=(file,), batch_size=1, cache="cold", seconds=0.0,
+            configuration=SINGLE_MINIBATCHES, take=read,
+        )  # fmt: skip
+        request.run(None, list[object]().append)
+        assert resident == [0.0] * (1 + LEAST_ROUNDS)
 
     def test_an_epoch_shorter_than_a_fetch(self):
         configuration = Configuration(block_size=1, fetch_factor=4)

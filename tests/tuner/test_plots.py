@@ -19,7 +19,7 @@ from cellfeed_tuner import (
     published_macro_f1,
     published_workers,
 )
-from cellfeed_tuner.plots._style import STRATEGIES
+from cellfeed_tuner.plots._style import STRATEGIES, block_colours
 
 FIGURES = (
     plots.autotune_figure,
@@ -200,6 +200,32 @@ def test_the_same_height_is_the_same_multiple_on_both_machines(draw):
     for axes in (left, right):
         (multiples,) = axes.child_axes
         assert multiples.get_ylim() == pytest.approx(left.child_axes[0].get_ylim())
+
+
+def test_a_storage_has_its_grid_and_the_levels_of_others():
+    table = published_grid().query("strategy != 'BlockWeightedSampling'")
+    table = table.assign(low=table["cells_per_second"], high=table["cells_per_second"])
+    table = table.replace({"loader": {"AnnLoader": "DataLoader", "scDataset": "cellfeed"}})
+    native = pd.Series(
+        {"loader": "cellfeed", "text": "plates", "cells_per_second": 9.0, "low": 8.0, "high": 10.0}
+    )
+    figure = plots.storage_figure(table, storage="arrow", native=native, caption="a $ in it")
+    figure.savefig(BytesIO())
+    (axes,) = figure.axes
+    assert [len(each) for each in curves(axes)] == [6] * 7
+    levels = {text.get_text(): text.xy[1] for text in axes.texts if isinstance(text, Annotation)}
+    assert levels == {
+        "DataLoader, random access": 19.76, "DataLoader, streaming": 344.75, "plates": 9.0
+    }  # fmt: skip
+    (multiples,) = axes.child_axes
+    assert multiples.get_ylim() == pytest.approx(np.array(axes.get_ylim()) / 19.76)
+
+
+def test_a_block_size_has_one_colour_in_all_pictures():
+    few, many = block_colours([16, 256]), block_colours([1, 4, 16, 64, 256, 1024, 4096])
+    assert few[16] == pytest.approx(many[16])
+    assert few[256] == pytest.approx(many[256])
+    assert len({tuple(each) for each in many.values()}) == len(many)
 
 
 def test_throughput_has_a_curve_for_each_block_size_and_one_for_streaming():

@@ -41,9 +41,12 @@ from cellfeed_tuner._searching._time_budget import TimeBudget
 if TYPE_CHECKING:  # it loads Optuna
     from cellfeed_tuner._planning._proposals import Proposals
 
-__all__ = ["DEFAULT_BUDGET_SECONDS", "autotune"]
+__all__ = ["DEFAULT_BUDGET_SECONDS", "DEFAULT_ENTROPY_FLOOR", "autotune"]
 
 DEFAULT_BUDGET_SECONDS = 50.0
+# At 0.95, linear classifiers kept as little as half of what they learn from random minibatches
+# (notebooks/worth_of_entropy.ipynb).
+DEFAULT_ENTROPY_FLOOR = 0.99
 _EXPLAIN_SHARE = 0.1
 
 
@@ -57,7 +60,7 @@ def autotune(
     fetch_factors: Sequence[int] = DEFAULT_FETCH_FACTORS,
     workers: Sequence[int] | None = None,
     budget: float = DEFAULT_BUDGET_SECONDS,
-    entropy_floor: float = 0.95,
+    entropy_floor: float = DEFAULT_ENTROPY_FLOOR,
     memory: int | None = None,
     need: float | None = None,
     step_seconds: float | None = None,

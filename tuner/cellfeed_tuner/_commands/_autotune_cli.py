@@ -48,7 +48,8 @@ __all__ = ["main"]
 @click.option("--budget", default=_autotune.DEFAULT_BUDGET_SECONDS, show_default=True,
               type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="Time to spend, all in all.")  # fmt: skip
-@click.option("--entropy-floor", default=0.95, show_default=True, type=click.FloatRange(0, 1),
+@click.option("--entropy-floor", default=_autotune.DEFAULT_ENTROPY_FLOOR, show_default=True,
+              type=click.FloatRange(0, 1),
               help="Least entropy, as a share of true random sampling's.")  # fmt: skip
 @click.option("--memory", type=ByteSize(), show_default="what is available",
               help="Most memory to use, such as 8GB.")  # fmt: skip

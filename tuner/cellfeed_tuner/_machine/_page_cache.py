@@ -25,8 +25,8 @@ def drop_pages(paths: Sequence[Path]) -> None:
     """Ask the kernel to forget the cached pages of some files.
 
     It is a request, which needs no privilege: pages that another process has mapped stay, and so
-    do those of a file system that lives in memory. Ask `resident_fraction` what came of it. Does
-    nothing on systems other than Linux.
+    do those of a file system that lives in memory, while those that this process has mapped go. Ask
+    `resident_fraction` what came of it. Does nothing on systems other than Linux.
 
     Parameters
     ----------
@@ -39,6 +39,7 @@ def drop_pages(paths: Sequence[Path]) -> None:
         A file cannot be opened, or its unwritten data cannot be written to disk.
     """
     if sys.platform == "linux":
+        _release_mappings(paths)
         for path in paths:
             with _opened(path) as fd:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -51,8 +52,7 @@ def drop_pages(paths: Sequence[Path]) -> None:
 def drop_clean_pages(paths: Sequence[Path]) -> None:
     """Ask the kernel once more to forget pages, of files that `drop_pages` has flushed before.
 
-    Costs a few microseconds for each file, where `drop_pages` looks at each page. Pages that this
-    process has mapped go as well.
+    Costs a few microseconds for each file, where `drop_pages` looks at each page.
 
     Parameters
     ----------
@@ -72,7 +72,10 @@ def drop_clean_pages(paths: Sequence[Path]) -> None:
 
 
 def _release_mappings(paths: Sequence[Path]) -> None:
-    """Let go of mapped pages of files: the kernel keeps what a process has mapped."""
+    """Let go of mapped pages of files, since the kernel keeps what a process has mapped.
+
+    No other thread may unmap files meanwhile: its addresses might be another's by then.
+    """
     names = {os.fsencode(path.resolve()) for path in paths}
     for line in Path("/proc/self/maps").read_bytes().splitlines():
         # Such as "7f01e000-7f02e000 r--s 00000000 fe:00 1234    /data/plate1.h5ad".

@@ -108,8 +108,8 @@ class LoaderRequest:
             msg = f"an epoch has {len(loader)} minibatches, which are less than one fetch"
             raise ParameterError(msg)
         make_cold = Dropping(self.files, self.cache)
-        make_cold()
         while True:
+            make_cold.now()
             begin = time.perf_counter()
             minibatches = iter(loader)
             for _ in range(n_rounds):

@@ -1,15 +1,17 @@
 """Throughput over block size and fetch factor, of cells in any storage."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader
 
-from cellfeed import BlockShuffling, CellDataset, ParameterError, SamplingStrategy, Streaming
+from cellfeed import BlockShuffling, CellDataset, CellfeedError, SamplingStrategy, Streaming
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._loader import SINGLE_MINIBATCHES, LoaderRequest
@@ -35,7 +37,8 @@ def storage_throughputs(
 ) -> pd.DataFrame:
     """Measure block shuffling and streaming over cells in any storage, beside PyTorch's loader.
 
-    All settings are measured once, in random order, before the first has its next run.
+    All settings are measured once, in random order, before the first has its next run, which
+    visits rows in another order.
 
     Parameters
     ----------
@@ -52,27 +55,30 @@ def storage_throughputs(
     batch_size, cache, seconds
         As in `measure_loader`.
     seed
-        Fixes the order of settings and of rows.
+        Fixes the order of settings, and of the rows in each run.
 
     Returns
     -------
     Columns ``loader``, ``strategy``, ``block_size``, ``fetch_factor`` (missing where there is
-    none) and, over runs, the median ``cells_per_second``, the smallest ``low`` and the largest
-    ``high``.
+    none), over runs the median ``cells_per_second``, the smallest ``low`` and the largest
+    ``high`` (missing where a run had too few fetches in 20 times ``seconds``), and ``cache``:
+    "unknown" where the page cache could not be had in the state that was asked for.
 
     Raises
     ------
     ParameterError
-        A setting cannot be measured: there are fewer cells than a fetch has, or reading failed.
+        There are fewer cells than a fetch has.
+    CellfeedError
+        Reading failed.
     """
-    settings = list(_settings(cells, block_sizes, fetch_factors, batch_size, seed))
     order = np.random.default_rng(seed)
     measured = []
     with MeasuringProcess(None) as process:
         process.start()
-        for _ in range(runs):
-            for number in order.permutation(len(settings)).tolist():
-                row, configuration, open_loader = settings[number]
+        for run in range(runs):
+            loaders = list(_loaders(cells, block_sizes, fetch_factors, batch_size, seed + run))
+            for number in order.permutation(len(loaders)).tolist():
+                row, configuration, open_loader = loaders[number]
                 request = LoaderRequest(
                     open_loader=open_loader,
                     files=tuple(files),
@@ -81,24 +87,33 @@ def storage_throughputs(
                     cache=cache,
                     seconds=seconds,
                 )
-                prepare_cache(files, cache)
+                found_cache = prepare_cache(files, cache)
                 found = measure_with(process, request, limit_seconds=LIMIT_TIMES * seconds)
-                if found.cells_per_second is None:
-                    msg = f"{row}: nothing was measured; {found.failure or found.status}"
-                    raise ParameterError(msg)
-                measured.append({**row, "cells_per_second": found.cells_per_second.value})
-    speeds = pd.DataFrame(measured).groupby(_SETTINGS, dropna=False)["cells_per_second"]
-    return speeds.agg(cells_per_second="median", low="min", high="max").reset_index()
+                if found.failure:
+                    msg = f"{row}: {found.failure}"
+                    raise CellfeedError(msg)
+                speed = found.cells_per_second
+                value = None if speed is None else speed.value
+                measured.append({**row, "cells_per_second": value, "cache": found_cache})
+    table = pd.DataFrame(measured).astype({"cells_per_second": float})
+    by_setting = table.groupby(_SETTINGS, dropna=False)
+    speeds = by_setting["cells_per_second"].agg(cells_per_second="median", low="min", high="max")
+    speeds["cache"] = by_setting["cache"].agg(_common)
+    return speeds.reset_index()
 
 
-def _settings(
+def _common(states: "pd.Series[str]") -> str:
+    return str(states.iloc[0]) if len(set(states)) == 1 else "unknown"
+
+
+def _loaders(
     cells: Any,
     block_sizes: Sequence[int],
     fetch_factors: Sequence[int],
     batch_size: int,
     seed: int,
 ) -> Iterator[tuple[dict[str, Any], Configuration, Callable[[], Any]]]:
-    """Yield how each setting is called, what is timed as one fetch, and what opens its loader."""
+    """Yield how each loader is called, what is timed as one fetch of it, and what opens it."""
 
     def row(loader: str, strategy: str, *sizes: int | None) -> dict[str, Any]:
         return dict(zip(_SETTINGS, (loader, strategy, *sizes), strict=True))
@@ -113,7 +128,26 @@ def _settings(
             configuration = Configuration(block_size=block, fetch_factor=factor)
             shuffled = open_dataset(BlockShuffling(block), factor)
             yield row("cellfeed", "BlockShuffling", block, factor), configuration, shuffled
-    for name, sampler in (("random", RandomSampler(cells)), ("stream", SequentialSampler(cells))):
-        minibatches = BatchSampler(sampler, batch_size, drop_last=True)
+    for name, shuffle_seed in (("random", seed), ("stream", None)):
+        minibatches = _Minibatches(len(cells), batch_size, shuffle_seed)
         open_loader = partial(DataLoader, cells, batch_size=None, sampler=minibatches)
         yield row("DataLoader", name, None, None), SINGLE_MINIBATCHES, open_loader
+
+
+@dataclass(frozen=True, slots=True)
+class _Minibatches:
+    """Row numbers of whole minibatches: at random, or in order if there is no seed."""
+
+    n_rows: int
+    batch_size: int
+    seed: int | None
+
+    def __len__(self) -> int:
+        return self.n_rows // self.batch_size
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        rows = np.arange(self.n_rows)
+        if self.seed is not None:
+            np.random.default_rng(self.seed).shuffle(rows)
+        for number in range(len(self)):
+            yield rows[number * self.batch_size : (number + 1) * self.batch_size]

@@ -60,9 +60,9 @@ class TimingRequest:
     given
         Another, within whose values that of the first is taken too; may be none.
     cache
-        "cold": pages are dropped between rounds, at most once a second, so that no round
-        profits from an earlier one, as where the files are larger than memory. "warm": pages
-        stay.
+        "cold": pages are dropped before each epoch and between rounds, those at most once a
+        second, so that no round profits from an earlier one, as where the files are larger than
+        memory. "warm": pages stay.
     seed
         Fixes which rows are read.
     least_rounds, most_rounds
@@ -242,7 +242,7 @@ def _rounds(
     make_cold = Dropping(dataset.collection.files, request.cache)
     started = False
     while True:
-        make_cold()
+        make_cold.now()
         begin = start = time.perf_counter()
         loader = dataset.loader(configuration.num_workers)
         minibatches = iter(loader)
@@ -297,10 +297,13 @@ class Dropping:
 
     def __call__(self) -> None:
         """Drop them, unless that was done in the last second."""
-        now = time.perf_counter()
-        if now - self._last > _SECONDS_BETWEEN_DROPS:
-            drop_clean_pages(self._paths)
-            self._last = now
+        if time.perf_counter() - self._last > _SECONDS_BETWEEN_DROPS:
+            self.now()
+
+    def now(self) -> None:
+        """Drop them, as before an epoch, which reads again what the one before has read."""
+        drop_clean_pages(self._paths)
+        self._last = time.perf_counter()
 
 
 def _bytes_of(minibatch: Minibatch) -> int:

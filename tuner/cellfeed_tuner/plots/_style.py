@@ -63,9 +63,9 @@ _CAPTION_CHARACTERS_PER_INCH = 17
 
 
 def block_colours(block_sizes: Sequence[int]) -> dict[int, Any]:
-    """Return the colour of each block size, from dark (small) to light (large)."""
-    shades = mpl.colormaps[COLOURS](np.linspace(0.0, 0.9, len(block_sizes)))
-    return dict(zip(block_sizes, shades, strict=True))
+    """Return the colour of each block size, from dark (1) to light (1,024), in every picture."""
+    shades = np.minimum(0.09 * np.log2(block_sizes), 1.0)
+    return dict(zip(block_sizes, mpl.colormaps[COLOURS](shades), strict=True))
 
 
 def around(estimate: Estimate, *, unit: float = 1.0) -> list[list[float]] | None:

@@ -9,7 +9,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from cellfeed_tuner._results._autotune_result import AutotuneResult
-from cellfeed_tuner.plots._style import BOUND, CHOSEN, STYLE, around, block_colours, scale_speeds
+from cellfeed_tuner.plots._style import (
+    BOUND,
+    CHOSEN,
+    STYLE,
+    around,
+    block_colours,
+    draw_caption,
+    scale_speeds,
+)
 
 __all__ = ["draw_trade_off", "trade_off_figure"]
 
@@ -18,17 +26,20 @@ _MOST_NAMED = 10
 _WORKER_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
-def trade_off_figure(result: AutotuneResult) -> Figure:
+def trade_off_figure(result: AutotuneResult, *, caption: str = "") -> Figure:
     """Draw throughput against entropy, the Pareto front of the two, and the chosen point.
 
     Parameters
     ----------
     result
         What ``autotune`` found.
+    caption
+        Where it was measured, if nothing beside the figure says it.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 4.6), layout="constrained")
         draw_trade_off(figure.subplots(), result)
+        draw_caption(figure, caption)
     return figure
 
 

@@ -1,0 +1,69 @@
+"""The grid of block size and fetch factor over cells in any storage."""
+
+import numpy as np
+import pytest
+
+from cellfeed import CellfeedError, MemoryMappedCells, ParameterError
+from cellfeed_tuner import storage_throughputs
+from cellfeed_tuner._measuring._storage_throughputs import _loaders
+
+N_ROWS, N_VARS = 640, 10
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cells")
+    for name, values in {
+        "data": np.arange(N_ROWS * N_VARS, dtype=np.float32),
+        "indices": np.tile(np.arange(N_VARS), N_ROWS),
+        "indptr": np.arange(N_ROWS + 1) * N_VARS,
+        "shape": np.array([N_ROWS, N_VARS]),
+    }.items():
+        np.save(folder / f"{name}.npy", values)
+    return MemoryMappedCells(folder)
+
+
+def test_every_setting_is_measured(cells):
+    table = storage_throughputs(
+        cells, files=cells.files, block_sizes=[1, 16], fetch_factors=[1, 4], batch_size=16, runs=2,
+        seconds=0.05,
+    )  # fmt: skip
+    settings = table[["strategy", "block_size", "fetch_factor"]].fillna(0).itertuples(index=False)
+    assert set(map(tuple, settings)) == {
+        *(("BlockShuffling", block, factor) for block in (1, 16) for factor in (1, 4)),
+        ("Streaming", 0, 1), ("Streaming", 0, 4), ("random", 0, 0), ("stream", 0, 0),
+    }  # fmt: skip
+    assert (table["low"] <= table["cells_per_second"]).all()
+    assert (table["cells_per_second"] <= table["high"]).all()
+    assert set(table["cache"]) <= {"cold", "unknown"}
+
+
+def test_loaders_deliver_whole_minibatches_of_all_cells_and_other_ones_with_another_seed(cells):
+    orders = {}
+    for seed in (0, 1):
+        for row, _, open_loader in _loaders(cells, [16], [4], 16, seed):
+            first = [batch.toarray()[:, 0] // N_VARS for batch in open_loader()]
+            assert {each.shape for each in first} == {(16,)}
+            assert sorted(np.concatenate(first)) == list(range(N_ROWS))
+            orders[row["strategy"], seed] = np.concatenate(first).tolist()
+    assert orders["random", 0] != orders["random", 1]
+    assert orders["BlockShuffling", 0] != orders["BlockShuffling", 1]
+    assert orders["stream", 0] == orders["stream", 1] == list(range(N_ROWS))
+
+
+def test_fewer_cells_than_a_fetch(cells):
+    with pytest.raises(ParameterError, match="which are less than one fetch"):
+        storage_throughputs(
+            cells, files=cells.files, block_sizes=[1], fetch_factors=[64], batch_size=16, runs=1
+        )
+
+
+def test_reading_that_fails(cells, tmp_path):
+    for path in (*cells.files, cells.files[0].with_name("shape.npy")):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    damaged = MemoryMappedCells(tmp_path)
+    np.save(tmp_path / "indices.npy", np.full(N_ROWS * N_VARS, N_VARS))
+    with pytest.raises(CellfeedError, match="are not of one CSR matrix"):
+        storage_throughputs(
+            damaged, files=damaged.files, block_sizes=[1], fetch_factors=[1], batch_size=16, runs=1
+        )
