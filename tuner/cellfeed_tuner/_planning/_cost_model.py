@@ -268,14 +268,14 @@ def _prices(
     noisy = np.exp(spread * rng.standard_normal((n_draws, seen.size)))
     # Relative errors: every row is divided by what was seen.
     relative = terms / (np.exp(seen) * spread)[:, None]
-    tied = np.eye(n_terms) / _PRIOR_SPREAD
-    return np.array(
-        [
-            # What is fitted is how many times its prior each price is.
-            each * nnls(np.vstack([relative * each, tied]), np.concatenate([right, tied.sum(0)]))[0]
-            for each, right in zip(prior, noisy / spread, strict=True)
-        ]
+    # What is fitted is how many times its prior each price is; beforehand that is about 1.
+    tied = np.broadcast_to(np.eye(n_terms) / _PRIOR_SPREAD, (n_draws, n_terms, n_terms))
+    left = np.concatenate([relative * prior[:, None], tied], axis=1)
+    right = np.column_stack([noisy / spread, np.full_like(prior, 1 / _PRIOR_SPREAD)])
+    times: NDArray[np.float64] = np.array(
+        [nnls(*equations)[0] for equations in zip(left, right, strict=True)]
     )
+    return prior * times
 
 
 def _discrepancy(residuals: NDArray[np.float64], n_prices: float) -> float:
