@@ -367,13 +367,19 @@ RESULTS = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def result_of():
     """Returns the result of a kind."""
     return RESULTS.__getitem__
 
 
-@pytest.fixture(params=list(RESULTS.values()), ids=list(RESULTS))
-def any_result(request):
-    """A result of each kind."""
+@pytest.fixture(params=list(RESULTS))
+def any_kind(request):
+    """Each kind of result."""
     return request.param
+
+
+@pytest.fixture
+def any_result(any_kind, result_of):
+    """A result of each kind."""
+    return result_of(any_kind)

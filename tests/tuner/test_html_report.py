@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 
 import pytest
@@ -60,12 +61,14 @@ class Page(HTMLParser):
         return [value for key, value in self.attributes if key == name]
 
 
-def page_of(result):
-    return html_report(result, code=CODE)
+@pytest.fixture(scope="module")
+def html_of(result_of):
+    """Returns the page of a kind of result, which is drawn once."""
+    return cache(lambda kind: html_report(result_of(kind), code=CODE))
 
 
-def test_every_section_is_there_for_results_of_every_kind(any_result):
-    page = Page(page_of(any_result))
+def test_every_section_is_there_for_results_of_every_kind(any_kind, any_result, html_of):
+    page = Page(html_of(any_kind))
     optional = {"code": any_result.recommended, "epoch": any_result.entropy_over_epoch}
     wanted = [name for name in SECTIONS if optional.get(name, True)]
     assert [name for name in page.values("id") if name in SECTIONS] == wanted
@@ -76,8 +79,8 @@ def test_every_section_is_there_for_results_of_every_kind(any_result):
     assert page.tags["tr"] == 1 + len(any_result.configurations)
 
 
-def test_the_recommendation_has_reason_figure_and_proof(result_of):
-    said = Page(page_of(result_of("recommended"))).texts["recommendation"]
+def test_the_recommendation_has_reason_figure_and_proof(html_of):
+    said = Page(html_of("recommended")).texts["recommendation"]
     assert "block size 64, fetch factor 64, 0 workers" in said
     assert "It is the fastest of the 4 measured" in said
     assert "throughput, measured afresh8,800 [8,500, 9,100] cells/s" in said
@@ -125,25 +128,25 @@ def test_the_recommendation_has_reason_figure_and_proof(result_of):
         ("unknown cache", "conditions", "unknown, since the kernel kept pages"),
     ],
 )
-def test_what_sets_a_kind_of_result_apart_is_said(result_of, kind, section, sentence):
-    assert sentence in Page(page_of(result_of(kind))).texts[section]
+def test_what_sets_a_kind_of_result_apart_is_said(html_of, kind, section, sentence):
+    assert sentence in Page(html_of(kind)).texts[section]
 
 
-def test_each_configuration_says_what_became_of_it(result_of):
+def test_each_configuration_says_what_became_of_it(result_of, html_of):
     result = result_of("recommended")
-    table = Page(page_of(result)).texts["configurations"]
+    table = Page(html_of("recommended")).texts["configurations"]
     for each in result.configurations:
         assert each.status in table
         assert each.note in table
         assert each.verdict is None or each.verdict.sentence in table
 
 
-def test_the_code_is_there_as_it_is_pasted(result_of):
-    assert Page(page_of(result_of("recommended"))).texts["code"].count(CODE) == 1
+def test_the_code_is_there_as_it_is_pasted(html_of):
+    assert Page(html_of("recommended")).texts["code"].count(CODE) == 1
 
 
-def test_nothing_leaves_the_page(any_result):
-    html = page_of(any_result)
+def test_nothing_leaves_the_page(any_kind, html_of):
+    html = html_of(any_kind)
     page = Page(html)
     assert not {"script", "link", "img", "image", "iframe", "object", "embed"} & page.tags.keys()
     assert not {"src", "srcset", "xlink:href", "onload", "onclick"} & dict(page.attributes).keys()
@@ -156,13 +159,13 @@ def test_nothing_leaves_the_page(any_result):
     assert "default-src 'none'" in " ".join(page.values("content"))
 
 
-def test_ids_are_unique(any_result):
-    ids = Counter(Page(page_of(any_result)).values("id"))
+def test_ids_are_unique(any_kind, html_of):
+    ids = Counter(Page(html_of(any_kind)).values("id"))
     assert ids.most_common(1)[0][1] == 1
 
 
-def test_text_in_figures_is_text(result_of):
-    drawn = Page(page_of(result_of("recommended"))).texts["<text>"]
+def test_text_in_figures_is_text(html_of):
+    drawn = Page(html_of("recommended")).texts["<text>"]
     for text in ("throughput (cells/s)", "Pareto front", "block size (cells)", "upper bound"):
         assert text in drawn
 
@@ -183,8 +186,8 @@ def test_what_comes_from_the_user_is_escaped(result_of):
     assert evil in page.texts["code"]
 
 
-def test_the_same_result_gives_the_same_page(result_of):
-    assert page_of(result_of("recommended")) == page_of(result_of("recommended"))
+def test_the_same_result_gives_the_same_page(result_of, html_of):
+    assert html_of("recommended") == html_report(result_of("recommended"), code=CODE)
 
 
 @pytest.fixture(scope="module")
@@ -209,9 +212,9 @@ def browse(tmp_path_factory):
     return browse
 
 
-def test_a_browser_shows_it_without_complaints(any_result, browse, tmp_path):
+def test_a_browser_shows_it_without_complaints(any_kind, html_of, browse, tmp_path):
     file = tmp_path / "autotune.html"
-    file.write_text(page_of(any_result), encoding="utf-8")
+    file.write_text(html_of(any_kind), encoding="utf-8")
     dom, complaints = browse(file, "--dump-dom")
     assert complaints == []
     written, shown = Page(file.read_text(encoding="utf-8")), Page(dom)
@@ -219,9 +222,9 @@ def test_a_browser_shows_it_without_complaints(any_result, browse, tmp_path):
     assert shown.tags == written.tags
 
 
-def test_a_browser_draws_the_figures(result_of, browse, tmp_path):
+def test_a_browser_draws_the_figures(html_of, browse, tmp_path):
     file, picture = tmp_path / "autotune.html", tmp_path / "page.png"
-    file.write_text(page_of(result_of("recommended")), encoding="utf-8")
+    file.write_text(html_of("recommended"), encoding="utf-8")
     _, complaints = browse(file, f"--screenshot={picture}", "--window-size=1200,3600")
     assert complaints == []
     pixels = (imread(picture)[:, :, :3] * 255).round().astype(int)
@@ -230,9 +233,9 @@ def test_a_browser_draws_the_figures(result_of, browse, tmp_path):
     assert (68, 1, 84) in colours  # the darkest of the colour map, in the heat maps
 
 
-def test_a_complaint_of_a_browser_would_be_heard(result_of, browse, tmp_path):
+def test_a_complaint_of_a_browser_would_be_heard(html_of, browse, tmp_path):
     file = tmp_path / "autotune.html"
-    page = page_of(result_of("recommended"))
+    page = html_of("recommended")
     file.write_text(page.replace("</main>", "<script>alert(1)</script></main>"), encoding="utf-8")
     _, complaints = browse(file, "--dump-dom")
     assert complaints
