@@ -3,8 +3,6 @@
 import csv
 import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from click.testing import CliRunner
 
 from cellfeed.synthetic import write_tahoe_like
 
-COMPARE = Path(__file__).parents[2] / "bench" / "peers" / "compare.py"
+PEERS = Path(__file__).parents[2] / "bench" / "peers"
 N_CELLS = 700
 
 
@@ -24,18 +22,27 @@ def collection(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def output(collection, tmp_path_factory):
+def main():
+    """The command, which must not empty the page cache of the whole machine here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PEERS)
+        patch.setattr(importlib.import_module("page_cache"), "DROP_CACHES", Path("/proc/nowhere"))
+        yield importlib.import_module("compare").main
+
+
+@pytest.fixture(scope="module")
+def output(main, collection, tmp_path_factory):
     """One short round of what needs nothing but this environment, and of what cannot be had."""
     folder = tmp_path_factory.mktemp("output")
-    command = [
-        sys.executable, COMPARE, "--collection", collection, "--output", folder,
+    arguments = [
+        "--collection", collection, "--output", folder,
         "--rounds", "1", "--seconds", "0.1",
         "--peers", "cellfeed,h5py,machine",
         "--only", r"block 16, fetch 256(, CSR(, 2 workers.*)?)?$",
         "--environments", folder / "environments", "--python312", folder / "no-python",
     ]  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    ended = CliRunner().invoke(main, list(map(str, arguments)))
+    assert ended.exit_code == 0, ended.output
     assert (folder / "peers.md").read_text().strip() == ended.stdout.strip()
     return folder
 
@@ -107,9 +114,7 @@ def test_picture_is_there(output):
         (["--collection", "x", "--output", "out", "--rounds", "0"], "`--rounds > 0` must hold"),
     ],
 )
-def test_mistakes_are_told_in_one_line(monkeypatch, arguments, message):
-    monkeypatch.syspath_prepend(COMPARE.parent)
-    main = importlib.import_module("compare").main
+def test_mistakes_are_told_in_one_line(main, arguments, message):
     ended = CliRunner().invoke(main, arguments)
     assert ended.exit_code == 2
     assert message in ended.stderr.splitlines()[-1]
