@@ -34,8 +34,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# On as many cores as there are, up to four, with a thread of linear algebra on each.
 test: check
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=worksteal
 
 # The quick profile, once; fails where a benchmark does, or where none measured anything.
 bench: $(STAMP)
