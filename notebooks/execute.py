@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 FIGURES = Path("demo/figures")
 
@@ -38,7 +39,12 @@ def main():
     """Execute the notebooks named on the command line."""
     FIGURES.mkdir(parents=True, exist_ok=True)
     for path in map(Path, sys.argv[1:]):
-        notebook = execute(path)
+        try:
+            notebook = execute(path)
+        except CellExecutionError as error:
+            if error.ename != "SystemExit":
+                raise
+            sys.exit(f"{path.name}: {error.evalue}")  # it says itself what it lacks
         nbformat.write(notebook, path)
         shown = pictures(notebook)
         for number, picture in enumerate(shown, start=1):
