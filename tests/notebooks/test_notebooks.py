@@ -1,5 +1,8 @@
 """Every notebook runs, and is stored with what it shows."""
 
+import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -8,6 +11,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SIZED = [path for path in NOTEBOOKS if "CELLFEED_NOTEBOOK_SIZE" in path.read_text()]
 MOST_BYTES = 300_000
 
 
@@ -15,8 +19,45 @@ def outputs_of(notebook):
     return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
+def code_of(notebook):
+    """The statements of all cells, without IPython's magics."""
+    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    lines = "\n".join(sources).splitlines()
+    return ast.parse("\n".join(line for line in lines if not line.startswith("%")))
+
+
 def test_there_are_notebooks():
     assert NOTEBOOKS
+    assert SIZED
+
+
+@pytest.mark.parametrize("path", SIZED, ids=lambda path: path.stem)
+def test_knows_every_size(path):
+    looked_up = [
+        node.value
+        for node in ast.walk(code_of(nbformat.read(path, as_version=4)))
+        if isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "SIZE"
+    ]
+    assert looked_up
+    for table in looked_up:
+        assert isinstance(table, ast.Dict)
+        assert [ast.literal_eval(key) for key in table.keys] == ["small", "medium", "large"]
+
+
+def test_says_what_the_large_size_lacks(tmp_path, monkeypatch):
+    monkeypatch.setenv("CELLFEED_NOTEBOOK_SIZE", "large")
+    monkeypatch.delenv("CELLFEED_TAHOE", raising=False)
+    folder = ROOT / "notebooks"
+    ended = subprocess.run(
+        [sys.executable, folder / "execute.py", folder / "figure5_classification.ipynb"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert "figure5_classification.ipynb: Tahoe-100M is missing: set CELLFEED_TAHOE" in ended.stderr
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
