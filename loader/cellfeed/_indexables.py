@@ -1,5 +1,6 @@
 """Cells in storages of other kinds, as indexables that a `CellDataset` takes."""
 
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,8 +33,9 @@ class MemoryMappedCells:
 
     The files are those of `scipy.sparse.save_npz` with ``compressed=False``, unzipped into a
     folder: ``data.npy``, ``indices.npy``, ``indptr.npy`` and ``shape.npy``. ``cells[rows]`` reads
-    only those rows. Unlike NumPy's memory maps, of which a copy of all values is pickled, it is
-    pickled as its folder, so that worker processes map the files themselves.
+    only those rows, which it announces to the system all at once. Unlike NumPy's memory maps, of
+    which a copy of all values is pickled, it is pickled as its folder, so that worker processes
+    map the files themselves.
 
     Parameters
     ----------
@@ -105,6 +107,8 @@ class MemoryMappedCells:
         runs = merge_consecutive(_numbers(rows, len(self)))
         lengths = [np.diff(self._indptr[start : stop + 1]) for start, stop in runs.tolist()]
         stored = [slice(start, stop) for start, stop in self._indptr[runs].tolist()]
+        for array in (self._data, self._indices):
+            _announce(array, stored)
         data, indices = (
             np.concatenate([array[each] for each in stored] or [array[:0]])
             for array in (self._data, self._indices)
@@ -237,6 +241,25 @@ class HuggingFaceCells:
             msg = f"column {name!r} of the data set: not every cell has a list of numbers"
             raise FormatError(msg)
         return pc.list_value_length(column).to_numpy(), elements
+
+
+def _announce(mapped: NDArray[Any], parts: Sequence[slice]) -> None:
+    """Tell the system which parts of a mapped array are read next, so that it reads them at once.
+
+    Page by page, as they are touched, each would be waited for by itself.
+    """
+    mapping: mmap.mmap | None = getattr(mapped, "_mmap", None)
+    if mapping is None or not hasattr(mmap, "MADV_WILLNEED"):
+        return
+    # The array begins after a header, and the mapping at its address or before it.
+    offset = mapped.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
+    for part in parts:
+        if part.start == part.stop:
+            continue
+        start = offset + part.start * mapped.itemsize
+        page = start - start % mmap.PAGESIZE
+        length = offset + part.stop * mapped.itemsize - page
+        mapping.madvise(mmap.MADV_WILLNEED, page, length)
 
 
 def _numbers(rows: Rows, n_rows: int) -> NDArray[np.int64]:
