@@ -13,13 +13,10 @@ N_ROWS, N_VARS = 640, 10
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cells")
-    for name, values in {
-        "data": np.arange(N_ROWS * N_VARS, dtype=np.float32),
-        "indices": np.tile(np.arange(N_VARS), N_ROWS),
-        "indptr": np.arange(N_ROWS + 1) * N_VARS,
-        "shape": np.array([N_ROWS, N_VARS]),
-    }.items():
-        np.save(folder / f"{name}.npy", values)
+    np.save(folder / "data.npy", np.arange(N_ROWS * N_VARS, dtype=np.float32))
+    np.save(folder / "indices.npy", np.tile(np.arange(N_VARS), N_ROWS))
+    np.save(folder / "indptr.npy", np.arange(N_ROWS + 1) * N_VARS)
+    np.save(folder / "shape.npy", np.array([N_ROWS, N_VARS]))
     return MemoryMappedCells(folder)
 
 
