@@ -102,7 +102,7 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
         ("wrong loader", "recommendation", "0 workers: THE LOADER IS WRONG"),
         ("wrong loader", "bounds", "1 loader: not as planned"),
         ("recommended", "bounds", "4 inside: as planned"),
-        ("recommended", "conditions", "cold, dropped before every round"),
+        ("recommended", "conditions", "cold, dropped before each epoch"),
         ("recommended", "conditions", "The files are not shuffled"),
         ("recommended", "conditions", "torchnot installed"),
         ("recommended", "conditions", "2026-11-21 09:30 UTC"),
