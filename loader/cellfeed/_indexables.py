@@ -178,7 +178,7 @@ class HuggingFaceCells:
             msg = "an obs column must not be named 'X', as the matrix is; rename it"
             raise ParameterError(msg)
         self._ids = None if gene_ids is None else _GeneIds(np.asarray(gene_ids))
-        self.n_vars = require_positive("n_vars", len(self._ids) if self._ids else n_vars)
+        self.n_vars = require_positive("n_vars", n_vars if self._ids is None else len(self._ids))
         self._genes, self._values, self._obs = genes, values, tuple(obs)
         columns = list(dict.fromkeys([genes, values, *obs]))
         for column in columns:
@@ -207,7 +207,7 @@ class HuggingFaceCells:
             )
             raise FormatError(msg)
         indptr = _offsets([lengths])
-        if self._ids:
+        if self._ids is not None:
             indices, is_gene = self._ids.columns_of(indices)
             data, indices = data[is_gene], indices[is_gene]
             indptr = np.append(0, np.cumsum(is_gene))[indptr]

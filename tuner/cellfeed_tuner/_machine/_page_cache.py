@@ -49,7 +49,7 @@ def drop_pages(paths: Sequence[Path]) -> None:
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def drop_clean_pages(paths: Sequence[Path]) -> None:
+def drop_clean_pages(paths: Sequence[Path], *, mapped: bool = False) -> None:
     """Ask the kernel once more to forget pages, of files that `drop_pages` has flushed before.
 
     Costs a few microseconds for each file, where `drop_pages` looks at each page.
@@ -58,6 +58,8 @@ def drop_clean_pages(paths: Sequence[Path]) -> None:
     ----------
     paths
         Files, which need only be readable.
+    mapped
+        Whether this process may have mapped them; to find out takes milliseconds.
 
     Raises
     ------
@@ -65,7 +67,8 @@ def drop_clean_pages(paths: Sequence[Path]) -> None:
         A file cannot be opened.
     """
     if sys.platform == "linux":
-        _release_mappings(paths)
+        if mapped and paths:
+            _release_mappings(paths)
         for path in paths:
             with _opened(path) as fd:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

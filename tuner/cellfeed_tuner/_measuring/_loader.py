@@ -107,7 +107,7 @@ class LoaderRequest:
         if n_rounds == 0:
             msg = f"an epoch has {len(loader)} minibatches, which are less than one fetch"
             raise ParameterError(msg)
-        make_cold = Dropping(self.files, self.cache)
+        make_cold = Dropping(self.files, self.cache, mapped=True)
         while True:
             make_cold.now()
             begin = time.perf_counter()

@@ -289,10 +289,13 @@ class Dropping:
         Whose pages are dropped.
     cache
         "cold" asks for it.
+    mapped
+        Whether this process may have mapped them, which what reads a collection never does.
     """
 
-    def __init__(self, files: Sequence[Path], cache: CacheState) -> None:
+    def __init__(self, files: Sequence[Path], cache: CacheState, *, mapped: bool = False) -> None:
         self._paths = files if cache == "cold" else ()
+        self._mapped = mapped
         self._last = -math.inf
 
     def __call__(self) -> None:
@@ -302,7 +305,7 @@ class Dropping:
 
     def now(self) -> None:
         """Drop them, as before an epoch, which reads again what the one before has read."""
-        drop_clean_pages(self._paths)
+        drop_clean_pages(self._paths, mapped=self._mapped)
         self._last = time.perf_counter()
 
 
