@@ -26,6 +26,7 @@ from cellfeed_tuner import (
     Nearest,
     Ranges,
     Recommended,
+    Rival,
     StorageOrder,
     Verdict,
 )
@@ -94,13 +95,8 @@ def earlier_run():
         } | changes
         trials = []
         for configuration, cost in costs.items():
-            cells = configuration.minibatches_per_round * asked.batch_size
-            rounds = tuple(cost * cells * factor for factor in (0.99, 1.01) * 4)
-            trials.append(
-                EarlierTrial(
-                    configuration=configuration, cells_per_round=cells, round_seconds=rounds
-                )
-            )
+            replicates = tuple(cost * factor for factor in (0.99, 1.01) * 2)
+            trials.append(EarlierTrial(configuration=configuration, replicates=replicates))
         return EarlierRun(key=key, asked=asked, choice=choice, trials=tuple(trials), **facts)
 
     return make
@@ -215,12 +211,15 @@ GRID = (
     untimed(1024, 64, 0, "too few cells", 0.6, "whole fetches need 32,768 cells"),
     untimed(1024, 64, 1, "too slow", 0.6, "as its like were"),
 )
+RIVAL = Rival(configuration=GRID[7].configuration, ratio=Estimate(1.12, 1.05, 1.2), n_turns=6)
+SLOWER = Rival(configuration=GRID[4].configuration, ratio=Estimate(1.5, 1.3, 1.7), n_turns=5)
 CHOICE = Recommended(
     configuration=GRID[6].configuration,
     cells_per_second=Estimate(8_800.0, 8_500.0, 9_100.0),
-    measured_afresh=True,
+    measured_in_turns=True,
     peak_memory_bytes=400_000_000,
     reason="It is the fastest of the 4 measured configurations that mix well enough.",
+    rivals=(RIVAL, SLOWER),
 )
 RECOMMENDED = AutotuneResult(
     machine=MACHINE,
@@ -331,7 +330,15 @@ RESULTS = {
         storage_advice=(ADVICE,),
         dataset=replace(DATASET, label_counts=(2_000,) * 14),
     ),
-    "not measured afresh": replace(RECOMMENDED, recommended=replace(CHOICE, measured_afresh=False)),
+    "not measured in turns": replace(
+        RECOMMENDED, recommended=replace(CHOICE, measured_in_turns=False, rivals=())
+    ),
+    "undecided": replace(
+        RECOMMENDED,
+        recommended=replace(
+            CHOICE, rivals=(replace(RIVAL, ratio=Estimate(1.03, 0.97, 1.09)), SLOWER)
+        ),
+    ),
     "nothing feasible": NOTHING_FEASIBLE,
     "not enough samples": replace(
         NOTHING_FEASIBLE,

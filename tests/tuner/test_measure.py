@@ -33,6 +33,7 @@ from cellfeed_tuner import (
     measure_loader,
     minibatch_entropies,
 )
+from cellfeed_tuner._interval import Spread
 from cellfeed_tuner._machine._page_cache import drop_pages, resident_fraction
 from cellfeed_tuner._measuring._annloader import open_annloader
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes
@@ -404,12 +405,54 @@ def test_throughput_is_cells_over_mean_time():
     speed = measurement(*[1.0, 2.0] * 4).cells_per_second
     assert speed is not None
     assert speed.value == pytest.approx(100 / 1.5)
-    assert speed.low < speed.value < speed.high <= 100
+    assert speed.low <= speed.value <= speed.high
+
+
+def test_the_interval_of_one_process_is_that_of_batches_of_its_rounds():
+    """Four batches of two, with Student's t of three degrees of freedom, in logarithms."""
+    speed = measurement(1.0, 1.2, 1.1, 1.1, 1.4, 1.4, 1.2, 1.2).cells_per_second
+    batches = np.array([1.1, 1.1, 1.4, 1.2])
+    error = batches.std(ddof=1) / batches.mean() / 2
+    times = np.exp(3.182446 * error)
+    assert speed is not None
+    assert (speed.low, speed.high) == (
+        pytest.approx(100 / 1.2 / times),
+        pytest.approx(100 / 1.2 * times),
+    )
+
+
+def test_an_interval_may_reach_beyond_the_fastest_round():
+    speed = measurement(1.0, 1.0, 1.0, 1.5).cells_per_second
+    assert speed is not None
+    assert speed.high > 100 / 1.0
+
+
+@pytest.mark.parametrize(("n", "n_rounds"), [(4, 8), (12, 8), (4, 200)])
+def test_intervals_cover_the_truth_however_many_rounds_have_the_moment_in_common(n, n_rounds):
+    """Replicates are off by 10 % each, their rounds by 1 %: of 95 % intervals, 95 % hold."""
+    rng = np.random.default_rng(0)
+    held, n_trials = 0, 400
+    for _ in range(n_trials):
+        # Several configurations, since one alone says little of how much replicates differ.
+        several = [
+            [
+                np.exp(0.1 * rng.standard_normal() + 0.01 * rng.standard_normal(n_rounds))
+                for _ in range(n)
+            ]
+            for _ in range(4)
+        ]
+        found = [pooled([measurement(*rounds) for rounds in each]) for each in several]
+        spread = Spread.of(each.replicate_seconds for each in found)
+        speed = found[0].cells_per_second_given(spread)
+        assert speed is not None
+        held += speed.low <= 100 <= speed.high
+    assert 0.92 <= held / n_trials <= 0.99
 
 
 def test_pooling_joins_samples_and_keeps_the_highest_peak():
     together = pooled([measurement(1.0, 2.0), measurement(3.0, 4.0, 5.0)])
     assert together.round_seconds == (1.0, 2.0, 3.0, 4.0, 5.0)
+    assert together.replicate_seconds == (1.5, 4.0)
     assert together.peak_memory_bytes == 3
 
 

@@ -32,27 +32,30 @@ class Number:
     most: int
 
     def affords(self, configuration):
-        return configuration in self.measured or len(self.measured) < self.most
+        return len(self.measured) < self.most
 
     def cost(self, configuration):
         return 1.0
 
 
-def played(goal=fastest, most=1000, noise=0.02, common=0.0, withdrawn=(), seed=0):
-    """Return all looks after a search, in the order of the first ones, and the planner."""
-    planner = Planner(GRID, batch_size=64, geometry=Geometry(), goal=goal, seed=seed)
+def planner_of(goal=fastest, seed=0, **settings):
+    return Planner(GRID, batch_size=64, geometry=Geometry(), goal=goal, seed=seed, **settings)
+
+
+def played(goal=fastest, most=1000, noise=0.02, withdrawn=(), seed=0, **settings):
+    """Return what was measured, in that order, and the planner."""
+    planner = planner_of(goal, seed, **settings)
     rng = np.random.default_rng(seed)
-    looks: dict[Configuration, list[list[float]]] = {}
-    budget = Number(looks, most)
+    measured: dict[Configuration, float] = {}
+    budget = Number(measured, most)
     while (asked := planner.ask(budget)) is not None:
         assert budget.affords(asked)
-        moment = common * rng.standard_normal()
-        new = seconds_per_cell(asked) * np.exp(moment + noise * rng.standard_normal(4))
-        looks.setdefault(asked, []).append(new.tolist())
-        planner.tell(asked, looks[asked])
+        assert asked not in measured
+        measured[asked] = seconds_per_cell(asked) * np.exp(noise * rng.standard_normal())
+        planner.tell(asked, [measured[asked]])
         if asked in withdrawn:
             planner.withdraw(asked)
-    return looks, planner
+    return measured, planner
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -75,44 +78,46 @@ def test_a_search_repeats_itself_by_its_seed():
     assert played(seed=3)[0] == played(seed=3)[0]
 
 
-def test_what_was_withdrawn_is_not_asked_for_again():
+def test_what_was_withdrawn_is_not_asked_for_again_and_has_no_chance():
     best = min(GRID, key=seconds_per_cell)
-    samples, _ = played(withdrawn=[best])
-    assert len(samples[best]) == 1
+    measured, planner = played(withdrawn=[best])
+    assert best in measured
+    assert best not in planner.chances()
     others = [each for each in GRID if each != best]
-    assert min(others, key=seconds_per_cell) in samples
+    assert min(others, key=seconds_per_cell) in measured
 
 
 def test_what_failed_is_not_asked_for_again():
-    planner = Planner(GRID, batch_size=64, geometry=Geometry(), goal=fastest, seed=0)
+    planner = planner_of()
     asked = []
     while (configuration := planner.ask(Number([], 1))) is not None:
         asked.append(configuration)
         planner.tell(configuration, [])
     assert len(set(asked)) == len(asked)
+    assert planner.chances() == {}
 
 
-def test_slow_configurations_leave_the_race_early():
-    samples, _ = played(noise=0.1)
-    best = min(GRID, key=seconds_per_cell)
-    slow = [each for each in samples if seconds_per_cell(each) > 2 * seconds_per_cell(best)]
-    assert all(len(samples[each]) == 1 for each in slow)
+def test_chances_are_of_what_was_measured_and_sum_to_one():
+    measured, planner = played(noise=0.05)
+    chances = planner.chances()
+    assert chances.keys() == measured.keys()
+    assert sum(chances.values()) == pytest.approx(1)
+    assert list(chances.values()) == sorted(chances.values(), reverse=True)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_rounds_of_one_look_are_not_taken_for_independent(seed):
-    """Rounds agree with each other, while looks are apart by 30 %: it takes many of these."""
-    looks, _ = played(noise=0.001, common=0.3, seed=seed)
-    means = {each: np.mean(found) for each, found in looks.items() if len(found) > 1}
-    chosen = min(means, key=means.__getitem__)
-    assert seconds_per_cell(chosen) <= 1.1 * min(map(seconds_per_cell, GRID))
+def test_chances_become_clear_with_replicates_and_not_with_their_number_of_rounds():
+    """Two that differ by 10 %, while replicates differ by as much."""
+    slow, fast = GRID[-3], GRID[-6]
+    rng = np.random.default_rng(0)
 
+    def chance_of_fast(n):
+        planner = planner_of()
+        for each, cost in ((slow, 1.1e-5), (fast, 1e-5)):
+            planner.tell(each, (cost * np.exp(0.1 * rng.standard_normal(n))).tolist())
+        return planner.chances()[fast]
 
-def test_one_look_is_never_enough_however_well_its_rounds_agree():
-    planner = Planner(GRID, batch_size=64, geometry=Geometry(), goal=fastest, seed=0)
-    for each in GRID:
-        planner.tell(each, [[seconds_per_cell(each)] * 4])
-    assert planner.ask(Number(GRID, 1000)) == min(GRID, key=seconds_per_cell)
+    assert 0.2 < np.mean([chance_of_fast(1) for _ in range(20)]) < 0.9
+    assert np.mean([chance_of_fast(64) for _ in range(5)]) > 0.99
 
 
 def test_with_a_need_the_best_mixed_of_the_fast_ones_is_measured():
@@ -127,28 +132,13 @@ def test_with_a_need_the_best_mixed_of_the_fast_ones_is_measured():
 
 def test_probes_begin_with_what_is_given():
     first = [GRID[7], GRID[0]]
-    planner = Planner(GRID, batch_size=64, geometry=Geometry(), goal=fastest, seed=0, first=first)
-    asked: list[Configuration] = []
-    for _ in range(3):
-        configuration = planner.ask(Number(asked, 1000))
-        assert configuration is not None
-        asked.append(configuration)
-        planner.tell(configuration, [[seconds_per_cell(configuration)] * 4])
-    assert asked[:2] == first
-    assert asked[2] not in first
+    measured, _ = played(most=3, first=first)
+    assert list(measured)[:2] == first
 
 
 def test_where_costs_are_believed_only_what_may_be_the_best_is_measured():
     believed = {each: Observation(seconds_per_cell(each), 0.05) for each in GRID}
-    planner = Planner(
-        GRID, batch_size=64, geometry=Geometry(), goal=fastest, seed=0, believed=believed
-    )
-    rng = np.random.default_rng(0)
-    samples: dict[Configuration, list[list[float]]] = {}
-    while (asked := planner.ask(Number(samples, 1000))) is not None:
-        new = seconds_per_cell(asked) * np.exp(0.02 * rng.standard_normal(4))
-        samples.setdefault(asked, []).append(new.tolist())
-        planner.tell(asked, samples[asked])
+    measured, _ = played(believed=believed)
     best = min(map(seconds_per_cell, GRID))
-    assert best in map(seconds_per_cell, samples)
-    assert all(seconds_per_cell(each) < 1.3 * best for each in samples)
+    assert best in map(seconds_per_cell, measured)
+    assert all(seconds_per_cell(each) < 1.3 * best for each in measured)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cellfeed_tuner import (
@@ -13,6 +14,7 @@ from cellfeed_tuner import (
     LabelResult,
 )
 from cellfeed_tuner._planning._recommend import choose, nearest
+from cellfeed_tuner._planning._turns import Turns
 
 CONSTRAINTS = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=None)
 
@@ -136,3 +138,57 @@ def test_with_a_need_the_best_mixed_is_so_by_its_least_mixed_label():
     grid = [with_further(result(1, 50, share=1.0), 0.96), with_further(result(2, 50), 0.99)]
     needy = replace(CONSTRAINTS, need_cells_per_second=40.0)
     assert chosen_block(grid, needy) == 2
+
+
+def turns_of(**speeds_by_block):
+    """Return six turns of configurations with that block size; the moment is off by 30 %."""
+    rng = np.random.default_rng(0)
+    turns = Turns()
+    for _ in range(6):
+        moment = np.exp(0.3 * rng.standard_normal())
+        turns.note(
+            {
+                Configuration(block_size=int(block.removeprefix("b")), fetch_factor=1): speed
+                * moment
+                * np.exp(0.01 * rng.standard_normal())
+                for block, speed in speeds_by_block.items()
+            }
+        )
+    return turns
+
+
+class TestTurns:
+    def test_what_was_lucky_before_the_turns_is_not_chosen(self):
+        grid = [result(1, 90), result(2, 50), result(3, 55)]
+        choice = choose(grid, CONSTRAINTS, turns_of(b2=60, b3=50))
+        assert choice is not None
+        assert choice.result.configuration.block_size == 2
+        assert [each.configuration.block_size for each in choice.rivals] == [3]
+        assert choice.rivals[0].ratio.value == pytest.approx(1.2, rel=0.03)
+        assert "It is the fastest of the 3 measured configurations" in choice.reason
+
+    def test_a_ratio_tells_apart_what_intervals_do_not(self):
+        grid = [result(1, 50, spread=20, memory=50), result(2, 50, spread=20)]
+        assert chosen_block(grid) == 1
+        choice = choose(grid, CONSTRAINTS, turns_of(b1=50, b2=60))
+        assert choice is not None
+        assert choice.result.configuration.block_size == 2
+        assert not choice.rivals[0].is_undecided
+
+    def test_what_is_not_feasible_is_no_finalist(self):
+        grid = [result(1, 50, memory=2000), result(2, 40), result(3, 30)]
+        choice = choose(grid, CONSTRAINTS, turns_of(b1=50, b2=40, b3=30))
+        assert choice is not None
+        assert choice.result.configuration.block_size == 2
+        assert [each.configuration.block_size for each in choice.rivals] == [3]
+
+    def test_where_turns_do_not_tell_it_is_said(self):
+        turns = Turns()
+        for number in range(4):
+            first = Configuration(block_size=1, fetch_factor=1)
+            second = Configuration(block_size=2, fetch_factor=1)
+            turns.note({first: 50 + 10 * (number % 2), second: 52})
+        choice = choose([result(1, 55), result(2, 52)], CONSTRAINTS, turns)
+        assert choice is not None
+        assert choice.rivals[0].is_undecided
+        assert "but not clearly" in choice.reason

@@ -11,6 +11,7 @@ from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import Delivery, Round, Started, TimingRequest
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._recommend import choose
+from cellfeed_tuner._planning._turns import LEAST_TURNS
 from cellfeed_tuner._progress import Standings, unwatched
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._requirements import Requirements
@@ -118,14 +119,12 @@ def run_search(*, process=None, **settings):
     process = process or ModelProcess()
     search = search_of(process, **settings)
     search.run(GRID)
-    surveyed = list(process.asked)
-    search.fill()
+    searched = list(process.asked)
+    search.survey()
     results = search.results(GRID)
-    choice = choose(results, search.requirements.constraints)
-    if choice is not None:
-        search.confirm(choice)
+    choice = choose(results, search.requirements.constraints, search.turns)
     assert process.now <= 1.1 * search.measurements.budget.seconds
-    return results, choice, surveyed
+    return results, choice, searched
 
 
 def true_speed(configuration: Configuration) -> float:
@@ -144,14 +143,14 @@ def test_the_fastest_feasible_configuration_is_found(floor):
 
 
 def test_what_mixes_too_little_is_not_timed_before_the_choice_is_clear():
-    results, _, surveyed = run_search(floor=0.95)
+    results, _, searched = run_search(floor=0.95)
     shares = {each.configuration: each.entropy_bits.share_of_random for each in results}
-    assert all(shares[configuration] >= 0.95 for configuration in surveyed)
+    assert all(shares[configuration] >= 0.95 for configuration in searched)
 
 
 def test_small_blocks_are_skipped_where_larger_ones_are_too_slow_already():
-    _, _, surveyed = run_search(floor=0.95)
-    assert not any(each.block_size == 1 and each.fetch_factor == 256 for each in surveyed)
+    _, _, searched = run_search(floor=0.95)
+    assert not any(each.block_size == 1 and each.fetch_factor == 256 for each in searched)
 
 
 def test_every_configuration_has_a_status_and_each_that_is_measured_a_throughput():
@@ -164,10 +163,10 @@ def test_every_configuration_has_a_status_and_each_that_is_measured_a_throughput
 
 
 def test_buffers_beyond_the_memory_given_are_never_read_into():
-    results, _, surveyed = run_search(memory=500_000)
+    results, _, searched = run_search(memory=500_000)
     over = [each.configuration for each in results if each.status == "over memory"]
     assert Configuration(block_size=1, fetch_factor=256, num_workers=0) in over
-    assert not set(over) & set(surveyed)
+    assert not set(over) & set(searched)
 
 
 def test_with_a_need_the_best_mixed_that_is_fast_enough_is_found():
@@ -203,11 +202,11 @@ class FailingProcess(ModelProcess):
 
 
 def test_what_fails_is_reported_and_the_rest_is_searched():
-    results, choice, surveyed = run_search(process=FailingProcess())
+    results, choice, searched = run_search(process=FailingProcess())
     failed = [each for each in results if each.status == "failed"]
     assert failed
     assert {each.note for each in failed} == {"no workers here"}
-    assert all(surveyed.count(each.configuration) <= 1 for each in failed)
+    assert all(searched.count(each.configuration) <= 1 for each in failed)
     best = max(
         true_speed(each.configuration)
         for each in results
@@ -238,7 +237,36 @@ def test_those_who_watch_see_how_the_race_stands():
     mixing = [each for each in race.values() if each.state != "below floor"]
     fastest = max(mixing, key=lambda each: each.rough_cells_per_second)
     assert fastest.state == "racing"
-    assert {"racing", "left", "below floor"} == {each.state for each in race.values()}
+    assert {"racing", "left"} == {each.state for each in race.values()}
+
+
+def test_where_nothing_mixes_well_enough_what_comes_nearest_is_measured():
+    handed = list[Standings]()
+    search = search_of(ModelProcess(), floor=1.0, on_race=handed.append)
+    grid = [each for each in GRID if each.block_size > 1]
+    search.run(grid)
+    assert len(search.measurements) == 0
+    search.survey()
+    results = search.results(grid)
+    assert choose(results, search.requirements.constraints, search.turns) is None
+    assert any(each.status == "measured" for each in results)
+    (standings,) = handed
+    assert {"below floor"} == {each.state for each in standings()}
+
+
+def test_what_may_be_the_best_is_measured_in_turns_and_the_rest_is_not():
+    """Three that are alike within 5 %: each turn has each of them once, next to each other."""
+    process = ModelProcess()
+    search = search_of(process, budget=300.0)
+    search.run(GRID)
+    assert len(search.turns) >= LEAST_TURNS
+    finalists = search.turns.finalists()
+    assert len(finalists) >= 2
+    last = process.asked[-len(finalists) :]
+    assert len(set(last)) == len(last)
+    assert set(last) <= set(finalists)
+    best = max(map(true_speed, costs()))
+    assert all(true_speed(each) >= 0.5 * best for each in finalists)
 
 
 def costs(change=lambda configuration: 1.0):
@@ -255,10 +283,8 @@ def stepped(step_seconds, budget=60.0, slowness=1.0):
     """What is chosen for a training step, and how it does with it."""
     search = search_of(process := ModelProcess(slowness), step_seconds=step_seconds, budget=budget)
     search.run(GRID)
-    search.fill()
-    choice = choose(search.results(GRID), search.requirements.constraints)
+    choice = choose(search.results(GRID), search.requirements.constraints, search.turns)
     assert choice is not None
-    search.confirm(choice)
     found = search.with_step(choice)
     assert process.now <= 1.1 * budget
     return choice, found
@@ -328,10 +354,9 @@ class TestEarlierRuns:
         wrong = earlier_run(costs(lambda each: 0.01 if each.num_workers == 1 else 0.05))
         search = search_of(ModelProcess(0.05), recollection=recollection(wrong))
         search.run(GRID)
-        search.fill()
         assert not search.is_short
         assert search.earlier.use == "dropped"
-        choice = choose(search.results(GRID), search.requirements.constraints)
+        choice = choose(search.results(GRID), search.requirements.constraints, search.turns)
         assert choice is not None
         assert true_speed(choice.result.configuration) >= 0.97 * max(map(true_speed, costs()))
 
@@ -349,7 +374,7 @@ class TestEarlierRuns:
         search.run(GRID)
         assert search.earlier.use == "order"
         assert process.asked[0] == min(wrong, key=wrong.__getitem__)
-        choice = choose(search.results(GRID), search.requirements.constraints)
+        choice = choose(search.results(GRID), search.requirements.constraints, search.turns)
         assert choice is not None
         assert true_speed(choice.result.configuration) >= 0.97 * max(map(true_speed, costs()))
 
@@ -389,11 +414,11 @@ def test_a_configuration_is_as_mixed_as_its_least_mixed_label():
         bits = share * plate.random
         return {"cell_line": replace(plate, expected=Estimate(bits, bits, bits))}
 
-    results, choice, surveyed = run_search(floor=0.95, further=cell_line)
+    results, choice, searched = run_search(floor=0.95, further=cell_line)
     assert choice is not None
     assert choice.result.configuration.block_size < 16
     assert choice.result.further_labels["cell_line"].entropy_bits.share_of_random == 1.0
-    assert all(each.block_size < 16 for each in surveyed)
+    assert all(each.block_size < 16 for each in searched)
     for each in results:
         mixes = each.entropy_bits.share_of_random >= 0.95 and each.configuration.block_size < 16
         assert (each.least_mixed.share_of_random >= 0.95) == mixes

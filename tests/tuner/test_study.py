@@ -46,7 +46,7 @@ def test_each_configuration_is_a_trial_of_a_study_that_optuna_reads(earlier_run,
     assert study.best_params == {"block_size": 64, "fetch_factor": 16, "num_workers": 0}
     assert study.best_value == pytest.approx(1e-5)
     kept = study.best_trial.user_attrs
-    assert {"round_seconds", "cells_per_round", "cache", "batch_size", "time", "load"} <= set(kept)
+    assert {"replicates", "cache", "batch_size", "time", "load"} <= set(kept)
 
 
 def test_runs_come_in_their_order_and_by_their_data(earlier_run, tmp_path):

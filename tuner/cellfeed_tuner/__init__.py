@@ -31,10 +31,10 @@ from cellfeed_tuner._measuring._decoded import decoded_bytes_per_cell
 from cellfeed_tuner._measuring._loader import measure_loader
 from cellfeed_tuner._measuring._measure import Measurement, measure
 from cellfeed_tuner._measuring._storage_throughputs import storage_throughputs
-from cellfeed_tuner._planning._replay import Replay, replay
 from cellfeed_tuner._published import published_grid, published_macro_f1, published_workers
 from cellfeed_tuner._recording._record import Recording, record
 from cellfeed_tuner._recording._recorded_grid import RecordedGrid, read_grid
+from cellfeed_tuner._replaying._replay import Replay, replay
 from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
 from cellfeed_tuner._results._configuration_result import (
     ConditionalEntropyBits,
@@ -43,7 +43,7 @@ from cellfeed_tuner._results._configuration_result import (
     LabelResult,
 )
 from cellfeed_tuner._results._dataset import Dataset, LabelCensus
-from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended
+from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended, Rival
 from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "RecordedGrid",
     "Recording",
     "Replay",
+    "Rival",
     "Stage",
     "StageModel",
     "StorageAdvice",

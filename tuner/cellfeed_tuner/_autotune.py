@@ -74,9 +74,9 @@ def autotune(
 
     Entropy is computed for the whole grid from the labels alone; a configuration is as mixed as
     the label that it mixes least, against random sampling. Then throughput is measured:
-    of a few configurations, from which a cost model ranks the others; of those that may be the
-    best, again and again until that is clear; of the rest of the grid as far as time allows;
-    last, afresh, of the choice.
+    of a few configurations, from which a cost model ranks the others; of those that promise
+    more; then of the few that may be the best, in turns, until it is clear which is, or the
+    budget is spent. What these turns do not tell apart is said to be undecided.
 
     Where there are more than 2,000 configurations, as in ranges, a coarse grid of them comes
     first, and an Optuna study proposes more, by what the cost model expects of them. What is
@@ -183,12 +183,14 @@ def autotune(
             proposals=proposals,
         )
         search.run(grid)
-        if not search.is_short:
-            search.fill()
+        search.survey()
         results = search.results(search.timed or grid if space.is_large else grid)
-        choice = choose(results, constraints)
+        choice = choose(results, constraints, search.turns)
         recommended = choice and _recommended(
-            choice, search.confirm(choice), search.with_step(choice), constraints
+            choice,
+            search.with_step(choice),
+            constraints,
+            in_turns=search.measurements.is_from_turns(choice.result.configuration),
         )
         on_progress("explain", 0, 1)
         explained = Explained()
@@ -205,7 +207,12 @@ def autotune(
                 most_seconds=max(0.0, budget - _since(started)),
                 seed=seed,
             )
-    notes.keep(search.measurements.with_throughput(), recommended, is_short=search.is_short)
+    replicates = {each: search.measurements.replicates(each) for each in search.timed}
+    notes.keep(
+        {each: costs for each, costs in replicates.items() if costs},
+        recommended,
+        is_short=search.is_short,
+    )
     return AutotuneResult(
         machine=machine,
         dataset=describe_dataset(
@@ -340,25 +347,21 @@ def _constraints(
 
 
 def _recommended(
-    choice: Choice, fresh: Measurement | None, stepped: Measurement | None, asked: Constraints
+    choice: Choice, stepped: Measurement | None, asked: Constraints, *, in_turns: bool
 ) -> Recommended:
-    speed, memory, reason = choice.speed, choice.result.peak_memory_bytes or 0, choice.reason
-    need = asked.need_cells_per_second
-    if fresh is not None and fresh.cells_per_second is not None:
-        speed, memory = fresh.cells_per_second, max(memory, fresh.peak_memory_bytes)
-        if need is not None and speed.low < need <= choice.speed.low:
-            reason += " Measured afresh, it may give less than that."
-    elif choice.result.status != "measured":
+    reason = choice.reason
+    if choice.result.status != "measured":
         reason += (
             f" This rests on {choice.result.n_rounds} whole fetches per worker, which are few."
         )
     return Recommended(
         configuration=choice.result.configuration,
-        cells_per_second=speed,
-        measured_afresh=fresh is not None,
-        peak_memory_bytes=memory,
+        cells_per_second=choice.speed,
+        measured_in_turns=in_turns,
+        peak_memory_bytes=choice.result.peak_memory_bytes or 0,
         reason=reason,
-        waiting=_waiting(speed.value, stepped, asked),
+        waiting=_waiting(choice.speed.value, stepped, asked),
+        rivals=choice.rivals,
     )
 
 

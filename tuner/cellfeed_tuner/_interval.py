@@ -1,15 +1,27 @@
 """Means with their uncertainty."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import exp
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import norm
 from scipy.stats import t as student_t
 
-__all__ = ["BEYOND_CHANCE", "CONFIDENCE", "Estimate", "mean_with_interval"]
+__all__ = [
+    "BEYOND_CHANCE",
+    "CONFIDENCE",
+    "Estimate",
+    "Spread",
+    "mean_with_interval",
+    "positive_estimate",
+]
 
 CONFIDENCE = 0.95
+
+# How much replicates differ on a machine that does little else, and how much that is worth.
+_USUAL_SPREAD, _USUAL_FREEDOM = 0.05, 2.0
 
 BEYOND_CHANCE = float(norm.isf(0.5e-4))
 """Standard errors that a difference must exceed before anything is said to be wrong: chance does
@@ -62,3 +74,69 @@ def mean_with_interval(samples: ArrayLike, *, weights: ArrayLike | None = None) 
     variance = float((shares**2) @ (values - mean) ** 2) * values.size / (values.size - 1)
     half = float(student_t.ppf((1 + CONFIDENCE) / 2, values.size - 1)) * variance**0.5
     return Estimate(mean, mean - half, mean + half)
+
+
+def positive_estimate(mean: float, relative_error: float, freedom: float) -> Estimate:
+    """Return the mean of something above 0, with Student's 95 % interval of its logarithm.
+
+    Parameters
+    ----------
+    mean
+        The mean.
+    relative_error
+        Its standard error, relative to it.
+    freedom
+        Degrees of freedom of that.
+    """
+    times = exp(float(student_t.ppf((1 + CONFIDENCE) / 2, freedom)) * relative_error)
+    return Estimate(mean, mean / times, mean * times)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How much replicates of one measurement differ, relative to their mean.
+
+    A replicate is one process that measures for a second or so. Its rounds have the moment in
+    common, and whatever else the machine did then, so that their spread says little of the next
+    replicate's. All configurations are taken to have the same relative spread, which makes up
+    for each having few replicates.
+
+    Parameters
+    ----------
+    relative
+        Standard deviation.
+    freedom
+        Degrees of freedom that it rests on.
+    """
+
+    relative: float
+    freedom: float
+
+    @classmethod
+    def of(cls, replicates: Iterable[Sequence[float]]) -> "Spread":
+        """Estimate it from the replicates of each of several measurements.
+
+        What is usual on a machine that does little else (5 %) counts as much as two degrees of
+        freedom.
+
+        Examples
+        --------
+        >>> spread = Spread.of([[1.0, 1.1, 0.9], [2.0], [3.0, 3.3]])
+        >>> round(spread.relative, 3), spread.freedom
+        (0.077, 5.0)
+        """
+        squares, freedom = _USUAL_FREEDOM * _USUAL_SPREAD**2, _USUAL_FREEDOM
+        for each in replicates:
+            values = np.asarray(each, dtype=np.float64)
+            if values.size:
+                squares += float(((values / values.mean() - 1) ** 2).sum())
+                freedom += values.size - 1
+        return cls((squares / freedom) ** 0.5, freedom)
+
+    def error(self, n: int) -> float:
+        """Return the relative standard error of a mean of ``n`` replicates."""
+        return float(self.relative / n**0.5)
+
+    def estimate(self, mean: float, n: int) -> Estimate:
+        """Return a mean of ``n`` replicates, above 0, with its 95 % interval."""
+        return positive_estimate(mean, self.error(n), self.freedom)

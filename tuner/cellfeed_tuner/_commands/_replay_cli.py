@@ -11,8 +11,9 @@ from rich.table import Table
 
 from cellfeed import ParameterError
 from cellfeed.console import OneLineErrorCommand
-from cellfeed_tuner._planning._replay import Replay, replay
 from cellfeed_tuner._recording._recorded_grid import read_grid
+from cellfeed_tuner._replaying._baselines import BASELINES
+from cellfeed_tuner._replaying._replay import DEFAULT_SECONDS, Replay, replay
 from cellfeed_tuner._reports._console import report_console
 from cellfeed_tuner._reports._replay_table import HEADINGS, markdown_table, replay_rows
 
@@ -20,10 +21,11 @@ __all__ = ["replay_command"]
 
 _EXPLAINED = """
 floor: least entropy, as a share of random sampling's; feasible: what has it; best: the fastest of
-these, block size x fetch factor, workers; within 5 %: of the best, in how many of the searches;
-regret, 95th: its median and 95th percentile, as a share of the best; measured: mean share of the
-grid, at most {share:.0%}; random: the same many, drawn from the feasible ones and known without
-error, in how many draws one is within 5 %"""
+these, block size x fetch factor, workers; spread: of replicates, as played; within 5 %: of the
+best, in how many of the searches of {seconds:g} s; undecided: how many said so, of what is within
+5 % of the best; 95th: percentile of how much slower the choice is than the best; measured: mean
+share of the grid; the rest: simpler searches with as much time, within 5 % (the six configurations
+with the largest fetches and blocks, without workers, measured in turns; Optuna's TPE sampler)"""
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
@@ -54,14 +56,14 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
 @click.option("--floors", default=(0.9, 0.95, 0.99), type=_Numbers(1),
               show_default="0.9,0.95,0.99",
               help="Least entropies, as shares of true random sampling's.")  # fmt: skip
-@click.option("--share", default=0.25, show_default=True,
-              type=click.FloatRange(0, 1, min_open=True),
-              help="Share of the grid that may be measured.")  # fmt: skip
+@click.option("--seconds", default=DEFAULT_SECONDS, show_default=True,
+              type=click.FloatRange(0, min_open=True),
+              help="How long each search measures.")  # fmt: skip
 @click.option("--seeds", default=100, show_default=True, type=click.IntRange(min=1),
               help="How many searches to run at each floor.")  # fmt: skip
-@click.option("--noise", default=0.03, show_default=True, type=click.FloatRange(min=0),
-              help="Relative spread of samples where there is one run of a "
-              "configuration.")  # fmt: skip
+@click.option("--spread", type=click.FloatRange(min=0),
+              help="Relative spread of replicates; if not given, that of the recorded runs, and "
+              "0.05 where there is one run only.")  # fmt: skip
 @click.option("--plates", type=click.IntRange(min=2),
               help="Number of labels, all as frequent.")  # fmt: skip
 @click.option("--distribution", type=_Numbers(float("inf")),
@@ -74,9 +76,9 @@ def replay_command(
     *,
     grids: tuple[Path, ...],
     floors: tuple[float, ...],
-    share: float,
+    seconds: float,
     seeds: int,
-    noise: float,
+    spread: float | None,
     plates: int | None,
     distribution: tuple[float, ...] | None,
     batch_size: int,
@@ -96,24 +98,30 @@ def replay_command(
     labels = distribution if plates is None else (1.0,) * plates
     recorded = [read_grid(path, distribution=labels, batch_size=batch_size) for path in grids]
     replays = {
-        path: replay(grid, floors=floors, share=share, n_seeds=seeds, noise=noise)
+        path: replay(
+            grid,
+            floors=floors,
+            seconds=seconds,
+            n_seeds=seeds,
+            spread=spread,
+            baselines=tuple(BASELINES),
+        )
         for path, grid in zip(grids, recorded, strict=True)
     }
     if as_json:
-        click.echo(json.dumps(_json(replays, share, noise), indent=1, allow_nan=False))
+        click.echo(json.dumps(_json(replays, seconds), indent=1, allow_nan=False))
         return
     rows = replay_rows({path.stem: found for path, found in replays.items()})
     if as_markdown:
         click.echo(markdown_table(rows))
     else:
-        _print(rows, share)
+        _print(rows, seconds)
 
 
-def _json(replays: Mapping[Path, list[Replay]], share: float, noise: float) -> dict[str, Any]:
+def _json(replays: Mapping[Path, list[Replay]], seconds: float) -> dict[str, Any]:
     return {
         "schema": "cellfeed.replay/1",
-        "share": share,
-        "noise": noise,
+        "seconds": seconds,
         "grids": [
             {"grid": str(path), "floors": [each.to_json() for each in found]}
             for path, found in replays.items()
@@ -121,7 +129,7 @@ def _json(replays: Mapping[Path, list[Replay]], share: float, noise: float) -> d
     }
 
 
-def _print(rows: Sequence[Sequence[str]], share: float) -> None:
+def _print(rows: Sequence[Sequence[str]], seconds: float) -> None:
     console = report_console()
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for heading in HEADINGS:
@@ -130,4 +138,4 @@ def _print(rows: Sequence[Sequence[str]], share: float) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    click.echo(_EXPLAINED.format(share=share))
+    click.echo(_EXPLAINED.format(seconds=seconds))

@@ -8,7 +8,7 @@ import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history._fingerprint import Fingerprint
-from cellfeed_tuner._interval import Estimate, mean_with_interval
+from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._planning._space import Space
 
 __all__ = ["Asked", "EarlierRun", "EarlierTrial", "Key"]
@@ -100,20 +100,17 @@ class EarlierTrial:
     ----------
     configuration
         The settings.
-    cells_per_round
-        Cells of one round of whole fetches.
-    round_seconds
-        Time of each.
+    replicates
+        Seconds per cell of each, at least one.
     """
 
     configuration: Configuration
-    cells_per_round: int
-    round_seconds: tuple[float, ...]
+    replicates: tuple[float, ...]
 
     @property
-    def seconds_per_cell(self) -> Estimate:
-        """Mean with its 95 % interval."""
-        return mean_with_interval(np.array(self.round_seconds) / self.cells_per_round)
+    def seconds_per_cell(self) -> float:
+        """Mean of the replicates."""
+        return float(np.mean(self.replicates))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +146,14 @@ class EarlierRun:
     choice: Configuration | None
     cells_per_second: Estimate | None
     trials: tuple[EarlierTrial, ...]
+
+    def costs(self) -> dict[Configuration, Estimate]:
+        """Return seconds per cell of each configuration, with their 95 % intervals."""
+        spread = Spread.of(each.replicates for each in self.trials)
+        return {
+            each.configuration: spread.estimate(each.seconds_per_cell, len(each.replicates))
+            for each in self.trials
+        }
 
     @property
     def date(self) -> str:

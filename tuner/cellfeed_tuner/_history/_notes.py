@@ -1,7 +1,7 @@
 """Looking up what earlier runs found, and keeping what this one finds."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -18,7 +18,6 @@ from cellfeed_tuner._history._fingerprint import (
 )
 from cellfeed_tuner._history._recall import Recollection
 from cellfeed_tuner._machine._description import Machine
-from cellfeed_tuner._measuring._measure import Measurement
 from cellfeed_tuner._results._recommended import Recommended
 
 __all__ = ["Notes"]
@@ -73,12 +72,22 @@ class Notes:
 
     def keep(
         self,
-        measured: Mapping[Configuration, Measurement],
+        measured: Mapping[Configuration, Sequence[float]],
         recommended: Recommended | None,
         *,
         is_short: bool,
     ) -> None:
-        """Keep what was measured, and what was recommended, for later runs."""
+        """Keep what was measured, and what was recommended, for later runs.
+
+        Parameters
+        ----------
+        measured
+            Seconds per cell of each replicate of each configuration.
+        recommended
+            The choice; None if there is none.
+        is_short
+            Whether an earlier run was only confirmed.
+        """
         from cellfeed_tuner._history._study import cache_folder, record  # noqa: PLC0415 - as above
 
         run = EarlierRun(
@@ -91,12 +100,8 @@ class Notes:
             choice=None if recommended is None else recommended.configuration,
             cells_per_second=None if recommended is None else recommended.cells_per_second,
             trials=tuple(
-                EarlierTrial(
-                    configuration=configuration,
-                    cells_per_round=measurement.cells_per_round,
-                    round_seconds=measurement.round_seconds,
-                )
-                for configuration, measurement in measured.items()
+                EarlierTrial(configuration=configuration, replicates=tuple(replicates))
+                for configuration, replicates in measured.items()
             ),
         )
         record(cache_folder(), run)

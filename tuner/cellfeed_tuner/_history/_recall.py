@@ -9,8 +9,7 @@ import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, Key
-from cellfeed_tuner._interval import Estimate, mean_with_interval
-from cellfeed_tuner._measuring._measure import Measurement
+from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._planning._cost_model import Observation
 from cellfeed_tuner._planning._space import Space
 
@@ -140,7 +139,7 @@ class Comparison:
     believed: Mapping[Configuration, Observation]
 
 
-def compare(held: EarlierRun, fresh: Mapping[Configuration, Measurement]) -> Comparison:
+def compare(held: EarlierRun, fresh: Mapping[Configuration, Sequence[float]]) -> Comparison:
     """Hold an earlier run against what was measured again.
 
     Runs hours apart are not compared: a machine may be busier now, or less. What must be the
@@ -152,16 +151,17 @@ def compare(held: EarlierRun, fresh: Mapping[Configuration, Measurement]) -> Com
     held
         The earlier run.
     fresh
-        What its anchors gave; those with too few rounds are left out.
+        Seconds per cell of each replicate of its anchors; empty where one failed. Those with a
+        single replicate are left out.
     """
-    failed = next((each for each, found in fresh.items() if found.failure), None)
+    failed = next((each for each, replicates in fresh.items() if not replicates), None)
     if failed is not None:
         return _dropped(held, f"{failed} fails now")
-    old = {each.configuration: each.seconds_per_cell for each in held.trials}
+    old, spread = held.costs(), Spread.of(fresh.values())
     now = {
-        each: mean_with_interval(np.array(found.round_seconds) / found.cells_per_round)
-        for each, found in fresh.items()
-        if found.cells_per_second is not None
+        each: spread.estimate(float(np.mean(replicates)), len(replicates))
+        for each, replicates in fresh.items()
+        if len(replicates) > 1
     }
     if len(now) < _LEAST_ANCHORS:
         return _dropped(held, "there was no time to measure enough of it again")
@@ -202,7 +202,7 @@ def _ranked(run: EarlierRun, candidates: Sequence[Configuration]) -> dict[Config
     """Return seconds per cell of what a run has measured: its choice first, then by speed."""
     wanted = set(candidates)
     costs = {
-        each.configuration: each.seconds_per_cell.value
+        each.configuration: each.seconds_per_cell
         for each in run.trials
         if each.configuration in wanted
     }
@@ -210,7 +210,7 @@ def _ranked(run: EarlierRun, candidates: Sequence[Configuration]) -> dict[Config
 
 
 def _half(cost: Estimate) -> float:
-    """Return half the width of an interval, relative to its middle."""
+    """Return half the width of an interval, relative to the value."""
     return (cost.high - cost.low) / 2 / cost.value
 
 

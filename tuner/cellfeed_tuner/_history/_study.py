@@ -136,13 +136,12 @@ def _trial(trial: EarlierTrial, run: EarlierRun, name: str) -> FrozenTrial:
         "load": run.load,
         "cache": run.asked.cache,
         "batch_size": run.asked.batch_size,
-        "cells_per_round": trial.cells_per_round,
-        "round_seconds": list(trial.round_seconds),
+        "replicates": list(trial.replicates),
     }
     return create_trial(
         params={size: getattr(configuration, size) for size in _SPACE},
         distributions=_SPACE,
-        value=trial.seconds_per_cell.value,
+        value=trial.seconds_per_cell,
         user_attrs=attributes,
     )
 
@@ -150,8 +149,7 @@ def _trial(trial: EarlierTrial, run: EarlierRun, name: str) -> FrozenTrial:
 def _earlier(trial: FrozenTrial) -> EarlierTrial:
     return EarlierTrial(
         configuration=Configuration(**trial.params),
-        cells_per_round=trial.user_attrs["cells_per_round"],
-        round_seconds=tuple(trial.user_attrs["round_seconds"]),
+        replicates=tuple(trial.user_attrs["replicates"]),
     )
 
 

@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
 from cellfeed import Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import Estimate, mean_with_interval
+from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, positive_estimate
 from cellfeed_tuner._machine._page_cache import (
     CacheState,
     drop_pages,
@@ -23,6 +23,7 @@ from cellfeed_tuner._measuring._measuring_process import (
     MeasuringProcess,
     Outcome,
     Request,
+    Runs,
     Subject,
     Subject_contra,
 )
@@ -54,6 +55,9 @@ LIMIT_TIMES = 20
 """A measurement is stopped after so many times the time that it was given."""
 
 _ROUNDS_PER_EPOCH_WITH_WORKERS = 2
+# Batches into which the rounds of one process are divided for an interval: neighbouring rounds are
+# not independent.
+_FEW_BATCHES, _MANY_BATCHES = 4, 8
 # Share of pages that may be in the other state: another process may have mapped some.
 _STRAY = 0.05
 
@@ -78,6 +82,8 @@ class Measurement:
     round_seconds, round_waiting_seconds
         Time of each round that is free of start-up, and the part of it in which the training
         loop waited for minibatches.
+    rounds_per_replicate
+        How many of these rounds each process timed that took part; all of them one, if empty.
     worker_start_seconds, first_minibatch_seconds
         Time to start the worker processes, and from then to the first minibatch; neither is
         part of the throughput. None if it did not come so far.
@@ -101,6 +107,7 @@ class Measurement:
     first_round_seconds: float | None = None
     round_seconds: tuple[float, ...] = ()
     round_waiting_seconds: tuple[float, ...] = ()
+    rounds_per_replicate: tuple[int, ...] = ()
     worker_start_seconds: float | None = None
     first_minibatch_seconds: float | None = None
     round_reads: tuple[BytesRead, ...] = ()
@@ -118,16 +125,38 @@ class Measurement:
 
     @property
     def cells_per_second(self) -> Estimate | None:
-        """Throughput with its 95 % interval; None if there are not even the fewest rounds."""
+        """Throughput with its 95 % interval; None if there are not even the fewest rounds.
+
+        The unit is the replicate; of one alone, it is a batch of neighbouring rounds, so that the
+        interval covers the time that was measured and not the minutes around it.
+        """
+        seconds = np.array(self.replicate_seconds)
+        if seconds.size <= 1:
+            seconds = np.array(_batch_means(self.round_seconds))
+        if len(self.round_seconds) < FEWEST_ROUNDS or seconds.size <= 1:
+            return None
+        error = float(seconds.std(ddof=1) / seconds.mean() / seconds.size**0.5)
+        cells = self.cells_per_round / float(seconds.mean())
+        return positive_estimate(cells, error, seconds.size - 1)
+
+    @property
+    def replicate_seconds(self) -> tuple[float, ...]:
+        """Mean time of a round in each replicate that has any."""
+        if not self.rounds_per_replicate:
+            return (float(np.mean(self.round_seconds)),) if self.round_seconds else ()
+        ends = np.cumsum(self.rounds_per_replicate)[:-1]
+        parts = np.split(np.array(self.round_seconds), ends)
+        return tuple(float(each.mean()) for each in parts if each.size)
+
+    def cells_per_second_given(self, spread: Spread) -> Estimate | None:
+        """Throughput with its 95 % interval, given how much replicates differ.
+
+        None if there are not even the fewest rounds.
+        """
+        seconds = self.replicate_seconds
         if len(self.round_seconds) < FEWEST_ROUNDS:
             return None
-        seconds = mean_with_interval(self.round_seconds)
-        # A wide interval ends at the fastest round that there was. Rounds that are all alike have
-        # a mean that may lie beside them, by rounding.
-        slowest = max(seconds.high, seconds.value)
-        fastest = min(seconds.value, max(seconds.low, min(self.round_seconds)))
-        cells = self.cells_per_round
-        return Estimate(cells / seconds.value, cells / slowest, cells / fastest)
+        return spread.estimate(self.cells_per_round / float(np.mean(seconds)), len(seconds))
 
     @property
     def rough_cells_per_second(self) -> float:
@@ -188,6 +217,9 @@ class Timed(Request[Subject_contra], Protocol[Subject_contra]):
     @property
     def seconds(self) -> float:
         """Time to spend, if that suffices."""
+
+
+TimedT = TypeVar("TimedT", bound=Timed[Any])
 
 
 def measure(
@@ -282,9 +314,7 @@ def prepare_cache(files: Sequence[Path], cache: CacheState) -> CacheState | Lite
     return cache if as_wanted else "unknown"
 
 
-def measure_with(
-    process: MeasuringProcess[Subject], request: Timed[Subject], *, limit_seconds: float
-) -> Measurement:
+def measure_with(process: Runs[TimedT], request: TimedT, *, limit_seconds: float) -> Measurement:
     """Measure in a process that is already there; see `measure`."""
     empty = Measurement(
         configuration=request.configuration,
@@ -321,8 +351,15 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
     )
 
 
+def _batch_means(round_seconds: Sequence[float]) -> list[float]:
+    """Return means of batches of neighbouring rounds, at least two rounds each if these suffice."""
+    n_batches = _MANY_BATCHES if len(round_seconds) >= 2 * _MANY_BATCHES else _FEW_BATCHES
+    batches = np.array_split(round_seconds, min(n_batches, max(1, len(round_seconds))))
+    return [float(each.mean()) for each in batches if each.size]
+
+
 def pooled(measurements: Sequence[Measurement]) -> Measurement:
-    """Return one measurement from several of the same configuration.
+    """Return one measurement from several replicates of the same configuration.
 
     Start-up times are those of the first; the peak is the highest.
     """
@@ -334,6 +371,7 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
     return replace(
         first,
         round_seconds=tuple(s for each in measurements for s in each.round_seconds),
+        rounds_per_replicate=tuple(len(each.round_seconds) for each in measurements),
         round_waiting_seconds=tuple(s for each in measurements for s in each.round_waiting_seconds),
         round_reads=tuple(read for each in measurements for read in each.round_reads),
         round_entropy_bits=dict(entropies),

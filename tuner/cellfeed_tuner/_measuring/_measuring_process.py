@@ -24,7 +24,7 @@ import psutil
 from cellfeed import CellfeedError
 from cellfeed_tuner._measuring._process_memory import tree_memory_bytes
 
-__all__ = ["MeasuringError", "MeasuringProcess", "Outcome", "Request", "serve"]
+__all__ = ["MeasuringError", "MeasuringProcess", "Outcome", "Request", "Runs", "serve"]
 
 _MEMORY_EVERY_SECONDS = 0.05
 
@@ -38,6 +38,17 @@ class Request(Protocol[Subject_contra]):
 
     def run(self, subject: Subject_contra, report: Callable[[object], None]) -> None:
         """Do it, and report each event as it happens."""
+        ...
+
+
+Request_contra = TypeVar("Request_contra", contravariant=True)
+
+
+class Runs(Protocol[Request_contra]):
+    """What runs requests of a kind: a `MeasuringProcess`, or what stands for one."""
+
+    def run(self, request: Request_contra, *, limit_seconds: float) -> "Outcome":
+        """Do what is requested, for at most ``limit_seconds``."""
         ...
 
 

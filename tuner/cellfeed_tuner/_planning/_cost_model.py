@@ -28,6 +28,9 @@ _REACH = 1.5
 # factor of 1.4, so that on a grid no neighbour has it.
 _ALONE, _CLOSE = 0.5, 0.5
 _NO_PRICE = 0.01
+# Fits take the time of a draw; of more draws than this, several share their prices, and differ in
+# how configurations depart from them.
+_MOST_FITS = 64
 # Of the cheapest sample: no configuration is expected to cost less.
 _NEXT_TO_NOTHING = 1e-6
 _JITTER = 1e-9
@@ -147,7 +150,9 @@ class CostModel:
         seen = np.log([each.seconds_per_cell for each in observations.values()])
         errors = np.array([each.error for each in observations.values()])
         terms = self._terms / self._unit(rows, seen)
-        prices = _prices(terms[rows], self._decades, seen, errors, n_draws, rng)
+        n_fits = min(n_draws, _MOST_FITS)
+        prices = _prices(terms[rows], self._decades, seen, errors, n_fits, rng)
+        prices = prices[np.arange(n_draws) % n_fits]
         # Where no term of a configuration has a price, it costs next to nothing.
         least = _NEXT_TO_NOTHING * (np.exp(seen.min()) if seen.size else 1.0)
         means = np.log(np.maximum(prices @ terms.T, least))

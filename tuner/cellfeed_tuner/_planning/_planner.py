@@ -1,6 +1,6 @@
-"""What to measure next: probes first, then a race of what could still be chosen."""
+"""What to measure next: probes first, then what may be better, then what may be the best."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._interval import Spread
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._planning._goal import Goal
 
@@ -21,7 +22,7 @@ class Budget(Protocol):
     """What measuring may cost."""
 
     def affords(self, configuration: Configuration) -> bool:
-        """Return whether there is enough left to measure a configuration."""
+        """Return whether there is enough left to measure a configuration for the first time."""
         ...
 
     def cost(self, configuration: Configuration) -> float:
@@ -29,36 +30,23 @@ class Budget(Protocol):
         ...
 
 
-_N_DRAWS = 64
+# Equally likely worlds: to expect gains from, which a normal distribution smooths, and to say from
+# how likely something is the best.
+_N_DRAWS, _N_DRAWS_OF_CHANCES = 64, 512
 _PROBES = 4
-# Relative spread of looks where nothing is known of it yet, and how many looks that counts.
-_PRIOR_SPREAD, _PRIOR_LOOKS = 0.05, 4
-# What is the best with less than this probability leaves the race.
-_LEAVES = 0.02
-# A mean with this relative standard error needs no further samples.
-_PRECISE = 0.007
-# Looks at what may be the best: without a second one, it is not known how much they differ.
-_LEAST_LOOKS, _MOST_LOOKS = 2, 64
-# Second and further looks, at anything, without which it is not known how much looks differ.
-_LEAST_REPEATS = 4
+# Relative error of a probe, where nothing is known of it yet; and the least that is expected to be
+# found out by measuring anything.
+_PROBE_ERROR, _LEAST_SPREAD = 0.05, 0.007
 
 
 class Planner:
     """Decides what to measure, by what was measured; it measures nothing itself.
 
-    Ask it for a configuration, measure that, tell it, and so on, until it has none:
-
-    1. *Probes*: the configurations whose samples tell most of those that may be the best.
+    1. *Probes*: the configurations whose replicates tell most of those that may be the best.
     2. *What may be better*: by the `CostModel`, the configuration from which the largest gain
-       over the best so far is expected for what it costs, until none is worth it or to be
+       over the best so far is expected for what it costs, until none is worth it or can be
        afforded.
-    3. *The race*: another look at each that may still be the best, in random order, lap by lap;
-       by bootstrap over the looks, a configuration leaves when it cannot win any more, and the
-       race ends when one is left or all are known precisely. As the best becomes clear, others
-       may be worth a first look again.
-
-    The rounds of one look have the moment in common, and whatever else the machine did then, so
-    it is looks that are counted and drawn again.
+    3. *What may be the best* of what was measured, and how likely that is.
 
     Parameters
     ----------
@@ -97,53 +85,20 @@ class Planner:
         self._rng = np.random.default_rng(seed)
         self._believed = dict(believed or {})
         self._first = [self._place[each] for each in first]
-        # The mean of each look.
-        self._samples: dict[Configuration, NDArray[np.float64]] = {}
-        # How far each look is from their mean, and what a look may be off by its own rounds alone;
-        # then the former of all, with a few that stand for what is usual.
-        self._residuals: dict[Configuration, NDArray[np.float64]] = {}
-        self._own_errors: dict[Configuration, list[float]] = {}
-        self._pool = np.empty(0)
+        # Seconds per cell of each replicate.
+        self._replicates: dict[Configuration, tuple[float, ...]] = {}
         self._withdrawn: set[Configuration] = set()
-        self._left: set[Configuration] = set()
-        self._lap: list[Configuration] = []
 
     def ask(self, budget: Budget) -> Configuration | None:
-        """Return what to measure next, or None if nothing is worth it or to be afforded."""
-        if not self._lap:
-            fresh = self._probe(budget) or self._most_promising(budget)
-            if fresh is not None:
-                return fresh
-            self._lap = self._next_lap()
-        while self._lap:
-            rival = self._lap.pop()
-            if budget.affords(rival) and rival not in self._withdrawn:
-                return rival
-        return None
+        """Return what to measure for the first time, or None if nothing is worth it."""
+        return self._probe(budget) or self._most_promising(budget)
 
-    def tell(self, configuration: Configuration, looks: Sequence[Sequence[float]]) -> None:
-        """Take note of all looks that there were at a configuration by now.
-
-        Parameters
-        ----------
-        configuration
-            The settings.
-        looks
-            Seconds per cell: samples of each look. A configuration without any has failed.
-        """
-        found = [np.asarray(each, dtype=np.float64) for each in looks if len(each)]
-        if not found:
+    def tell(self, configuration: Configuration, seconds_per_cell: Sequence[float]) -> None:
+        """Take note of all replicates of a configuration by now; without any, it has failed."""
+        if seconds_per_cell:
+            self._replicates[configuration] = tuple(seconds_per_cell)
+        else:
             self.withdraw(configuration)
-            return
-        means = np.array([each.mean() for each in found])
-        self._samples[configuration] = means
-        self._residuals[configuration] = _residuals(means)
-        self._own_errors[configuration] = [_own_error(each) for each in found if each.size > 1]
-        errors = np.concatenate([np.empty(0), *self._own_errors.values()])
-        usual = max(_PRIOR_SPREAD, float(np.sqrt(np.mean(errors**2))) if errors.size else 0.0)
-        self._pool = np.concatenate(
-            [usual * np.array([-1.0, -1.0, 1.0, 1.0]), *self._residuals.values()]
-        )
 
     def withdraw(self, configuration: Configuration) -> None:
         """Leave a configuration out: it has failed, or turned out not to be feasible."""
@@ -152,7 +107,7 @@ class Planner:
     def add(
         self, candidates: Iterable[Configuration], goal_of: Callable[[list[Configuration]], Goal]
     ) -> None:
-        """Take in more candidates; they are considered before the race goes on.
+        """Take in more candidates.
 
         Parameters
         ----------
@@ -165,7 +120,6 @@ class Planner:
         self._place = {each: place for place, each in enumerate(self._candidates)}
         self._model = CostModel(self._candidates, self._batch_size, self._geometry)
         self._goal = goal_of(self._candidates)
-        self._lap = []
 
     def gains(
         self,
@@ -181,17 +135,30 @@ class Planner:
         goal_of
             Gives the goal over a list of configurations.
         """
-        known = dict.fromkeys([*self._samples, *self._believed, *configurations])
+        known = dict.fromkeys([*self._replicates, *self._believed, *configurations])
         place = {each: place for place, each in enumerate(known)}
         model = CostModel(list(known), self._batch_size, self._geometry)
-        values = goal_of(list(known))(-self._draws(model))
-        racing = [place[each] for each in self._racing()]
-        return _gains_over(values[:, racing], values[:, [place[each] for each in configurations]])
+        values = goal_of(list(known))(-self._draws(model, _N_DRAWS))
+        measured = [place[each] for each in self._measured()]
+        return _gains_over(values[:, measured], values[:, [place[each] for each in configurations]])
 
-    def is_racing(self, configuration: Configuration) -> bool:
-        """Return whether a configuration was measured and may still be the best."""
-        left = self._left | self._withdrawn
-        return configuration in self._samples and configuration not in left
+    def chances(self) -> dict[Configuration, float]:
+        """Return how likely each measured configuration is the best of these, the likeliest first.
+
+        What failed or is not feasible has none.
+        """
+        measured = self._measured()
+        if not measured:
+            return {}
+        values = self._goal(-self._draws(self._model, _N_DRAWS_OF_CHANCES))
+        values = values[:, [self._place[each] for each in measured]]
+        wins = np.bincount(np.argmax(values, axis=1), minlength=len(measured)) / len(values)
+        # The mean decides among those that never win.
+        order = np.lexsort((-values.mean(axis=0), -wins))
+        return {measured[place]: float(wins[place]) for place in order}
+
+    def _measured(self) -> list[Configuration]:
+        return [each for each in self._replicates if each not in self._withdrawn]
 
     def _open(self, budget: Budget) -> NDArray[np.intp]:
         """Return the places of what was not measured and can be."""
@@ -199,7 +166,7 @@ class Planner:
             [
                 place
                 for place, each in enumerate(self._candidates)
-                if each not in self._samples
+                if each not in self._replicates
                 and each not in self._withdrawn
                 and budget.affords(each)
             ],
@@ -208,7 +175,7 @@ class Planner:
 
     def _probe(self, budget: Budget) -> Configuration | None:
         """Return what tells most of the configurations that may be the best."""
-        if self._believed or len(self._samples) >= _PROBES:
+        if self._believed or len(self._replicates) >= _PROBES:
             return None
         fresh = self._open(budget)
         if not fresh.size:
@@ -216,14 +183,15 @@ class Planner:
         for place in self._first:
             if place in fresh:
                 return self._candidates[place]
-        draws = self._draws(self._model)
-        wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
+        draws = self._draws(self._model, _N_DRAWS)
+        best = np.argmax(self._goal(-draws), axis=1)
+        wins = np.bincount(best, minlength=draws.shape[1]) / len(draws)
         apart = draws - draws.mean(axis=0)
-        if not self._samples:
-            # Only differences mean something before the first sample.
+        if not self._replicates:
+            # Only differences mean something before the first replicate.
             apart = apart - apart.mean(axis=1, keepdims=True)
         covariance = apart.T @ apart / len(draws)
-        told = covariance[fresh] ** 2 / (np.diag(covariance)[fresh] + _PRIOR_SPREAD**2)[:, None]
+        told = covariance[fresh] ** 2 / (np.diag(covariance)[fresh] + _PROBE_ERROR**2)[:, None]
         return self._best_for_its_cost(fresh, told @ wins, budget)
 
     def _most_promising(self, budget: Budget) -> Configuration | None:
@@ -231,8 +199,8 @@ class Planner:
         fresh = self._open(budget)
         if not fresh.size:
             return None
-        values = self._goal(-self._draws(self._model))
-        places = [self._place[each] for each in self._racing()]
+        values = self._goal(-self._draws(self._model, _N_DRAWS))
+        places = [self._place[each] for each in self._measured()]
         gains = _gains_over(values[:, places], values[:, fresh])
         worth = gains >= NOT_WORTH
         return self._best_for_its_cost(fresh[worth], gains[worth], budget)
@@ -245,119 +213,14 @@ class Planner:
         costs = np.array([budget.cost(self._candidates[place]) for place in places])
         return self._candidates[int(places[np.argmax(gains / costs)])]
 
-    def _racing(self) -> list[Configuration]:
-        return [each for each in self._samples if each not in self._withdrawn]
-
-    def _next_lap(self) -> list[Configuration]:
-        """Return the rivals in random order, those first (from the end) that have few looks.
-
-        Of these, what is likely to be the best goes first, for what a look costs.
-        """
-        wins = self._rivals()
-        lap = list(wins)
-        self._rng.shuffle(lap)
-        lap.sort(
-            key=lambda each: (
-                self._samples[each].size < _LEAST_LOOKS and wins[each] / each.minibatches_per_round
-            )
-        )
-        return lap
-
-    def _rivals(self) -> dict[Configuration, float]:
-        """Return what may still be the best and is not known precisely, with how likely it is."""
-        racing = self._racing()
-        if not racing:
-            return {}
-        draws = np.full((_N_DRAWS, len(self._candidates)), np.inf)
-        places = [self._place[each] for each in racing]
-        draws[:, places] = np.column_stack([self._bootstrap(each) for each in racing])
-        wins = np.bincount(self._best_of(draws), minlength=draws.shape[1]) / len(draws)
-        rivals = {each: win for each in racing if (win := wins[self._place[each]]) >= _LEAVES}
-        rivals |= dict.fromkeys(self._worth_repeating(racing, rivals), _LEAVES)
-        self._left = set(racing) - set(rivals)
-        alone = len(rivals) == 1
-        return {
-            each: win for each, win in rivals.items() if not self._is_settled(each, alone=alone)
-        }
-
-    def _worth_repeating(
-        self, racing: Sequence[Configuration], rivals: Collection[Configuration]
-    ) -> list[Configuration]:
-        """Return the best of the others, as long as it is not known how much looks differ.
-
-        Otherwise what was lucky twice would be alone, and nothing would tell that it was luck.
-        """
-        n_repeats = sum(self._samples[each].size - 1 for each in racing)
-        n_to_come = sum(self._samples[each].size < _LEAST_LOOKS for each in rivals)
-        others = [each for each in racing if each not in rivals and self._samples[each].size == 1]
-        places = [self._place[each] for each in others]
-        costs = np.full(len(self._candidates), np.inf)
-        costs[places] = [float(np.log(self._samples[each].mean())) for each in others]
-        order = np.argsort(-self._goal(-costs)[places], kind="stable")
-        return [others[place] for place in order[: max(0, _LEAST_REPEATS - n_repeats - n_to_come)]]
-
-    def _is_settled(self, configuration: Configuration, *, alone: bool) -> bool:
-        """Return whether no more looks at a configuration are needed."""
-        n = self._samples[configuration].size
-        if n < _LEAST_LOOKS:
-            return False
-        return alone or n >= _MOST_LOOKS or self._error(configuration) <= _PRECISE
-
-    def _best_of(self, draws: NDArray[np.float64]) -> NDArray[np.intp]:
-        """Return the place of the best in each draw of logarithms of seconds per cell."""
-        best: NDArray[np.intp] = np.argmax(self._goal(-draws), axis=1)
-        return best
-
-    def _draws(self, model: CostModel) -> NDArray[np.float64]:
-        """Return what the costs may be: by own samples, else by the model and what is believed."""
+    def _draws(self, model: CostModel, n: int) -> NDArray[np.float64]:
+        """Return what the costs may be, by the model, all replicates and what is believed."""
+        spread = Spread.of(self._replicates.values())
         measured = {
-            each: Observation(float(samples.mean()), self._error(each))
-            for each, samples in self._samples.items()
+            each: Observation(float(np.mean(costs)), spread.error(len(costs)))
+            for each, costs in self._replicates.items()
         }
-        draws = model.draw(self._believed | measured, _N_DRAWS, self._rng)
-        place = {each: place for place, each in enumerate(model.configurations)}
-        for each in measured:
-            draws[:, place[each]] = self._bootstrap(each)
-        return draws
-
-    def _bootstrap(self, configuration: Configuration) -> NDArray[np.float64]:
-        """Return logarithms of what a mean may be, by drawing its looks again.
-
-        As a few looks say little of their own spread, some are drawn from all residuals.
-        """
-        samples = self._samples[configuration]
-        n = samples.size
-        own, pool = self._residuals[configuration], self._pool
-        shape = (_N_DRAWS, n)
-        redrawn = self._rng.choice(pool, shape)
-        if own.size:
-            from_own = self._rng.random(shape) < n / (n + _PRIOR_LOOKS)
-            redrawn = np.where(from_own, self._rng.choice(own, shape), redrawn)
-        means: NDArray[np.float64] = samples.mean() * np.maximum(1 + redrawn.mean(axis=1), 0.1)
-        return np.log(means)
-
-    def _error(self, configuration: Configuration) -> float:
-        """Return the relative standard error of a configuration's mean."""
-        n = self._samples[configuration].size
-        own, pool = self._residuals[configuration], self._pool
-        variance = (own @ own + _PRIOR_LOOKS * (pool @ pool) / pool.size) / (
-            own.size + _PRIOR_LOOKS
-        )
-        return float(np.sqrt(variance / n))
-
-
-def _residuals(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return relative departures from the mean, free of its being nearer to them than the truth."""
-    if samples.size < 2:  # noqa: PLR2004 - a spread needs two
-        return np.empty(0)
-    residuals: NDArray[np.float64] = samples / samples.mean() - 1
-    residuals *= np.sqrt(samples.size / (samples.size - 1))
-    return residuals
-
-
-def _own_error(samples: NDArray[np.float64]) -> float:
-    """Return the relative standard error of a mean, by its samples."""
-    return float(samples.std(ddof=1) / np.sqrt(samples.size) / samples.mean())
+        return model.draw(self._believed | measured, n, self._rng)
 
 
 def _gains_over(rivals: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -371,7 +234,7 @@ def _expected_gains(gains: NDArray[np.float64]) -> NDArray[np.float64]:
 
     Smoother than the mean over the draws, of which few may be positive.
     """
-    mean, spread = gains.mean(axis=0), gains.std(axis=0) + _PRECISE
+    mean, spread = gains.mean(axis=0), gains.std(axis=0) + _LEAST_SPREAD
     expected: NDArray[np.float64] = spread * norm.pdf(mean / spread) + mean * norm.cdf(
         mean / spread
     )

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._planning._turns import Turns
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
-from cellfeed_tuner._results._recommended import Constraints, Nearest
+from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE, Constraints, Nearest, Rival
 
-__all__ = ["SAME_SPEED_SHARE", "Choice", "choose", "nearest"]
+__all__ = ["Choice", "choose", "nearest"]
 
 
 # Shares of random sampling's entropy that differ by less than this are the same: a replay of the
@@ -17,9 +18,6 @@ __all__ = ["SAME_SPEED_SHARE", "Choice", "choose", "nearest"]
 _SAME_ENTROPY_SHARE = 0.001
 # And so are memories: the same configuration takes that much more or less from run to run.
 _SAME_MEMORY_SHARE = 0.05
-SAME_SPEED_SHARE = 0.02
-"""A throughput that is lower than the highest by more than this share is not as fast, however wide
-the intervals."""
 
 
 class _Timed(NamedTuple):
@@ -47,14 +45,17 @@ class _Timed(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A configuration and the sentence that says why it was chosen."""
+    """A configuration, the sentence that says why it was chosen, and what it was held against."""
 
     result: ConfigurationResult
     speed: Estimate
     reason: str
+    rivals: tuple[Rival, ...] = ()
 
 
-def choose(results: Sequence[ConfigurationResult], constraints: Constraints) -> Choice | None:
+def choose(
+    results: Sequence[ConfigurationResult], constraints: Constraints, turns: Turns | None = None
+) -> Choice | None:
     """Return the configuration to use, or None if none is feasible.
 
     Without a need, the cheapest (memory, then workers) that is within 2 % of the fastest and
@@ -62,14 +63,24 @@ def choose(results: Sequence[ConfigurationResult], constraints: Constraints) -> 
     are as cheap (memory within 5 %), the best mixed. With a need, the best mixed of these whose
     throughput is at least as high; a need that comes from a training step is dropped if nothing
     meets it.
+
+    Parameters
+    ----------
+    results
+        What is known of each configuration.
+    constraints
+        What the choice must meet.
+    turns
+        What was measured in turns. Where feasible configurations were, the fastest is one of
+        them, and it is by their ratios that they are compared.
     """
     feasible = _feasible(results, constraints)
     if not feasible and constraints.step_seconds is not None:
-        return _although_too_slow(results, constraints)
+        return _although_too_slow(results, constraints, turns)
     if not feasible:
         return None
     if constraints.need_cells_per_second is None:
-        return _cheapest_of_the_fastest(feasible)
+        return _cheapest_of_the_fastest(feasible, turns or Turns())
     return _best_mixed(feasible, constraints.need_cells_per_second)
 
 
@@ -119,14 +130,32 @@ def _log_ratio(wanted: float, given: float) -> float:
     return math.log(wanted / given) if given > 0 else math.inf
 
 
-def _as_fast_as_the_fastest(feasible: Sequence[_Timed]) -> list[_Timed]:
-    fastest = max(feasible, key=lambda each: each.speed.value)
-    least = (1 - SAME_SPEED_SHARE) * fastest.speed.value
-    return [
-        each
-        for each in feasible
-        if each.speed.value >= least and each.speed.overlaps(fastest.speed)
-    ]
+def _as_fast_as_the_fastest(finalists: Sequence[_Timed], turns: Turns) -> list[_Timed]:
+    """Return what cannot be told from the first, the fastest, and is at most 2 % slower."""
+    fastest = finalists[0]
+
+    def is_as_fast(each: _Timed) -> bool:
+        ratio = turns.ratio(each.result.configuration, fastest.result.configuration)
+        if ratio is not None:
+            return ratio.value >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
+        least = (1 - SAME_SPEED_SHARE) * fastest.speed.value
+        return each.speed.value >= least and each.speed.overlaps(fastest.speed)
+
+    return [each for each in finalists if each is fastest or is_as_fast(each)]
+
+
+def _finalists(feasible: Sequence[_Timed], turns: Turns) -> list[_Timed]:
+    """Return what may be the fastest, that first: what was measured in turns, if anything was."""
+    timed = {each.result.configuration: each for each in feasible}
+    in_turns = [timed[each] for each in turns.finalists() if each in timed]
+    return in_turns or sorted(feasible, key=lambda each: -each.speed.value)
+
+
+def _rivals(chosen: _Timed, finalists: Sequence[_Timed], turns: Turns) -> tuple[Rival, ...]:
+    """Return how the choice compares with each other finalist, the fastest first."""
+    own = chosen.result.configuration
+    others = [each.result.configuration for each in finalists if each is not chosen]
+    return tuple(rival for each in others if (rival := turns.rival(own, each)) is not None)
 
 
 def _cheapest(alike: Sequence[_Timed]) -> list[_Timed]:
@@ -137,39 +166,38 @@ def _cheapest(alike: Sequence[_Timed]) -> list[_Timed]:
     return [each for each in lean if each.num_workers == fewest]
 
 
-def _cheapest_of_the_fastest(feasible: Sequence[_Timed]) -> Choice:
-    alike = _as_fast_as_the_fastest(feasible)
+def _cheapest_of_the_fastest(feasible: Sequence[_Timed], turns: Turns) -> Choice:
+    finalists = _finalists(feasible, turns)
+    alike = _as_fast_as_the_fastest(finalists, turns)
     cheapest = _cheapest(alike)
     chosen = min(_mixed_alike(cheapest), key=lambda each: each.memory)
+    rivals = _rivals(chosen, finalists, turns)
+    undecided = [each for each in rivals if each.is_undecided]
+    those = f"the {len(feasible)} measured configurations that mix well enough and fit in memory"
     if len(feasible) == 1:
-        return Choice(
-            chosen.result,
-            chosen.speed,
+        reason = (
             "It is the only measured configuration that mixes well enough and fits in memory, "
-            f"with {chosen.share}.",
+            f"with {chosen.share}."
         )
-    if len(alike) == 1:
-        return Choice(
-            chosen.result,
-            chosen.speed,
-            f"It is the fastest of the {len(feasible)} measured configurations that mix well "
-            f"enough and fit in memory, with {chosen.share}.",
+    elif len(alike) > 1:
+        best_mixed = "" if len(cheapest) == 1 else ", the best mixed of those as cheap"
+        reason = (
+            f"Of {those}, {len(alike)} cannot be told from the fastest, and it is the cheapest of "
+            f"these in memory and workers{best_mixed}, with {chosen.share}."
         )
-    best_mixed = "" if len(cheapest) == 1 else ", the best mixed of those as cheap"
-    return Choice(
-        chosen.result,
-        chosen.speed,
-        f"Of the {len(feasible)} measured configurations that mix well enough and fit in memory, "
-        f"{len(alike)} cannot be told from the fastest, and it is the cheapest of these in memory "
-        f"and workers{best_mixed}, with {chosen.share}.",
-    )
+    elif undecided:
+        reason = f"It was the fastest of {those}, with {chosen.share}, but not clearly."
+    else:
+        reason = f"It is the fastest of {those}, with {chosen.share}."
+    return Choice(chosen.result, chosen.speed, reason, rivals)
 
 
 def _although_too_slow(
-    results: Sequence[ConfigurationResult], constraints: Constraints
+    results: Sequence[ConfigurationResult], constraints: Constraints, turns: Turns | None
 ) -> Choice | None:
     """Return what makes training wait least."""
-    choice = choose(results, replace(constraints, need_cells_per_second=None, step_seconds=None))
+    unmet = replace(constraints, need_cells_per_second=None, step_seconds=None)
+    choice = choose(results, unmet, turns)
     if choice is None:
         return None
     return choice._replace(reason=f"None is as fast as training. {choice.reason}")

@@ -12,14 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._recording._files import read_facts
 
 __all__ = ["RecordedGrid", "read_grid"]
 
 _SETTINGS = ["block_size", "fetch_factor", "num_workers"]
-_KNOWN_WHERE_RECORDED = {"entropy_bits", "round_spread", "n_rounds", "peak_memory_bytes"}
+_KNOWN_WHERE_RECORDED = {"entropy_bits", "peak_memory_bytes"}
+_USUAL_SPREAD = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,6 @@ class RecordedGrid:
         What was measured.
     runs
         Cells per second of the runs of each, shape (number of its runs,).
-    spreads
-        Relative spread of the samples of one run, for each of the runs; None where that was not
-        recorded.
     entropies
         Minibatch label entropy of each in bits.
     random_entropy
@@ -49,7 +46,6 @@ class RecordedGrid:
 
     configurations: tuple[Configuration, ...]
     runs: tuple[NDArray[np.float64], ...]
-    spreads: tuple[NDArray[np.float64], ...] | None
     entropies: tuple[float, ...]
     random_entropy: float
     batch_size: int
@@ -70,6 +66,23 @@ class RecordedGrid:
         pairs = zip(self.configurations, self.entropies, strict=True)
         return [configuration for configuration, entropy in pairs if entropy >= least]
 
+    def replicate_spread(self) -> float:
+        """Return how much runs of one configuration differ, relative to their mean.
+
+        Over all configurations; 5 % where each was run once.
+        """
+        repeated = [each for each in self.runs if each.size > 1]
+        if not repeated:
+            return _USUAL_SPREAD
+        squares = sum(float(((each / each.mean() - 1) ** 2).sum()) for each in repeated)
+        return float((squares / sum(each.size - 1 for each in repeated)) ** 0.5)
+
+    def memory_bytes(self, configuration: Configuration) -> int:
+        """Return the highest memory of a configuration; not in bytes if it was not recorded."""
+        if self.peak_memory_bytes is None:
+            return configuration.minibatches_in_memory * self.batch_size
+        return int(self.peak_memory_bytes[self.configurations.index(configuration)])
+
 
 def read_grid(
     path: Path, *, distribution: ArrayLike | None = None, batch_size: int = 64
@@ -84,8 +97,7 @@ def read_grid(
         factor are left out, and where there is a column ``strategy``, all but "BlockShuffling".
         Several rows of one configuration are several runs of it. What `record` has written
         beside it is used too: the entropy of random sampling, how the collection lies in
-        storage, and the batch size; and of its columns, ``round_spread``, ``n_rounds`` and
-        ``peak_memory_bytes``.
+        storage, and the batch size; and of its columns, ``peak_memory_bytes``.
     distribution
         Label frequencies or counts, shape (K,). With it, random sampling's entropy is the exact
         expectation, and so is that of every configuration where none is recorded. Without it,
@@ -123,7 +135,6 @@ def read_grid(
     return RecordedGrid(
         configurations=tuple(configurations),
         runs=tuple(part.to_numpy(np.float64) for _, part in runs["cells_per_second"]),
-        spreads=_spreads(table),
         entropies=tuple(entropies),
         random_entropy=(
             _random_entropy(configurations, entropies, distribution, batch_size)
@@ -134,15 +145,6 @@ def read_grid(
         peak_memory_bytes=_peaks(table),
         geometry=Geometry() if facts is None else _geometry(facts["dataset"]),
     )
-
-
-def _spreads(table: pd.DataFrame) -> tuple[NDArray[np.float64], ...] | None:
-    """Return the spread of the few samples that a run is divided into, each of some rounds."""
-    if not {"round_spread", "n_rounds"} <= set(table):
-        return None
-    rounds = (table["n_rounds"] / LEAST_ROUNDS).clip(lower=1)
-    spreads = (table["round_spread"] / np.sqrt(rounds)).groupby([table[each] for each in _SETTINGS])
-    return tuple(part.to_numpy(np.float64) for _, part in spreads)
 
 
 def _peaks(table: pd.DataFrame) -> tuple[float, ...] | None:

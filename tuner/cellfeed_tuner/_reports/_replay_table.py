@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from cellfeed_tuner._planning._replay import Replay
+from cellfeed_tuner._replaying._baselines import BASELINES
+from cellfeed_tuner._replaying._replay import Replay
 
 __all__ = ["HEADINGS", "markdown_table", "replay_rows"]
 
@@ -14,14 +15,14 @@ HEADINGS = (
     "feasible",
     "best",
     "cells/s",
+    "spread",
     "within 5 %",
-    "regret",
+    "undecided",
     "95th",
     "measured",
-    "random",
+    *BASELINES,
 )
 _LEFT_ALIGNED = {"grid", "best"}
-_GOOD_REGRET = 0.05
 _NONE = "-"
 
 
@@ -56,9 +57,10 @@ def _row(found: Replay) -> list[str]:
         *start,
         f"{best.block_size} x {best.fetch_factor}, {best.num_workers}",
         f"{found.best_cells_per_second:,.0f}",
-        f"{found.n_within(_GOOD_REGRET)} of {n_seeds}",
-        f"{np.median(found.regrets):.1%}",
+        f"{found.spread:.0%}",
+        f"{found.n_within()} of {n_seeds}",
+        f"{sum(found.undecided)}",
         f"{np.quantile(found.regrets, 0.95):.1%}",
         f"{np.mean(found.shares_measured):.0%}",
-        f"{found.n_random_within(_GOOD_REGRET)} of {n_seeds}",
+        *(str(found.n_baseline_within(name)) for name in BASELINES),
     ]

@@ -8,7 +8,7 @@ from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
 from cellfeed_tuner._results._autotune_result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import ConditionalEntropyBits, EntropyBits
 from cellfeed_tuner._results._dataset import Dataset, LabelCensus
-from cellfeed_tuner._results._recommended import Recommended, Waiting
+from cellfeed_tuner._results._recommended import Recommended, Rival, Waiting
 
 __all__ = [
     "cache_in_words",
@@ -22,6 +22,7 @@ __all__ = [
     "mixing_in_words",
     "proof_of_choice",
     "ranges_in_words",
+    "rivals_in_words",
     "storage_in_words",
     "untimed_in_words",
     "use_in_words",
@@ -85,9 +86,29 @@ def cache_in_words(result: AutotuneResult) -> list[str]:
 
 def how_measured(recommended: Recommended) -> str:
     """Return what the figure of the choice rests on."""
-    if recommended.measured_afresh:
-        return "measured afresh"
-    return "as searched, could not be measured afresh in time"
+    if recommended.measured_in_turns:
+        return "measured in turns with its rivals" if recommended.rivals else "measured again"
+    return "as found while searching, since there was no time to measure it again"
+
+
+def rivals_in_words(recommended: Recommended) -> list[str]:
+    """Return how the choice compares with the runner-up, and with all it is not told from."""
+    return [
+        _rival_in_words(each)
+        for number, each in enumerate(recommended.rivals)
+        if number == 0 or each.is_undecided
+    ]
+
+
+def _rival_in_words(rival: Rival) -> str:
+    ratio = rival.ratio
+    compared = (
+        f"measured in turns, {rival.n_turns} times each, it was {ratio.value:.2f} "
+        f"[{ratio.low:.2f}, {ratio.high:.2f}] times as fast"
+    )
+    if rival.is_undecided:
+        return f"Undecided between it and {rival.configuration}: {compared}."
+    return f"Beside {rival.configuration}, {compared}."
 
 
 def loader_faults(result: AutotuneResult) -> list[str]:

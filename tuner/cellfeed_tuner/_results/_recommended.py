@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 
-__all__ = ["Constraints", "Nearest", "Recommended", "Waiting"]
+__all__ = ["SAME_SPEED_SHARE", "Constraints", "Nearest", "Recommended", "Rival", "Waiting"]
+
+SAME_SPEED_SHARE = 0.02
+"""A throughput that is lower than the highest by more than this share is not as fast, however wide
+the intervals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,31 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """What the choice was measured in turns with.
+
+    Parameters
+    ----------
+    configuration
+        Its settings.
+    ratio
+        How many times as fast the choice is, with its 95 % interval.
+    n_turns
+        In how many turns both were measured, one right after the other.
+    """
+
+    configuration: Configuration
+    ratio: Estimate
+    n_turns: int
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the turns do not tell which is faster, nor that both are the same."""
+        same = self.ratio.low >= 1 - SAME_SPEED_SHARE and self.ratio.high <= 1 + SAME_SPEED_SHARE
+        return self.ratio.low <= 1 <= self.ratio.high and not same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommended:
     """The choice.
 
@@ -60,8 +89,9 @@ class Recommended:
     configuration
         The settings.
     cells_per_second
-        Throughput measured afresh after the choice; that of the search if time ran out.
-    measured_afresh
+        Throughput measured in turns with what else might have been chosen, after that was clear;
+        that of the search if time ran out.
+    measured_in_turns
         Which of the two it is.
     peak_memory_bytes
         Highest memory of the process and its workers.
@@ -69,14 +99,17 @@ class Recommended:
         Why, in one sentence.
     waiting
         Whether training waits for it; None unless a training step was given.
+    rivals
+        What it was measured in turns with, the fastest first.
     """
 
     configuration: Configuration
     cells_per_second: Estimate
-    measured_afresh: bool
+    measured_in_turns: bool
     peak_memory_bytes: int
     reason: str
     waiting: Waiting | None = None
+    rivals: tuple[Rival, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,10 @@ def configuration_json(result: "ConfigurationResult") -> dict[str, Any]:
 def recommended_json(recommended: "Recommended") -> dict[str, Any]:
     """Return the choice, with its settings beside it."""
     plain = flat(asdict(recommended))
+    plain["rivals"] = [
+        flat(each) | {"undecided": rival.is_undecided}
+        for each, rival in zip(plain["rivals"], recommended.rivals, strict=True)
+    ]
     share = recommended.waiting and recommended.waiting.share
     if share is not None:
         plain["waiting"]["share"] = {name: _finite(each) for name, each in asdict(share).items()}

@@ -45,9 +45,9 @@ class Durations:
         self._geometry, self._measurements = geometry, measurements
         self._configurations = tuple(configurations)
         self._believed: dict[Configuration, Observation] = {}
-        # Seconds per cell, as they are expected after so many looks.
+        # Seconds per cell, as they are expected after so many replicates.
         self._expected: dict[Configuration, float] = {}
-        self._n_looks = 0
+        self._n_replicates = 0
 
     def add(self, configurations: Sequence[Configuration]) -> None:
         """Take these in too."""
@@ -62,8 +62,11 @@ class Durations:
     def of(self, configuration: Configuration, n_rounds: int = LEAST_ROUNDS) -> float:
         """Return about how many seconds rounds and the first take, by the cost model."""
         cells = (n_rounds + 1) * configuration.minibatches_per_round * self._measurements.batch_size
-        if not self._expected or self._n_looks != self._measurements.n_looks:
-            self._expected, self._n_looks = self._seconds_per_cell(), self._measurements.n_looks
+        if not self._expected or self._n_replicates != self._measurements.n_replicates:
+            self._expected, self._n_replicates = (
+                self._seconds_per_cell(),
+                self._measurements.n_replicates,
+            )
         if not self._expected:
             return cells / _UNKNOWN_CELLS_PER_SECOND
         return max(SLICE_SECONDS, cells * self._expected[configuration])
@@ -79,7 +82,7 @@ class Durations:
         medians = np.exp(np.median(draws, axis=0)).tolist()
         return dict(zip(self._configurations, medians, strict=True))
 
-    def of_first_look(self, configuration: Configuration) -> float:
+    def of_first_replicate(self, configuration: Configuration) -> float:
         """Return about how many seconds it takes if cells take as long as at best so far."""
         measurements = self._measurements
         speeds = [measurements[each].rough_cells_per_second for each in measurements]

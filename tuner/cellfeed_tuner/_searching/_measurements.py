@@ -1,13 +1,12 @@
-"""All that a search measures, slice of time by slice of time."""
+"""All that a search measures, replicate by replicate."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from cellfeed import Collection
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._labels import LabelWithin
 from cellfeed_tuner._measuring._measure import (
@@ -17,7 +16,7 @@ from cellfeed_tuner._measuring._measure import (
     measure_with,
     pooled,
 )
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._measuring_process import Runs
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS, TimingRequest
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._searching._time_budget import TimeBudget
@@ -46,11 +45,11 @@ class Measurements:
     ----------
     faults
         Configurations whose minibatches were not those of the plan, and how they were not.
-    n_looks
-        How often anything was looked at.
+    n_replicates
+        How often anything was measured.
     """
 
-    process: MeasuringProcess[Collection]
+    process: Runs[TimingRequest]
     labels: Sequence[str]
     batch_size: int
     cache: CacheState
@@ -59,27 +58,29 @@ class Measurements:
     given: str | None = None
     on_progress: Progress = silent
     faults: dict[Configuration, str] = field(default_factory=dict, init=False)
-    n_looks: int = field(default=0, init=False)
-    _slices: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
+    n_replicates: int = field(default=0, init=False)
+    _replicates: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
+    # Those of them that were measured in turns with others.
+    _in_turns: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
 
     def __contains__(self, configuration: Configuration) -> bool:
-        return configuration in self._slices
+        return configuration in self._replicates
 
     def __iter__(self) -> Iterator[Configuration]:
-        """Iterate over what was looked at, in the order of first looks."""
-        return iter(self._slices)
+        """Iterate over what was measured, in the order of first replicates."""
+        return iter(self._replicates)
 
     def __len__(self) -> int:
-        return len(self._slices)
+        return len(self._replicates)
 
     def __getitem__(self, configuration: Configuration) -> Measurement:
         """Return all that was measured of a configuration as one measurement."""
-        return pooled(self._slices[configuration])
+        return pooled(self._replicates[configuration])
 
     def with_throughput(self) -> dict[Configuration, Measurement]:
         """Return what was measured of each configuration that has a throughput."""
         found = {each: self[each] for each in self}
-        return {each: one for each, one in found.items() if one.cells_per_second is not None}
+        return {each: one for each, one in found.items() if len(one.round_seconds) >= FEWEST_ROUNDS}
 
     def entropy_within(self, configuration: Configuration) -> Estimate | None:
         """Return the entropy of the first label within the other; None where there is none."""
@@ -87,11 +88,44 @@ class Measurements:
             return None
         return self[configuration].entropy_bits.get(LabelWithin(self.labels[0], self.given))
 
-    def look(self, configuration: Configuration, least_rounds: int) -> None:
-        """Measure a configuration for a slice of time, and keep what comes out."""
-        new = self.timed(configuration, least_rounds=least_rounds)
-        self._slices.setdefault(configuration, []).append(new)
-        self.n_looks += 1
+    def take(
+        self,
+        configuration: Configuration,
+        least_rounds: int = 1,
+        *,
+        seconds: float = SLICE_SECONDS,
+        in_turn: bool = False,
+    ) -> Measurement:
+        """Measure one more replicate of a configuration, keep it and return it."""
+        new = self.timed(configuration, least_rounds=least_rounds, seconds=seconds)
+        self._replicates.setdefault(configuration, []).append(new)
+        if in_turn:
+            self._in_turns.setdefault(configuration, []).append(new)
+        self.n_replicates += 1
+        return new
+
+    def is_from_turns(self, configuration: Configuration) -> bool:
+        """Return whether a configuration was measured in turns with others, and often enough."""
+        found = self._in_turns.get(configuration, [])
+        return sum(len(each.round_seconds) for each in found) >= LEAST_ROUNDS
+
+    def fair(self, configuration: Configuration) -> Measurement:
+        """Return what to publish of a configuration: from turns alone, if there were enough.
+
+        That it was fast before, perhaps by chance, is why it came to turns.
+        """
+        if self.is_from_turns(configuration):
+            return pooled(self._in_turns[configuration])
+        return self[configuration]
+
+    def cells_per_second(self, configuration: Configuration) -> Estimate | None:
+        """Return that throughput; None if there are not even the fewest rounds."""
+        return self.fair(configuration).cells_per_second_given(self.spread)
+
+    @property
+    def spread(self) -> Spread:
+        """How much replicates of one configuration differ."""
+        return Spread.of(self.replicates(each) for each in self)
 
     def timed(
         self,
@@ -116,7 +150,7 @@ class Measurements:
                 seed=self.seed,
                 least_rounds=least_rounds,
                 seconds=seconds,
-                number=self.n_looks,
+                number=self.n_replicates,
                 step_seconds=step_seconds,
             ),
             limit_seconds=limit_seconds or self.budget.limit_seconds,
@@ -125,40 +159,17 @@ class Measurements:
             self.faults.setdefault(configuration, found.delivery_fault)
         return found
 
-    def least_rounds(self, configuration: Configuration) -> int:
-        """Return how many rounds the next look needs.
-
-        One for a first look, then what a throughput needs, then what one relies on.
-        """
-        slices = self._slices.get(configuration, [])
-        n_rounds = sum(len(each.round_seconds) for each in slices)
-        missing = (number - n_rounds for number in (FEWEST_ROUNDS, LEAST_ROUNDS))
-        return next((each for each in missing if each > 0), 1) if slices else 1
-
-    def looks(self, configuration: Configuration) -> list[list[float]]:
-        """Return seconds per cell, a few samples for each slice of time."""
+    def replicates(self, configuration: Configuration) -> list[float]:
+        """Return seconds per cell of each replicate; empty where it failed."""
+        measured = self._replicates[configuration]
         cells = configuration.minibatches_per_round * self.batch_size
-        slices = [each.round_seconds for each in self._slices[configuration]]
-        looks = [
-            [
-                float(group.mean()) / cells
-                for group in np.array_split(rounds, min(len(rounds), FEWEST_ROUNDS))
-            ]
-            for rounds in slices
-            if rounds
-        ]
-        if looks:
-            return looks
-        first = self._slices[configuration][0]
-        if first.failure:
-            return []
+        found = [seconds / cells for each in measured for seconds in each.replicate_seconds]
+        if found or measured[0].failure:
+            return found
         # Where no round came in time, one takes at least as long as was waited for it.
-        return [[(first.first_round_seconds or self.budget.limit_seconds) / cells]]
+        return [(measured[0].first_round_seconds or self.budget.limit_seconds) / cells]
 
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
-        """Return the mean of all looks, of each configuration that did not fail."""
-        return {
-            each: float(np.mean(np.concatenate(looks)))
-            for each in self
-            if (looks := self.looks(each))
-        }
+        """Return the mean of all replicates, of each configuration that did not fail."""
+        found = {each: self.replicates(each) for each in self}
+        return {each: float(np.mean(costs)) for each, costs in found.items() if costs}

@@ -1,4 +1,4 @@
-"""Spending a time budget: on what the planner asks for, on the rest, and on the choice afresh."""
+"""Spending a time budget: on what the planner asks for, then on what may be the best, in turns."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history._recall import Comparison, Earlier, Recollection, compare
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS, Measurement
+from cellfeed_tuner._measuring._timing import SLICE_SECONDS
 from cellfeed_tuner._planning._cost_model import Geometry, Observation
 from cellfeed_tuner._planning._planner import Planner
 from cellfeed_tuner._planning._recommend import Choice
+from cellfeed_tuner._planning._turns import LEAST_TURNS, Turns
 from cellfeed_tuner._progress import RaceState, RaceWatcher, Standing, unwatched
 from cellfeed_tuner._results._configuration_result import (
     ConfigurationResult,
@@ -30,22 +32,25 @@ if TYPE_CHECKING:  # it loads Optuna
 
 __all__ = ["Search"]
 
-# Shares of the budget until which something is measured for the first time, raced, and filled in,
-# without and with a training step to measure the choice with; the rest is for the choice.
-_PROBE_UNTIL, _RACE_UNTIL, _FILL_UNTIL, _FILL_UNTIL_WITH_STEP = 0.45, 0.65, 0.8, 0.65
-# The first two where there are proposals and no step: nothing is filled in, and there is more to
-# look at.
-_PROPOSE_UNTIL, _PROPOSED_RACE_UNTIL = 0.6, 0.8
-# Where an earlier run is confirmed, until then for its anchors and all else but the choice afresh;
-# and rounds of an anchor in each of two laps.
+# Shares of the budget until which something is measured for the first time, without proposals and
+# with, and until which there are turns, with a training step to measure the choice with afterwards.
+_EXPLORE_UNTIL, _PROPOSE_UNTIL, _TURNS_UNTIL_WITH_STEP = 0.45, 0.6, 0.75
+# Where an earlier run is confirmed, until then for its anchors and all else but the turns; and
+# rounds of an anchor each of the two times.
 _SHORT_UNTIL, _ANCHOR_ROUNDS = 0.45, FEWEST_ROUNDS // 2
-_MOST_CONFIRM_SECONDS = 5.0
+# What one replicate takes in a turn, unless two rounds take longer: four turns make a throughput.
+_TURN_SECONDS, _TURN_ROUNDS = 1.0, LEAST_ROUNDS // LEAST_TURNS
+# How many are in the first turns, one after the other, and in those that follow; and what is the
+# best with less than this probability is in none if two others are.
+_MOST_IN_TURN, _LEAST_CHANCE = (6, 4, 3), 0.05
 # Beyond what should suffice for a loop with a training step, before it is stopped.
 _SLACK_SECONDS = 5.0
-# How often to look for what meets the constraints where nothing known does.
+# How often to propose where nothing known meets the constraints.
 _MOST_TRIES = 5
-# First looks before anything is proposed, and then from one proposal to the next.
-_LOOKS_BEFORE, _LOOKS_BETWEEN = 4, 3
+# And until when what comes nearest is measured.
+_SURVEY_UNTIL = 0.8
+# Configurations that are measured before anything is proposed, and from one proposal to the next.
+_MEASURED_BEFORE, _MEASURED_BETWEEN = 4, 3
 _OUT_OF_BUDGET: tuple[Status, str] = ("out of budget", "")
 _BELOW_FLOOR: tuple[Status, str] = ("below entropy floor", "")
 
@@ -79,9 +84,11 @@ class Search:
     _not_timed: dict[Configuration, tuple[Status, str]] = field(default_factory=dict, init=False)
     _comparison: Comparison | None = field(default=None, init=False)
     _durations: Durations = field(init=False)
-    _planner: Planner | None = field(default=None, init=False)
+    turns: Turns = field(default_factory=Turns, init=False)
+    _chances: Mapping[Configuration, float] = field(default_factory=dict, init=False)
+    _rng: np.random.Generator = field(init=False)
     # How many configurations are to be timed before more are proposed.
-    _propose_at: int = field(default=_LOOKS_BEFORE, init=False)
+    _propose_at: int = field(default=_MEASURED_BEFORE, init=False)
 
     def run(self, grid: Iterable[Configuration]) -> None:
         """Measure what may be chosen, as the planner says, until the best is clear."""
@@ -91,6 +98,7 @@ class Search:
         runnable = [each for each, status in self._not_timed.items() if status == _OUT_OF_BUDGET]
         candidates = [each for each in runnable if requirements.mixes(each)]
         self._not_timed |= dict.fromkeys(set(runnable) - set(candidates), _BELOW_FLOOR)
+        self._rng = np.random.default_rng(self.measurements.seed)
         self._durations = Durations(runnable, self.geometry, self.measurements)
         if not candidates and self.proposals is not None:
             candidates = self._feasible(self.proposals)
@@ -99,7 +107,7 @@ class Search:
         if not candidates:
             return
         believed = self._confirmed(candidates)
-        planner = self._planner = Planner(
+        planner = Planner(
             candidates,
             batch_size=self.measurements.batch_size,
             geometry=self.geometry,
@@ -110,12 +118,77 @@ class Search:
         )
         for anchor in self.measurements:
             self._tell(planner, anchor)
-        while (configuration := self._next(planner)) is not None:
-            self._look(configuration, self.measurements.least_rounds(configuration))
-            self._tell(planner, configuration)
+        self._explore(planner)
         for each in candidates:
             if each in self._not_timed and self.affords(each):
                 self._not_timed[each] = "too slow", "as its like were"
+        while self._take_turns(planner):
+            self._explore(planner)
+        self._settle(planner)
+
+    def _explore(self, planner: Planner) -> None:
+        """Measure what may be better than all that was measured."""
+        while (configuration := self._next(planner)) is not None:
+            self._measure(configuration)
+            self._tell(planner, configuration)
+
+    def _take_turns(self, planner: Planner) -> bool:
+        """Measure what may be the best in turns; return whether another turn is wanted."""
+        chances = self._chances = planner.chances()
+        if self._is_decided(chances):
+            return False
+        places = min(len(self.turns), len(_MOST_IN_TURN) - 1)
+        likely = [each for each, chance in chances.items() if chance >= _LEAST_CHANCE]
+        turn = (likely if len(likely) > 1 else list(chances)[:2])[: _MOST_IN_TURN[places]]
+        # Rather a few that are compared well than many.
+        missing = max(1, LEAST_TURNS - len(self.turns))
+        while len(turn) > 2 and missing * self._seconds_of_turn(turn) > self._left_for_turns:  # noqa: PLR2004
+            turn.pop()
+        if self._seconds_of_turn(turn) > self._left_for_turns:
+            return False
+        self._rng.shuffle(turn)
+        speeds = dict[Configuration, float]()
+        for each in turn:
+            found = self._measure(each, _TURN_ROUNDS, seconds=_TURN_SECONDS, in_turn=True)
+            self._tell(planner, each)
+            if found.round_seconds:
+                speeds[each] = found.rough_cells_per_second
+        self.turns.note(speeds)
+        return True
+
+    def _is_decided(self, chances: Mapping[Configuration, float]) -> bool:
+        """Return whether more turns would change nothing."""
+        if not chances:
+            return True
+        finalists = self.turns.finalists()
+        if len(finalists) <= 1:
+            return len(chances) == 1 and self.turns.count(next(iter(chances))) >= LEAST_TURNS
+        best, others = finalists[0], finalists[1:]
+        if self.turns.count(best) < LEAST_TURNS or best != next(iter(chances)):
+            return False
+        rivals = [self.turns.rival(best, each) for each in others]
+        return all(each is not None and not each.is_undecided for each in rivals)
+
+    def _settle(self, planner: Planner) -> None:
+        """Give the likeliest that there is time for a throughput, if there were too few turns."""
+        for each in planner.chances():
+            missing = FEWEST_ROUNDS - len(self.measurements[each].round_seconds)
+            if missing > 0:
+                if self._durations.of(each, missing) > self._budget.left:
+                    continue
+                self._measure(each, missing)
+                self._tell(planner, each)
+            if len(self.measurements[each].round_seconds) >= FEWEST_ROUNDS:
+                return
+
+    @property
+    def _left_for_turns(self) -> float:
+        """Seconds that are left before the choice is measured with a training step, if it is."""
+        step = self.requirements.constraints.step_seconds
+        return self._budget.left_until(1.0 if step is None else _TURNS_UNTIL_WITH_STEP)
+
+    def _seconds_of_turn(self, turn: Sequence[Configuration]) -> float:
+        return sum(max(_TURN_SECONDS, self._durations.of(each, _TURN_ROUNDS)) for each in turn)
 
     @property
     def timed(self) -> list[Configuration]:
@@ -137,9 +210,8 @@ class Search:
         return self.measurements.budget
 
     def affords(self, configuration: Configuration) -> bool:
-        """Return whether there is time for a first look at a configuration, or for another."""
-        look_until, race_until = self._until()
-        until = race_until if configuration in self.measurements else look_until
+        """Return whether there is time to measure a configuration for the first time."""
+        until = _EXPLORE_UNTIL if self.proposals is None else _PROPOSE_UNTIL
         if self.is_short:
             until = _SHORT_UNTIL
         return self.cost(configuration) <= min(
@@ -147,40 +219,28 @@ class Search:
         )
 
     def cost(self, configuration: Configuration) -> float:
-        """Return about how many seconds the next look takes."""
-        return self._durations.of(configuration, self.measurements.least_rounds(configuration))
+        """Return about how many seconds the first replicate takes."""
+        return self._durations.of(configuration, 1)
 
-    def fill(self) -> None:
-        """Spend what is left on the rest of the grid, so that it can be seen.
+    def survey(self) -> None:
+        """Where nothing is feasible, measure what comes nearest to it and costs least.
 
-        What mixes well enough comes first, and then what costs least. A space too large to list
-        cannot be seen, so there it only looks for what comes nearest to being feasible.
+        A space too large to list cannot be surveyed: there, proposals have looked for it.
         """
-        measurements, mixes = self.measurements, self.requirements.mixes
-        if self.proposals is not None and measurements.with_throughput():
+        if self.measurements.with_throughput():
             return
-        step = self.requirements.constraints.step_seconds
-        until = _FILL_UNTIL if step is None else _FILL_UNTIL_WITH_STEP
         rest = [
             configuration
             for configuration, (status, _) in self._not_timed.items()
             if status in {"too slow", "below entropy floor", "out of budget"}
         ]
-        rest += [each for each in measurements if measurements[each].status != "measured"]
+        rest += [each for each in self.measurements if not self.measurements[each].failure]
+        mixes = self.requirements.mixes
         for configuration in sorted(
             rest, key=lambda each: (not mixes(each), self._durations.of(each))
         ):
-            if self._is_time_for(configuration, until=until):
-                self._look(configuration, LEAST_ROUNDS)
-
-    def confirm(self, choice: Choice) -> Measurement | None:
-        """Measure the choice afresh; None if no time is left for it, or it does not suffice."""
-        configuration = choice.result.configuration
-        if not self._is_time_for(configuration, until=1.0):
-            return None
-        seconds = min(_MOST_CONFIRM_SECONDS, self._budget.left / 2)
-        fresh = self.measurements.timed(configuration, seconds=seconds)
-        return fresh if fresh.status == "measured" else None
+            if self._is_time_for(configuration, until=_SURVEY_UNTIL):
+                self._measure(configuration, LEAST_ROUNDS)
 
     def with_step(self, choice: Choice) -> Measurement | None:
         """Measure the choice with the training step between minibatches; None without the time.
@@ -208,17 +268,19 @@ class Search:
         return [self._result(configuration) for configuration in grid]
 
     def _standings(self) -> list[Standing]:
-        """Return how everything that was measured stands in the race by now."""
-        return [self._standing(each, self.measurements[each]) for each in self.measurements]
+        """Return how everything that was measured stands by now."""
+        return [self._standing(each, self.measurements.fair(each)) for each in self.measurements]
 
     def _standing(self, configuration: Configuration, found: Measurement) -> Standing:
-        racing = self._planner is not None and self._planner.is_racing(configuration)
-        state: RaceState = "left" if self.requirements.mixes(configuration) else "below floor"
+        racing = self._chances.get(configuration, 1.0) >= _LEAST_CHANCE
+        state: RaceState = "racing" if racing else "left"
+        if not self.requirements.mixes(configuration):
+            state = "below floor"
         return Standing(
             configuration=configuration,
-            state="racing" if racing else state,
+            state=state,
             n_rounds=len(found.round_seconds),
-            cells_per_second=found.cells_per_second,
+            cells_per_second=self.measurements.cells_per_second(configuration),
             rough_cells_per_second=found.rough_cells_per_second,
         )
 
@@ -227,22 +289,27 @@ class Search:
     ) -> Mapping[Configuration, Observation]:
         """Measure anchors of an earlier run again; return its costs if they hold.
 
-        There are two laps, the second in reverse, so that what changes meanwhile meets all alike.
+        Each comes twice, the second time in reverse, so that what changes meanwhile meets all
+        alike.
         """
         held = self.recollection.held
         if held is None:
             return {}
         possible = set(candidates)
-        old = {each.configuration: each.seconds_per_cell.value for each in held.trials}
+        old = {each.configuration: each.seconds_per_cell for each in held.trials}
         # Until something is measured, old costs say how long that takes.
         self._durations.believe(
             roughly({each: cost for each, cost in old.items() if each in possible})
         )
         anchors = self._affordable_anchors(candidates)
         for each in [*anchors, *reversed(anchors)]:
-            if self._is_time_for(each, until=_RACE_UNTIL, n_rounds=_ANCHOR_ROUNDS):
-                self._look(each, _ANCHOR_ROUNDS)
-        found = {each: self.measurements[each] for each in anchors if each in self.measurements}
+            if self._is_time_for(each, until=_EXPLORE_UNTIL, n_rounds=_ANCHOR_ROUNDS):
+                self._measure(each, _ANCHOR_ROUNDS)
+        found = {
+            each: self.measurements.replicates(each)
+            for each in anchors
+            if each in self.measurements
+        }
         self._comparison = compare(held, found)
         believed = {
             each: cost for each, cost in self._comparison.believed.items() if each in possible
@@ -251,19 +318,21 @@ class Search:
         return believed
 
     def _affordable_anchors(self, candidates: Sequence[Configuration]) -> list[Configuration]:
-        """Return anchors for whose laps there is time, the most telling ones first."""
+        """Return anchors that there is time to measure twice, the most telling ones first."""
         anchors, seconds = list[Configuration](), 0.0
         for each in self.recollection.anchors(candidates):
-            laps = 2 * self._durations.of(each, _ANCHOR_ROUNDS)
-            if seconds + laps <= _SHORT_UNTIL * self._budget.seconds:
+            twice = 2 * self._durations.of(each, _ANCHOR_ROUNDS)
+            if seconds + twice <= _SHORT_UNTIL * self._budget.seconds:
                 anchors.append(each)
-                seconds += laps
+                seconds += twice
         return anchors
 
     def _feasible(self, proposals: "Proposals") -> list[Configuration]:
         """Return what meets the constraints where nothing known does; empty if none is found."""
         for _ in range(_MOST_TRIES):
-            proposed = proposals.propose(_all_alike, self._shortfall, self._durations.of_first_look)
+            proposed = proposals.propose(
+                _all_alike, self._shortfall, self._durations.of_first_replicate
+            )
             found = [each for each in proposed if self.requirements.obstacle(each) is None]
             feasible = [each for each in found if self.requirements.mixes(each)]
             if feasible:
@@ -276,19 +345,18 @@ class Search:
             proposed = self.proposals.propose(
                 lambda configurations: planner.gains(configurations, self.requirements.goal),
                 self._shortfall,
-                self._durations.of_first_look,
+                self._durations.of_first_replicate,
             )
             self._add(proposed, planner)
         return planner.ask(self)
 
     def _is_time_to_propose(self) -> bool:
-        """Return whether enough was learned since the last proposals, and there is time to look."""
+        """Return whether enough was learned since the last proposals, and there is time."""
         n_timed = len(self.measurements)
-        look_until, _ = self._until()
-        in_time = self._budget.left_until(look_until) > 0
+        in_time = self._budget.left_until(_PROPOSE_UNTIL) > 0
         if self.is_short or not in_time or n_timed < self._propose_at:
             return False
-        self._propose_at = n_timed + _LOOKS_BETWEEN
+        self._propose_at = n_timed + _MEASURED_BETWEEN
         return True
 
     def _add(self, proposed: Iterable[Configuration], planner: Planner) -> None:
@@ -297,12 +365,6 @@ class Search:
         self._not_timed |= dict.fromkeys(new, _OUT_OF_BUDGET)
         self._durations.add(new)
         planner.add(new, self.requirements.goal)
-
-    def _until(self) -> tuple[float, float]:
-        """Return until which shares of the budget there are first looks, and others."""
-        if self.proposals is None or self.requirements.constraints.step_seconds is not None:
-            return _PROBE_UNTIL, _RACE_UNTIL
-        return _PROPOSE_UNTIL, _PROPOSED_RACE_UNTIL
 
     def _shortfall(self, configuration: Configuration) -> float:
         """Return by how much a configuration misses what it must meet, 0 if it may meet all."""
@@ -313,7 +375,7 @@ class Search:
 
     def _tell(self, planner: Planner, configuration: Configuration) -> None:
         found = self.measurements[configuration]
-        planner.tell(configuration, self.measurements.looks(configuration))
+        planner.tell(configuration, self.measurements.replicates(configuration))
         memory_bytes = self.requirements.constraints.memory_bytes
         if found.failure or found.peak_memory_bytes > memory_bytes:
             planner.withdraw(configuration)
@@ -323,9 +385,16 @@ class Search:
     ) -> bool:
         return self._durations.of(configuration, n_rounds) <= self._budget.left_until(until)
 
-    def _look(self, configuration: Configuration, least_rounds: int) -> None:
-        self.measurements.look(configuration, least_rounds)
+    def _measure(
+        self,
+        configuration: Configuration,
+        least_rounds: int = 1,
+        *,
+        seconds: float = SLICE_SECONDS,
+        in_turn: bool = False,
+    ) -> Measurement:
         self._not_timed.pop(configuration, None)
+        return self.measurements.take(configuration, least_rounds, seconds=seconds, in_turn=in_turn)
 
     def _result(self, configuration: Configuration) -> ConfigurationResult:
         entropies = self.requirements.entropies_of(configuration)
@@ -348,8 +417,8 @@ class Search:
             configuration=configuration,
             status=measurement.status,
             note=measurement.failure,
-            cells_per_second=measurement.cells_per_second,
-            n_rounds=len(measurement.round_seconds),
+            cells_per_second=self.measurements.cells_per_second(configuration),
+            n_rounds=len(self.measurements.fair(configuration).round_seconds),
             entropy_bits=first,
             further_labels=further,
             peak_memory_bytes=measurement.peak_memory_bytes,

@@ -115,9 +115,7 @@ def _mark_choice(axes: Axes, result: AutotuneResult) -> None:
         ecolor=CHOSEN,
         ms=13,
         mew=2,
-        label="recommended, measured afresh"
-        if result.recommended.measured_afresh
-        else "recommended",
+        label="recommended",
     )
 
 

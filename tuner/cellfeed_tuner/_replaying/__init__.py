@@ -1,0 +1,1 @@
+"""The search, played on recorded grids in place of a disk."""
