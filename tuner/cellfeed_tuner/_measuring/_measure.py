@@ -69,7 +69,7 @@ class Measurement:
     configuration
         The settings.
     cache
-        State of the page cache: "cold", dropped before each epoch and once a second; "warm";
+        State of the page cache: "cold", dropped before each epoch and once used; "warm";
         "unknown" where that cannot be had.
     cells_per_round
         Cells of one round: a whole fetch of every worker.
@@ -220,8 +220,8 @@ def measure(
     label
         An obs column of the collection whose minibatch entropy is taken, or several.
     cache
-        "cold" drops the files' pages before each epoch and once a second, "warm" reads all files
-        first.
+        "cold" drops the files' pages before each epoch and once they were used, "warm" reads all
+        files first.
     seconds
         Time to spend, if that suffices for the least number of rounds; after 20 times as much,
         measuring is stopped.

@@ -73,7 +73,7 @@ def storage_in_words(storage: Storage) -> str:
 def cache_in_words(result: AutotuneResult) -> list[str]:
     """Return the state of the page cache, and what else to measure if files fit in memory."""
     said = {
-        "cold": "cold, dropped before each epoch and once a second, as where files exceed memory",
+        "cold": "cold, dropped before each epoch and once used, as where files exceed memory",
         "warm": "warm, all files read beforehand",
         "unknown": "unknown, since the kernel kept pages that were to be dropped",
     }[result.cache]
