@@ -34,6 +34,7 @@ from cellfeed_tuner._results._configuration_result import ConfigurationResult
 __all__ = ["print_report"]
 
 _MOST_REMARKS = 3
+_TWO_DIGITS = 10
 
 
 def print_report(
@@ -100,7 +101,7 @@ def _grid(result: AutotuneResult) -> Table:
     table.add_column(share, justify="right", no_wrap=True)
     table.add_column("bounds\n(bits)", justify="right", no_wrap=True)
     table.add_column("within\nthem", justify="right", no_wrap=True)
-    table.add_column("\nMB", justify="right", no_wrap=True)
+    table.add_column("mem.\nGB", justify="right", no_wrap=True)
     chosen = result.recommended and result.recommended.configuration
     for rows in _alike(result.configurations):
         is_chosen = rows[0].configuration == chosen
@@ -128,14 +129,19 @@ def _row(rows: list[ConfigurationResult]) -> list[str]:
         str(first.configuration.block_size),
         str(first.configuration.fetch_factor),
         str(workers[0]) if len(workers) == 1 else f"{workers[0]}-{workers[-1]}",
-        first.status if speed is None else interval(speed),
-        "" if entropy.measured is None else f"{entropy.measured.value:.2f}",
-        f"{entropy.expected.value:.2f}",
+        first.status if speed is None else interval(speed, shorten=True),
+        "" if entropy.measured is None else _short(entropy.measured.value),
+        _short(entropy.expected.value),
         f"{first.least_mixed.share_of_random:.0%}",
-        f"{entropy.lower_bound:.2f}-{entropy.upper_bound:.2f}",
+        f"{_short(entropy.lower_bound)}-{_short(entropy.upper_bound)}",
         entropy.verdict,
-        f"{first.peak_memory_bytes / 1e6:,.0f}" if first.peak_memory_bytes else "",
+        _short(first.peak_memory_bytes / 1e9) if first.peak_memory_bytes else "",
     ]
+
+
+def _short(value: float) -> str:
+    """Return a figure of four characters, if it is below 100, or of five."""
+    return f"{value:.2f}" if round(value, 2) < _TWO_DIGITS else f"{value:.1f}"
 
 
 def _style(result: ConfigurationResult) -> str:

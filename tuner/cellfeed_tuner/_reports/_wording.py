@@ -1,5 +1,7 @@
 """What terminal and page say in the same words."""
 
+import math
+
 from cellfeed.console import format_bytes
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._storage import Storage
@@ -30,17 +32,35 @@ __all__ = [
 
 _MOST_FAULTS = 3
 _MOST_REASONS = 3
+# Below which number, by what it is divided, how many decimals are shown, and the unit.
+_SIX_CHARACTERS = (
+    (99_999.5, 1, 0, ""),
+    (999_950, 10**3, 1, "k"),
+    (9_999_500, 10**3, 0, "k"),
+    (math.inf, 10**6, 2, "M"),
+)
 
 
-def interval(speed: Estimate) -> str:
-    """Return a throughput with its interval.
+def interval(speed: Estimate, *, shorten: bool = False) -> str:
+    """Return a throughput with its interval; each number in six characters, if it is to be short.
 
     Examples
     --------
     >>> interval(Estimate(43_932.4, 41_612.0, 46_525.0))
     '43,932 [41,612, 46,525]'
+    >>> interval(Estimate(1_234_567.0, 99_999.0, 11_300_000.0), shorten=True)
+    '1,235k [99,999, 11.30M]'
     """
-    return f"{speed.value:,.0f} [{speed.low:,.0f}, {speed.high:,.0f}]"
+    numbers = [speed.value, speed.low, speed.high]
+    value, low, high = (_six_characters(n) if shorten else f"{n:,.0f}" for n in numbers)
+    return f"{value} [{low}, {high}]"
+
+
+def _six_characters(number: float) -> str:
+    divisor, decimals, unit = next(
+        form for limit, *form in _SIX_CHARACTERS if number < limit or limit == math.inf
+    )
+    return f"{number / divisor:,.{decimals}f}{unit}"
 
 
 def key_figures(result: AutotuneResult) -> dict[str, str]:
