@@ -93,6 +93,8 @@ class Measurement:
         The first minibatch whose cells were not those of the plan, in words; empty if all were.
     failure
         What it failed of, or empty.
+    n_killed
+        How often the process or a worker was killed, and it was tried once more.
     """
 
     configuration: Configuration
@@ -108,6 +110,17 @@ class Measurement:
     peak_memory_bytes: int = 0
     delivery_fault: str = ""
     failure: str = ""
+    n_killed: int = 0
+
+    @property
+    def note(self) -> str:
+        """What to say of it beside its status and its figures; empty if nothing."""
+        if not self.n_killed:
+            return self.failure
+        times = {1: "once", 2: "twice"}.get(self.n_killed, f"{self.n_killed} times")
+        if self.failure:
+            return f"{self.failure} (killed {times})"
+        return f"killed {times}, perhaps for want of memory, and tried again"
 
     @property
     def status(self) -> MeasurementStatus:
@@ -318,6 +331,7 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
         + max((event.waiting_bytes for event in started), default=0),
         delivery_fault=next(filter(None, faults), ""),
         failure=outcome.failure or "",
+        n_killed=outcome.n_killed,
     )
 
 
@@ -340,4 +354,5 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
         peak_memory_bytes=max(each.peak_memory_bytes for each in measurements),
         delivery_fault=next(filter(None, (each.delivery_fault for each in measurements)), ""),
         failure=next((each.failure for each in measurements if each.failure), ""),
+        n_killed=sum(each.n_killed for each in measurements),
     )

@@ -176,11 +176,11 @@ def _proof(result: AutotuneResult) -> list[Text]:
 
 
 def _remarks(result: AutotuneResult) -> list[Text]:
-    """Say of configurations that failed or do not fit what the grid has no room for."""
+    """Say of configurations that ran, failed or do not fit what the grid has no room for."""
     return [
         Text(f"{each.configuration} {each.status}: {each.note}", style="dim")
         for each in result.configurations
-        if each.status in {"failed", "over memory"}
+        if each.note and each.status in {"measured", "not enough samples", "failed", "over memory"}
     ][:_MOST_REMARKS]
 
 

@@ -347,7 +347,7 @@ class Search:
         return ConfigurationResult(
             configuration=configuration,
             status=measurement.status,
-            note=measurement.failure,
+            note=measurement.note,
             cells_per_second=measurement.cells_per_second,
             n_rounds=len(measurement.round_seconds),
             entropy_bits=first,
