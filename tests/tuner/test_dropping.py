@@ -25,7 +25,7 @@ N_PAGES = 64
 
 
 @pytest.fixture
-def file(tmp_path) -> Path:
+def file(tmp_path: Path) -> Path:
     path = tmp_path / "data"
     path.write_bytes(bytes(N_PAGES * PAGE))
     drop_pages([path])
@@ -49,7 +49,9 @@ def read(file):
 
 
 def cached(file: Path) -> list[int]:
-    return [page for start, stop in resident_runs(file).tolist() for page in range(start, stop)]
+    runs = resident_runs(file)
+    assert runs is not None
+    return [page for start, stop in runs.tolist() for page in range(start, stop)]
 
 
 def test_pages_that_are_still_to_be_used_stay_and_used_ones_go(file, read):

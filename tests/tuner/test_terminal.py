@@ -51,3 +51,20 @@ def test_the_grid_fits_into_80_columns(any_result, capsys):
 )  # fmt: skip
 def test_in_the_grid_a_number_has_six_characters_at_most(speed, shown):
     assert interval(Estimate(speed, speed, speed), shorten=True) == f"{shown} [{shown}, {shown}]"
+
+
+def test_a_busy_machine_is_said(result_of, capsys):
+    print_report(result_of("busy"), Path("autotune.json"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Other programs took 35% of the processors while throughput was measured" in said
+    print_report(result_of("recommended"), Path("autotune.json"))
+    assert "Other programs" not in capsys.readouterr().out
+
+
+def test_what_was_killed_and_tried_again_is_said(result_of, capsys):
+    result = result_of("recommended")
+    killed = replace(result.configurations[0], note="killed once, and tried again")
+    result = replace(result, configurations=(killed, *result.configurations[1:]))
+    print_report(result, Path("autotune.json"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{killed.configuration} measured: killed once, and tried again" in said

@@ -11,6 +11,7 @@ import numpy as np
 from cellfeed import Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate, mean_with_interval
+from cellfeed_tuner._machine._busy import OtherPrograms
 from cellfeed_tuner._machine._page_cache import (
     CacheState,
     drop_pages,
@@ -95,6 +96,8 @@ class Measurement:
         What it failed of, or empty.
     n_killed
         How often the process or a worker was killed, and it was tried once more.
+    others
+        What other programs took of the processors meanwhile.
     """
 
     configuration: Configuration
@@ -111,6 +114,7 @@ class Measurement:
     delivery_fault: str = ""
     failure: str = ""
     n_killed: int = 0
+    others: OtherPrograms = field(default_factory=OtherPrograms)
 
     @property
     def note(self) -> str:
@@ -332,6 +336,7 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
         delivery_fault=next(filter(None, faults), ""),
         failure=outcome.failure or "",
         n_killed=outcome.n_killed,
+        others=outcome.others,
     )
 
 
@@ -355,4 +360,5 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
         delivery_fault=next(filter(None, (each.delivery_fault for each in measurements)), ""),
         failure=next((each.failure for each in measurements if each.failure), ""),
         n_killed=sum(each.n_killed for each in measurements),
+        others=sum((each.others for each in measurements), OtherPrograms()),
     )

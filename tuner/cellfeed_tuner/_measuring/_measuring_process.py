@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -23,6 +23,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import psutil
 
 from cellfeed import CellfeedError
+from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock, tree_cpu_seconds
 from cellfeed_tuner._measuring._process_memory import tree_memory_bytes
 
 __all__ = ["MeasuringError", "MeasuringProcess", "Outcome", "Request", "serve"]
@@ -57,12 +58,15 @@ class Outcome:
         What it failed of; None also if only its time was up.
     n_killed
         How many children were killed, of the two that were tried then; 0 if the first was not.
+    others
+        What other programs took of the processors meanwhile.
     """
 
     events: tuple[object, ...]
     peak_memory_bytes: int
     failure: str | None
     n_killed: int = 0
+    others: OtherPrograms = field(default_factory=OtherPrograms)
 
 
 class MeasuringError(CellfeedError, RuntimeError):
@@ -174,6 +178,7 @@ def _run_twice_if_killed(
         second,
         peak_memory_bytes=max(first.peak_memory_bytes, second.peak_memory_bytes),
         n_killed=first.n_killed + second.n_killed,
+        others=first.others + second.others,
     )
 
 
@@ -184,19 +189,23 @@ def _run_in_child(
     abandoned: Callable[[], bool],
 ) -> Outcome | CellfeedError:
     receiver, sender = multiprocessing.Pipe(duplex=False)
+    clock = ProcessorClock()
     pid = os.fork()
     if pid == 0:
         _child(subject, request, sender)
     sender.close()
-    events, peak = list[object](), 0
+    events, peak, cpu_seconds = list[object](), 0, 0.0
     end = _Ended(None)
     for event in _events(receiver, limit_seconds, abandoned):
         if isinstance(event, _Ended):
             end = event
         elif event is None:
             peak = max(peak, tree_memory_bytes(pid))
+            # Workers may end before the last look, and nobody asks for their time then.
+            cpu_seconds = max(cpu_seconds, tree_cpu_seconds(pid))
         else:
             events.append(event)
+    others = clock.others(max(cpu_seconds, tree_cpu_seconds(pid)))
     _kill_tree(pid)
     os.waitpid(pid, 0)
     receiver.close()
@@ -207,6 +216,7 @@ def _run_in_child(
         peak_memory_bytes=peak,
         failure=end.failure,
         n_killed=int(end.was_killed),
+        others=others,
     )
 
 
@@ -234,7 +244,7 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
 def _events(
     receiver: "Connection[Any, Any]", limit_seconds: float, abandoned: Callable[[], bool]
 ) -> Iterator[object]:
-    """Yield what the child reports until it ends, and None whenever to look at its memory."""
+    """Yield what the child reports until it ends, and None whenever to look at what it takes."""
     start = looked = time.monotonic()
     while (now := time.monotonic()) < start + limit_seconds and not abandoned():
         if now > looked + _MEMORY_EVERY_SECONDS:

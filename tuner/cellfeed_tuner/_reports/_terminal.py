@@ -13,6 +13,7 @@ from rich.text import Text
 from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._console import report_console
 from cellfeed_tuner._reports._wording import (
+    busy_in_words,
     cache_in_words,
     drifts_in_words,
     explained_in_words,
@@ -169,10 +170,11 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
 
 
 def _proof(result: AutotuneResult) -> list[Text]:
-    """Say what the entropy of the choice proves, which loaders are wrong, and what is shuffled."""
+    """Say what the entropy of the choice proves, which loaders are wrong, and what to beware of."""
     faults = [Text(fault, style="bold red") for fault in loader_faults(result)]
-    drifts = [Text(each, style="bold yellow") for each in drifts_in_words(result)]
-    return [*faults, *map(Text, proof_of_choice(result)), *drifts]
+    warnings = [*drifts_in_words(result), *busy_in_words(result)]
+    said = [Text(each, style="bold yellow") for each in warnings]
+    return [*faults, *map(Text, proof_of_choice(result)), *said]
 
 
 def _remarks(result: AutotuneResult) -> list[Text]:

@@ -1,7 +1,5 @@
 """What terminal and page say in the same words."""
 
-import math
-
 from cellfeed.console import format_bytes
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._storage import Storage
@@ -13,6 +11,7 @@ from cellfeed_tuner._results._dataset import Dataset, LabelCensus
 from cellfeed_tuner._results._recommended import Recommended, Waiting
 
 __all__ = [
+    "busy_in_words",
     "cache_in_words",
     "drifts_in_words",
     "explained_in_words",
@@ -33,11 +32,10 @@ __all__ = [
 _MOST_FAULTS = 3
 _MOST_REASONS = 3
 # Below which number, by what it is divided, how many decimals are shown, and the unit.
-_SIX_CHARACTERS = (
+_SHORT_FORMS = (
     (99_999.5, 1, 0, ""),
     (999_950, 10**3, 1, "k"),
     (9_999_500, 10**3, 0, "k"),
-    (math.inf, 10**6, 2, "M"),
 )
 
 
@@ -57,10 +55,10 @@ def interval(speed: Estimate, *, shorten: bool = False) -> str:
 
 
 def _six_characters(number: float) -> str:
-    divisor, decimals, unit = next(
-        form for limit, *form in _SIX_CHARACTERS if number < limit or limit == math.inf
-    )
-    return f"{number / divisor:,.{decimals}f}{unit}"
+    for limit, divisor, decimals, unit in _SHORT_FORMS:
+        if number < limit:
+            return f"{number / divisor:,.{decimals}f}{unit}"
+    return f"{number / 10**6:.2f}M"
 
 
 def key_figures(result: AutotuneResult) -> dict[str, str]:
@@ -101,6 +99,11 @@ def cache_in_words(result: AutotuneResult) -> list[str]:
     if result.cache == "cold" and fits:
         return [said, "(these files fit in memory: see --cache warm for epochs after the first)"]
     return [said]
+
+
+def busy_in_words(result: AutotuneResult) -> list[str]:
+    """Return a warning if other programs took much of the processors."""
+    return [result.busy.sentence] if result.busy is not None and result.busy.sentence else []
 
 
 def how_measured(recommended: Recommended) -> str:
