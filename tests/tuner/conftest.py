@@ -12,6 +12,7 @@ import scipy.sparse as sp
 
 from cellfeed_tuner import (
     AutotuneResult,
+    Busy,
     ConditionalEntropyBits,
     Configuration,
     ConfigurationResult,
@@ -363,6 +364,7 @@ RESULTS = {
         entropy_over_epoch={"plate": course(*[3.45] * 9, 3.46), "cell_line": course(*[3.4] * 10)},
     ),
     "drift": replace(RECOMMENDED, entropy_over_epoch={"plate": course(*[3.5] * 9, 3.3)}),
+    "busy": replace(RECOMMENDED, busy=Busy(other_cores=1.4, share=0.35)),
     "ranges": OF_RANGES,
     "ranges without a choice": replace(
         OF_RANGES,

@@ -280,13 +280,6 @@ def test_a_folder_that_cannot_be_written_is_named_before_measuring(small_collect
     assert "Measuring" not in printed.stderr
 
 
-def test_the_grid_fits_into_80_columns(tuned):
-    printed, _ = tuned
-    grid = printed.stdout.split("block")[1].split("Recommended")[0]
-    assert max(len(line.rstrip()) for line in grid.splitlines()) <= 80
-    assert "\N{HORIZONTAL ELLIPSIS}" not in grid
-
-
 def test_a_module_in_the_current_folder_is_not_taken_for_ours(
     small_collection, tmp_path, monkeypatch
 ):

@@ -239,3 +239,10 @@ def test_a_complaint_of_a_browser_would_be_heard(html_of, browse, tmp_path):
     file.write_text(page.replace("</main>", "<script>alert(1)</script></main>"), encoding="utf-8")
     _, complaints = browse(file, "--dump-dom")
     assert complaints
+
+
+def test_a_busy_machine_is_said(html_of):
+    said = "Other programs took 35% of the processors"
+    assert said in html_of("busy")
+    assert "1.4 cores busy" in html_of("busy")
+    assert said not in html_of("recommended")

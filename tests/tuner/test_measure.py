@@ -1,11 +1,13 @@
 """Measuring in a process of its own."""
 
 import contextlib
+import importlib
 import operator
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -193,6 +195,56 @@ class TestAnyLoader:
         measured = measure_loader(partial(range, 3), files=(), take=operator.methodcaller("lower"))
         assert measured.status == "failed"
         assert "no attribute 'lower'" in measured.failure
+
+
+class TestAKilledProcess:
+    """What is killed is tried once more, by a loader that is killed as often as it is told."""
+
+    @pytest.fixture(params=["process", "worker"])
+    def measure_killed(self, request, tmp_path, monkeypatch):
+        """Returns a function that measures such a loader."""
+        (tmp_path / "killed.py").write_text(
+            "import os, signal, time\n"
+            "from pathlib import Path\n"
+            "from torch.utils.data import DataLoader\n"
+            "\n"
+            "def open_loader(folder, n_times, n_workers):\n"
+            "    def die(_=None):\n"
+            "        n = len(list(Path(folder).iterdir()))\n"
+            "        if n < n_times:\n"
+            "            (Path(folder) / str(n)).touch()\n"
+            "            os.kill(os.getpid(), signal.SIGKILL)\n"
+            "    if not n_workers:\n"
+            "        die()\n"
+            "    return DataLoader(range(64), num_workers=n_workers, worker_init_fn=die)\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH')}")
+        monkeypatch.syspath_prepend(tmp_path)
+        counted = tmp_path / "counted"
+        counted.mkdir()
+        n_workers = int(request.param == "worker")
+
+        def measure_it(n_times):
+            open_loader = importlib.import_module("killed").open_loader
+            open_it = partial(open_loader, str(counted), n_times, n_workers)
+            return measure_loader(open_it, files=(), cache="warm", seconds=1.0)
+
+        yield measure_it
+        sys.modules.pop("killed", None)
+
+    def test_it_is_measured_at_the_second_try(self, measure_killed):
+        measured = measure_killed(1)
+        assert measured.status == "measured"
+        assert measured.failure == ""
+        assert measured.n_killed == 1
+        assert measured.note == "killed once, perhaps for want of memory, and tried again"
+
+    def test_killed_twice_it_has_failed(self, measure_killed):
+        measured = measure_killed(2)
+        assert measured.status == "failed"
+        assert measured.n_killed == 2
+        assert measured.failure
+        assert measured.note == f"{measured.failure} (killed twice)"
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -447,6 +499,14 @@ def test_intervals_cover_the_truth_however_many_rounds_have_the_moment_in_common
         assert speed is not None
         held += speed.low <= 100 <= speed.high
     assert 0.92 <= held / n_trials <= 0.99
+
+
+def test_pooling_counts_what_was_killed():
+    together = pooled(
+        [replace(measurement(1.0), n_killed=1), replace(measurement(2.0), n_killed=2)]
+    )
+    assert together.n_killed == 3
+    assert together.note == "killed 3 times, perhaps for want of memory, and tried again"
 
 
 def test_pooling_joins_samples_and_keeps_the_highest_peak():

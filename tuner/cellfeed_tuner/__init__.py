@@ -25,6 +25,7 @@ from cellfeed_tuner._explain._stage_model import StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._recall import Earlier
 from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine, describe_machine
 from cellfeed_tuner._measuring._annloader import measure_annloader
 from cellfeed_tuner._measuring._decoded import decoded_bytes_per_cell
@@ -50,6 +51,7 @@ __all__ = [
     "AutotuneResult",
     "BlockMixing",
     "Bottleneck",
+    "Busy",
     "Conditional",
     "ConditionalEntropyBits",
     "Configuration",

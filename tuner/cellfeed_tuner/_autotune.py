@@ -19,6 +19,7 @@ from cellfeed_tuner._grid import (
 from cellfeed_tuner._history._earlier_run import Asked
 from cellfeed_tuner._history._notes import Notes
 from cellfeed_tuner._history._recall import Recollection
+from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
@@ -231,6 +232,7 @@ def autotune(
         recommended=recommended,
         nearest=None if choice else nearest(results, constraints),
         seconds=_since(started),
+        busy=Busy.of(search.measurements.others),
         date=date,
         storage_order=order,
         earlier=search.earlier,

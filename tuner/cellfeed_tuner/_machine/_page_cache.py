@@ -10,11 +10,24 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["CacheState", "drop_clean_pages", "drop_pages", "load_pages", "resident_fraction"]
+__all__ = [
+    "CacheState",
+    "PageRuns",
+    "drop_clean_pages",
+    "drop_page_runs",
+    "drop_pages",
+    "load_pages",
+    "resident_fraction",
+    "resident_runs",
+]
 
 CacheState = Literal["cold", "warm"]
 """Whether a measurement starts with none or with all of its files in the page cache."""
+
+PageRuns = NDArray[np.int64]
+"""First page of each run of pages of a file, and the page after its last one, shape (n_runs, 2)."""
 
 _LINUX = sys.platform.startswith("linux")
 _READ_BYTES = 8 << 20
@@ -74,6 +87,38 @@ def drop_clean_pages(paths: Sequence[Path], *, mapped: bool = False) -> None:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def drop_page_runs(
+    paths: Sequence[Path], runs: Sequence[PageRuns], *, mapped: bool = False
+) -> None:
+    """Ask the kernel to forget some pages of files that `drop_pages` has flushed before.
+
+    The kernel keeps pages in groups and forgets whole groups only, so that runs should begin and
+    end where those of `resident_runs` do.
+
+    Parameters
+    ----------
+    paths
+        Files, which need only be readable.
+    runs
+        Pages of each file.
+    mapped
+        As of `drop_clean_pages`; of these files, all mappings are released.
+
+    Raises
+    ------
+    OSError
+        A file cannot be opened.
+    """
+    if sys.platform == "linux":
+        some = [(path, of_path) for path, of_path in zip(paths, runs, strict=True) if len(of_path)]
+        if mapped and some:
+            _release_mappings([path for path, _ in some])
+        for path, of_path in some:
+            with _opened(path) as fd:
+                for start, stop in (of_path * mmap.PAGESIZE).tolist():
+                    os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
+
+
 def _release_mappings(paths: Sequence[Path]) -> None:
     """Let go of mapped pages of files, since the kernel keeps what a process has mapped.
 
@@ -121,6 +166,22 @@ def resident_fraction(paths: Sequence[Path]) -> float | None:
     return min(resident / total, 1.0) if total else None
 
 
+def resident_runs(path: Path) -> PageRuns | None:
+    """Return which pages of a file the page cache holds.
+
+    Returns
+    -------
+    Runs of pages; None where it cannot be had, as for `resident_fraction`.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    """
+    with _opened(path) as fd:
+        return _resident_runs(path, fd)
+
+
 def load_pages(
     paths: Sequence[Path], *, on_progress: Callable[[int], object] | None = None
 ) -> None:
@@ -159,16 +220,25 @@ def _opened(path: Path) -> Iterator[int]:
 
 def _resident_bytes(path: Path, fd: int) -> int | None:
     """Return how many bytes of an open file are cached, None where the kernel will not say."""
+    runs = _resident_runs(path, fd)
+    if runs is None:
+        return None
+    ends = np.minimum(runs * mmap.PAGESIZE, os.fstat(fd).st_size)  # the last page may be short
+    return int(np.diff(ends).sum())
+
+
+def _resident_runs(path: Path, fd: int) -> PageRuns | None:
     if not _LINUX or not _kernel_tells(path, fd):
         return None
     size = os.fstat(fd).st_size
-    resident = 0
+    parts = [np.empty((0, 2), np.int64)]
     try:
         for offset in range(0, size, _WINDOW_BYTES):
-            resident += _resident_in_window(fd, offset, min(_WINDOW_BYTES, size - offset))
+            runs = _runs_in_window(fd, offset, min(_WINDOW_BYTES, size - offset))
+            parts.append(runs + offset // mmap.PAGESIZE)
     except (OSError, ValueError):  # a file system without mappings; a file truncated meanwhile
         return None
-    return resident
+    return np.concatenate(parts)
 
 
 def _kernel_tells(path: Path, fd: int) -> bool:
@@ -178,17 +248,16 @@ def _kernel_tells(path: Path, fd: int) -> bool:
     return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
-def _resident_in_window(fd: int, offset: int, length: int) -> int:
-    pages = np.zeros(-(-length // mmap.PAGESIZE), dtype=np.uint8)
+def _runs_in_window(fd: int, offset: int, length: int) -> PageRuns:
+    around = np.zeros(-(-length // mmap.PAGESIZE) + 2, dtype=np.uint8)  # a run ends at the ends
     with mmap.mmap(fd, length, access=mmap.ACCESS_READ, offset=offset) as window:
         # numpy gives the address of a read-only mapping, ctypes only that of a writable one. No
         # element is touched, since that would load its page.
         view = np.frombuffer(window, dtype=np.uint8)
-        _libc_call("mincore", view.ctypes.data, length, pages.ctypes.data)
+        _libc_call("mincore", view.ctypes.data, length, around[1:].ctypes.data)
         del view  # a mapping with a live view cannot be closed
-    resident = pages & 1
-    overhang = pages.size * mmap.PAGESIZE - length
-    return int(np.count_nonzero(resident)) * mmap.PAGESIZE - int(resident[-1]) * overhang
+    around &= 1
+    return np.flatnonzero(around[1:] != around[:-1]).reshape(-1, 2)
 
 
 def _libc_call(name: str, address: int, length: int, last: int) -> None:

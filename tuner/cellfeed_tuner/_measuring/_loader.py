@@ -10,13 +10,14 @@ from typing import Any
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
 from cellfeed_tuner._measuring._measure import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
     Measurement,
     measure_alone,
 )
-from cellfeed_tuner._measuring._timing import Delivery, Dropping, Round, Started
+from cellfeed_tuner._measuring._timing import Delivery, Round, Started
 
 __all__ = ["SINGLE_MINIBATCHES", "LoaderRequest", "measure_loader"]
 
@@ -109,7 +110,7 @@ class LoaderRequest:
             raise ParameterError(msg)
         make_cold = Dropping(self.files, self.cache, mapped=True)
         while True:
-            make_cold.now()
+            make_cold.before_epoch()
             begin = time.perf_counter()
             minibatches = iter(loader)
             for _ in range(n_rounds):
@@ -121,7 +122,7 @@ class LoaderRequest:
                 if n_delivered < per_round:
                     msg = f"the loader ended early: `len()` says {len(loader)} minibatches"
                     raise ParameterError(msg)
-                make_cold()
+                make_cold.after_round(rounds_ahead(loader, per_round))
                 end = time.perf_counter()
                 yield end - begin
                 begin = end

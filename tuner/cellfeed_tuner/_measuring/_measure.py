@@ -11,6 +11,7 @@ import numpy as np
 from cellfeed import Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, positive_estimate
+from cellfeed_tuner._machine._busy import OtherPrograms
 from cellfeed_tuner._machine._page_cache import (
     CacheState,
     drop_pages,
@@ -73,7 +74,7 @@ class Measurement:
     configuration
         The settings.
     cache
-        State of the page cache: "cold", dropped before each epoch and once a second; "warm";
+        State of the page cache: "cold", dropped before each epoch and once used; "warm";
         "unknown" where that cannot be had.
     cells_per_round
         Cells of one round: a whole fetch of every worker.
@@ -99,6 +100,10 @@ class Measurement:
         The first minibatch whose cells were not those of the plan, in words; empty if all were.
     failure
         What it failed of, or empty.
+    n_killed
+        How often the process or a worker was killed, and it was tried once more.
+    others
+        What other programs took of the processors meanwhile.
     """
 
     configuration: Configuration
@@ -115,6 +120,18 @@ class Measurement:
     peak_memory_bytes: int = 0
     delivery_fault: str = ""
     failure: str = ""
+    n_killed: int = 0
+    others: OtherPrograms = field(default_factory=OtherPrograms)
+
+    @property
+    def note(self) -> str:
+        """What to say of it beside its status and its figures; empty if nothing."""
+        if not self.n_killed:
+            return self.failure
+        times = {1: "once", 2: "twice"}.get(self.n_killed, f"{self.n_killed} times")
+        if self.failure:
+            return f"{self.failure} (killed {times})"
+        return f"killed {times}, perhaps for want of memory, and tried again"
 
     @property
     def status(self) -> MeasurementStatus:
@@ -252,8 +269,8 @@ def measure(
     label
         An obs column of the collection whose minibatch entropy is taken, or several.
     cache
-        "cold" drops the files' pages before each epoch and once a second, "warm" reads all files
-        first.
+        "cold" drops the files' pages before each epoch and once they were used, "warm" reads all
+        files first.
     seconds
         Time to spend, if that suffices for the least number of rounds; after 20 times as much,
         measuring is stopped.
@@ -348,6 +365,8 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
         + max((event.waiting_bytes for event in started), default=0),
         delivery_fault=next(filter(None, faults), ""),
         failure=outcome.failure or "",
+        n_killed=outcome.n_killed,
+        others=outcome.others,
     )
 
 
@@ -378,4 +397,6 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
         peak_memory_bytes=max(each.peak_memory_bytes for each in measurements),
         delivery_fault=next(filter(None, (each.delivery_fault for each in measurements)), ""),
         failure=next((each.failure for each in measurements if each.failure), ""),
+        n_killed=sum(each.n_killed for each in measurements),
+        others=sum((each.others for each in measurements), OtherPrograms()),
     )

@@ -1,7 +1,8 @@
 """A process beside this one in which configurations are timed.
 
 Each configuration runs in a fresh child of that process, so that its memory is its own, nothing
-is left over from another, and one that is killed takes nothing with it. The process holds what
+is left over from another, and one that is killed takes nothing with it: it is tried once more,
+since memory may have been short for a moment only. The process holds what
 requests are about, such as a collection, and has no other threads, so that it can fork safely; it
 is started without multiprocessing, which would run a user's script again.
 """
@@ -14,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -22,12 +23,14 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import psutil
 
 from cellfeed import CellfeedError
+from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock, tree_cpu_seconds
 from cellfeed_tuner._measuring._process_memory import tree_memory_bytes
 
 __all__ = ["MeasuringError", "MeasuringProcess", "Outcome", "Request", "Runs", "serve"]
 
 _MEMORY_EVERY_SECONDS = 0.05
-
+# What torch raises in the process whose worker was killed, or ended without a word.
+_OF_KILLED_WORKER = "DataLoader worker (pid"
 
 Subject = TypeVar("Subject")
 Subject_contra = TypeVar("Subject_contra", contravariant=True)
@@ -64,11 +67,17 @@ class Outcome:
         Highest memory of the child and its workers, sampled.
     failure
         What it failed of; None also if only its time was up.
+    n_killed
+        How many children were killed, of the two that were tried then; 0 if the first was not.
+    others
+        What other programs took of the processors meanwhile.
     """
 
     events: tuple[object, ...]
     peak_memory_bytes: int
     failure: str | None
+    n_killed: int = 0
+    others: OtherPrograms = field(default_factory=OtherPrograms)
 
 
 class MeasuringError(CellfeedError, RuntimeError):
@@ -133,6 +142,9 @@ class MeasuringProcess(Generic[Subject]):
     def run(self, request: Request[Subject], *, limit_seconds: float) -> Outcome:
         """Have a child do what is requested; it is killed after ``limit_seconds``.
 
+        If it, or a worker of it, was killed by something else, another child does it, in what is
+        left of the time.
+
         Raises
         ------
         CellfeedError
@@ -153,8 +165,32 @@ def serve(fd: int) -> None:
         while True:
             request, limit_seconds = connection.recv()
             # Nobody sends while an answer is owed: what comes then is the end of the parent.
-            outcome = _run_in_child(subject, request, limit_seconds, abandoned=connection.poll)
+            outcome = _run_twice_if_killed(
+                subject, request, limit_seconds, abandoned=connection.poll
+            )
             connection.send(outcome)
+
+
+def _run_twice_if_killed(
+    subject: Subject,
+    request: Request[Subject],
+    limit_seconds: float,
+    abandoned: Callable[[], bool],
+) -> Outcome | CellfeedError:
+    start = time.monotonic()
+    first = _run_in_child(subject, request, limit_seconds, abandoned)
+    left = start + limit_seconds - time.monotonic()
+    if isinstance(first, CellfeedError) or not first.n_killed or left <= 0:
+        return first
+    second = _run_in_child(subject, request, left, abandoned)
+    if isinstance(second, CellfeedError):
+        return second
+    return replace(
+        second,
+        peak_memory_bytes=max(first.peak_memory_bytes, second.peak_memory_bytes),
+        n_killed=first.n_killed + second.n_killed,
+        others=first.others + second.others,
+    )
 
 
 def _run_in_child(
@@ -164,30 +200,41 @@ def _run_in_child(
     abandoned: Callable[[], bool],
 ) -> Outcome | CellfeedError:
     receiver, sender = multiprocessing.Pipe(duplex=False)
+    clock = ProcessorClock()
     pid = os.fork()
     if pid == 0:
         _child(subject, request, sender)
     sender.close()
-    events, peak = list[object](), 0
-    failure: str | CellfeedError | None = None
+    events, peak, cpu_seconds = list[object](), 0, 0.0
+    end = _Ended(None)
     for event in _events(receiver, limit_seconds, abandoned):
         if isinstance(event, _Ended):
-            failure = event.failure
+            end = event
         elif event is None:
             peak = max(peak, tree_memory_bytes(pid))
+            # Workers may end before the last look, and nobody asks for their time then.
+            cpu_seconds = max(cpu_seconds, tree_cpu_seconds(pid))
         else:
             events.append(event)
+    others = clock.others(max(cpu_seconds, tree_cpu_seconds(pid)))
     _kill_tree(pid)
     os.waitpid(pid, 0)
     receiver.close()
-    if isinstance(failure, CellfeedError):
-        return failure
-    return Outcome(events=tuple(events), peak_memory_bytes=peak, failure=failure)
+    if isinstance(end.failure, CellfeedError):
+        return end.failure
+    return Outcome(
+        events=tuple(events),
+        peak_memory_bytes=peak,
+        failure=end.failure,
+        n_killed=int(end.was_killed),
+        others=others,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
     failure: str | CellfeedError | None
+    was_killed: bool = False
 
 
 def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any, Any]") -> None:
@@ -199,7 +246,8 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
     except CellfeedError as error:
         sender.send(_Ended(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, it belongs in the report
-        sender.send(_Ended(str(error) or repr(error)))
+        said = str(error) or repr(error)
+        sender.send(_Ended(said, was_killed=said.startswith(_OF_KILLED_WORKER)))
     finally:
         os._exit(0)
 
@@ -207,7 +255,7 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
 def _events(
     receiver: "Connection[Any, Any]", limit_seconds: float, abandoned: Callable[[], bool]
 ) -> Iterator[object]:
-    """Yield what the child reports until it ends, and None whenever to look at its memory."""
+    """Yield what the child reports until it ends, and None whenever to look at what it takes."""
     start = looked = time.monotonic()
     while (now := time.monotonic()) < start + limit_seconds and not abandoned():
         if now > looked + _MEMORY_EVERY_SECONDS:
@@ -218,7 +266,7 @@ def _events(
         try:
             event = receiver.recv()
         except EOFError:
-            yield _Ended("the process was killed, perhaps for want of memory")
+            yield _Ended("the process was killed, perhaps for want of memory", was_killed=True)
             return
         if isinstance(event, _Ended):
             yield None

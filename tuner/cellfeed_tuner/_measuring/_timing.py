@@ -7,11 +7,9 @@ out, rounds follow each other without a gap: a pause in the clock would be time 
 for which nobody is charged.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,15 +19,15 @@ from cellfeed import BlockShuffling, CellDataset, Collection, Minibatch, Samplin
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy._conditional_entropy import conditional_entropies_of
 from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
-from cellfeed_tuner._machine._page_cache import CacheState, drop_clean_pages
+from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
 from cellfeed_tuner._measuring._delivery import delivery_fault
+from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes
 
 __all__ = [
     "SLICE_SECONDS",
     "Delivery",
-    "Dropping",
     "Entropies",
     "Round",
     "Started",
@@ -42,9 +40,6 @@ SLICE_SECONDS = 0.5
 
 # Epochs that one measurement may go through, at most.
 _EPOCHS_APART = 1000
-_SECONDS_BETWEEN_DROPS = 1.0
-# Fetches before the end of an epoch whose successors are read ahead already, or are none.
-_READ_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +55,9 @@ class TimingRequest:
     given
         Another, within whose values that of the first is taken too; may be none.
     cache
-        "cold": pages are dropped before each epoch and between rounds, those at most once a
-        second, so that no round profits from an earlier one, as where the files are larger than
-        memory. "warm": pages stay.
+        "cold": pages are dropped before each epoch and once they were used, so that no round
+        profits from an earlier one, as where the files are larger than memory. "warm": pages
+        stay.
     seed
         Fixes which rows are read.
     least_rounds, most_rounds
@@ -242,11 +237,12 @@ def _rounds(
     make_cold = Dropping(dataset.collection.files, request.cache)
     started = False
     while True:
-        make_cold.now()
+        make_cold.before_epoch()
         begin = start = time.perf_counter()
         loader = dataset.loader(configuration.num_workers)
         minibatches = iter(loader)
         workers_there = time.perf_counter()
+        n_ahead = rounds_ahead(loader, configuration.minibatches_per_round)
         read_before: BytesRead | None = None
         for number in range(n_rounds):
             waiting_seconds = 0.0
@@ -265,11 +261,12 @@ def _rounds(
                     report(Started(workers_there - start, first, waiting * size))
                 if request.step_seconds:
                     time.sleep(request.step_seconds)
-            make_cold()
+            make_cold.after_round(n_ahead)
             end = time.perf_counter()
             read_so_far = bytes_read()
             read = None
-            if read_before and read_so_far and number < n_rounds - _READ_AHEAD:
+            # At the end of an epoch, nothing is left to be read ahead.
+            if read_before and read_so_far and number < n_rounds - n_ahead:
                 read = read_so_far - read_before
             read_before = read_so_far
             # Without workers, the first round of a later epoch is a round like any other.
@@ -278,35 +275,6 @@ def _rounds(
             yield Round(end - begin, counts, waiting_seconds, read)
             begin = end
         del minibatches  # end these workers before the next are started
-
-
-class Dropping:
-    """Drops the pages of files where that is asked for, but not all the time.
-
-    Parameters
-    ----------
-    files
-        Whose pages are dropped.
-    cache
-        "cold" asks for it.
-    mapped
-        Whether this process may have mapped them, which what reads a collection never does.
-    """
-
-    def __init__(self, files: Sequence[Path], cache: CacheState, *, mapped: bool = False) -> None:
-        self._paths = files if cache == "cold" else ()
-        self._mapped = mapped
-        self._last = -math.inf
-
-    def __call__(self) -> None:
-        """Drop them, unless that was done in the last second."""
-        if time.perf_counter() - self._last > _SECONDS_BETWEEN_DROPS:
-            self.now()
-
-    def now(self) -> None:
-        """Drop them, as before an epoch, which reads again what the one before has read."""
-        drop_clean_pages(self._paths, mapped=self._mapped)
-        self._last = time.perf_counter()
 
 
 def _bytes_of(minibatch: Minibatch) -> int:

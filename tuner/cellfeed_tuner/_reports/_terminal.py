@@ -13,6 +13,7 @@ from rich.text import Text
 from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._console import report_console
 from cellfeed_tuner._reports._wording import (
+    busy_in_words,
     cache_in_words,
     drifts_in_words,
     explained_in_words,
@@ -35,6 +36,7 @@ from cellfeed_tuner._results._configuration_result import ConfigurationResult
 __all__ = ["print_report"]
 
 _MOST_REMARKS = 3
+_TWO_DIGITS = 10
 
 
 def print_report(
@@ -101,7 +103,7 @@ def _grid(result: AutotuneResult) -> Table:
     table.add_column(share, justify="right", no_wrap=True)
     table.add_column("bounds\n(bits)", justify="right", no_wrap=True)
     table.add_column("within\nthem", justify="right", no_wrap=True)
-    table.add_column("\nMB", justify="right", no_wrap=True)
+    table.add_column("mem.\nGB", justify="right", no_wrap=True)
     chosen = result.recommended and result.recommended.configuration
     for rows in _alike(result.configurations):
         is_chosen = rows[0].configuration == chosen
@@ -129,14 +131,19 @@ def _row(rows: list[ConfigurationResult]) -> list[str]:
         str(first.configuration.block_size),
         str(first.configuration.fetch_factor),
         str(workers[0]) if len(workers) == 1 else f"{workers[0]}-{workers[-1]}",
-        first.status if speed is None else interval(speed),
-        "" if entropy.measured is None else f"{entropy.measured.value:.2f}",
-        f"{entropy.expected.value:.2f}",
+        first.status if speed is None else interval(speed, shorten=True),
+        "" if entropy.measured is None else _short(entropy.measured.value),
+        _short(entropy.expected.value),
         f"{first.least_mixed.share_of_random:.0%}",
-        f"{entropy.lower_bound:.2f}-{entropy.upper_bound:.2f}",
+        f"{_short(entropy.lower_bound)}-{_short(entropy.upper_bound)}",
         entropy.verdict,
-        f"{first.peak_memory_bytes / 1e6:,.0f}" if first.peak_memory_bytes else "",
+        _short(first.peak_memory_bytes / 1e9) if first.peak_memory_bytes else "",
     ]
+
+
+def _short(value: float) -> str:
+    """Return a figure of four characters, if it is below 100, or of five."""
+    return f"{value:.2f}" if round(value, 2) < _TWO_DIGITS else f"{value:.1f}"
 
 
 def _style(result: ConfigurationResult) -> str:
@@ -165,18 +172,19 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
 
 
 def _proof(result: AutotuneResult) -> list[Text]:
-    """Say what the entropy of the choice proves, which loaders are wrong, and what is shuffled."""
+    """Say what the entropy of the choice proves, which loaders are wrong, and what to beware of."""
     faults = [Text(fault, style="bold red") for fault in loader_faults(result)]
-    drifts = [Text(each, style="bold yellow") for each in drifts_in_words(result)]
-    return [*faults, *map(Text, proof_of_choice(result)), *drifts]
+    warnings = [*drifts_in_words(result), *busy_in_words(result)]
+    said = [Text(each, style="bold yellow") for each in warnings]
+    return [*faults, *map(Text, proof_of_choice(result)), *said]
 
 
 def _remarks(result: AutotuneResult) -> list[Text]:
-    """Say of configurations that failed or do not fit what the grid has no room for."""
+    """Say of configurations that ran, failed or do not fit what the grid has no room for."""
     return [
         Text(f"{each.configuration} {each.status}: {each.note}", style="dim")
         for each in result.configurations
-        if each.status in {"failed", "over memory"}
+        if each.note and each.status in {"measured", "not enough samples", "failed", "over memory"}
     ][:_MOST_REMARKS]
 
 

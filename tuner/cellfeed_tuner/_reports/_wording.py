@@ -11,6 +11,7 @@ from cellfeed_tuner._results._dataset import Dataset, LabelCensus
 from cellfeed_tuner._results._recommended import Recommended, Rival, Waiting
 
 __all__ = [
+    "busy_in_words",
     "cache_in_words",
     "drifts_in_words",
     "explained_in_words",
@@ -31,17 +32,34 @@ __all__ = [
 
 _MOST_FAULTS = 3
 _MOST_REASONS = 3
+# Below which number, by what it is divided, how many decimals are shown, and the unit.
+_SHORT_FORMS = (
+    (99_999.5, 1, 0, ""),
+    (999_950, 10**3, 1, "k"),
+    (9_999_500, 10**3, 0, "k"),
+)
 
 
-def interval(speed: Estimate) -> str:
-    """Return a throughput with its interval.
+def interval(speed: Estimate, *, shorten: bool = False) -> str:
+    """Return a throughput with its interval; each number in six characters, if it is to be short.
 
     Examples
     --------
     >>> interval(Estimate(43_932.4, 41_612.0, 46_525.0))
     '43,932 [41,612, 46,525]'
+    >>> interval(Estimate(1_234_567.0, 99_999.0, 11_300_000.0), shorten=True)
+    '1,235k [99,999, 11.30M]'
     """
-    return f"{speed.value:,.0f} [{speed.low:,.0f}, {speed.high:,.0f}]"
+    numbers = [speed.value, speed.low, speed.high]
+    value, low, high = (_six_characters(n) if shorten else f"{n:,.0f}" for n in numbers)
+    return f"{value} [{low}, {high}]"
+
+
+def _six_characters(number: float) -> str:
+    for limit, divisor, decimals, unit in _SHORT_FORMS:
+        if number < limit:
+            return f"{number / divisor:,.{decimals}f}{unit}"
+    return f"{number / 10**6:.2f}M"
 
 
 def key_figures(result: AutotuneResult) -> dict[str, str]:
@@ -74,7 +92,7 @@ def storage_in_words(storage: Storage) -> str:
 def cache_in_words(result: AutotuneResult) -> list[str]:
     """Return the state of the page cache, and what else to measure if files fit in memory."""
     said = {
-        "cold": "cold, dropped before each epoch and once a second, as where files exceed memory",
+        "cold": "cold, dropped before each epoch and once used, as where files exceed memory",
         "warm": "warm, all files read beforehand",
         "unknown": "unknown, since the kernel kept pages that were to be dropped",
     }[result.cache]
@@ -82,6 +100,11 @@ def cache_in_words(result: AutotuneResult) -> list[str]:
     if result.cache == "cold" and fits:
         return [said, "(these files fit in memory: see --cache warm for epochs after the first)"]
     return [said]
+
+
+def busy_in_words(result: AutotuneResult) -> list[str]:
+    """Return a warning if other programs took much of the processors."""
+    return [result.busy.sentence] if result.busy is not None and result.busy.sentence else []
 
 
 def how_measured(recommended: Recommended) -> str:

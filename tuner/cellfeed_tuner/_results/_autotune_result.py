@@ -13,6 +13,7 @@ from cellfeed_tuner._entropy._storage_order import StorageOrder
 from cellfeed_tuner._explain._bottleneck import Bottleneck
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._recall import Earlier
+from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, EntropyBits
@@ -90,6 +91,8 @@ class AutotuneResult:
         What other layouts of the files may give, the best first; often nothing.
     ranges
         What configurations were proposed from; None if all were listed.
+    busy
+        How busy other programs kept the machine; None if that was not looked at.
     """
 
     machine: Machine
@@ -107,6 +110,7 @@ class AutotuneResult:
     bottleneck: Bottleneck | None = None
     storage_advice: tuple[StorageAdvice, ...] = ()
     ranges: Ranges | None = None
+    busy: Busy | None = None
 
     @property
     def chosen(self) -> ConfigurationResult | None:
@@ -185,6 +189,7 @@ class AutotuneResult:
                 asdict(each) | {"sentence": each.sentence} for each in self.storage_advice
             ],
             "ranges": self.ranges and asdict(self.ranges),
+            "busy": self.busy and asdict(self.busy) | {"sentence": self.busy.sentence},
         }
 
     def save(self, path: Path) -> None:

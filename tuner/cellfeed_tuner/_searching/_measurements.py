@@ -7,6 +7,7 @@ import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate, Spread
+from cellfeed_tuner._machine._busy import OtherPrograms
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._labels import LabelWithin
 from cellfeed_tuner._measuring._measure import (
@@ -59,6 +60,7 @@ class Measurements:
     on_progress: Progress = silent
     faults: dict[Configuration, str] = field(default_factory=dict, init=False)
     n_replicates: int = field(default=0, init=False)
+    others: OtherPrograms = field(default_factory=OtherPrograms, init=False)
     _replicates: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
     # Those of them that were measured in turns with others.
     _in_turns: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
@@ -155,6 +157,7 @@ class Measurements:
             ),
             limit_seconds=limit_seconds or self.budget.limit_seconds,
         )
+        self.others += found.others
         if found.delivery_fault:
             self.faults.setdefault(configuration, found.delivery_fault)
         return found

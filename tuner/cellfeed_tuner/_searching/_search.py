@@ -416,7 +416,7 @@ class Search:
         return ConfigurationResult(
             configuration=configuration,
             status=measurement.status,
-            note=measurement.failure,
+            note=measurement.note,
             cells_per_second=self.measurements.cells_per_second(configuration),
             n_rounds=len(self.measurements.fair(configuration).round_seconds),
             entropy_bits=first,

@@ -117,8 +117,10 @@ def _versions(platform: Platform) -> _Pairs:
 
 
 def _run(result: AutotuneResult) -> _Pairs:
+    busy = result.busy
     return [
         ("date", f"{result.date:%Y-%m-%d %H:%M %Z}".strip()),
         ("took", f"{result.seconds:,.0f} s"),
         ("page cache", join(element("div", line) for line in cache_in_words(result))),
+        *([("other programs", f"{busy.other_cores:.1f} cores busy")] if busy else []),
     ]

@@ -82,7 +82,7 @@ def _row(each: ConfigurationResult, result: AutotuneResult, *, is_chosen: bool) 
         "" if amplification is None else f"{amplification:.1f}",
         *(text for _, text in _further(each, result)),
     ]
-    remark = " ".join(filter(None, [each.note, verdict.sentence if verdict else ""]))
+    remark = "; ".join(filter(None, [each.note, verdict.sentence if verdict else ""]))
     return element(
         "tr",
         *(element("td", cell) for cell in cells),

@@ -10,6 +10,7 @@ from cellfeed_tuner._reports._html_report._configurations import configurations
 from cellfeed_tuner._reports._html_report._elements import Html, definitions, element
 from cellfeed_tuner._reports._html_report._svg import inline_svg
 from cellfeed_tuner._reports._wording import (
+    busy_in_words,
     drifts_in_words,
     key_figures,
     loader_faults,
@@ -98,7 +99,7 @@ def _recommendation(result: AutotuneResult) -> list[Html]:
     return [
         *said,
         *_paragraphs(loader_faults(result), class_="alarm"),
-        *_paragraphs(drifts_in_words(result), class_="alarm"),
+        *_paragraphs([*drifts_in_words(result), *busy_in_words(result)], class_="alarm"),
         *_paragraphs(mixing_in_words(result)),
         *_paragraphs(proof_of_choice(result)),
         *_paragraphs([result.earlier.sentence] if result.earlier else []),

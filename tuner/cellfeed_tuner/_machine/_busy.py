@@ -1,0 +1,132 @@
+"""Whether other programs took the processors while something was measured."""
+
+import os
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from cellfeed.machine import usable_cores
+
+__all__ = ["Busy", "OtherPrograms", "ProcessorClock", "tree_cpu_seconds"]
+
+# Below this share, what other programs take is not worth a sentence.
+_LEAST_SHARE = 0.1
+_NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")  # guests are counted as user time already
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPrograms:
+    """Processor time that programs other than the ones measured took meanwhile.
+
+    Parameters
+    ----------
+    seconds
+        How long was measured.
+    cpu_seconds
+        Their time, over all processors that this process may run on; of a virtual machine, with
+        what the host gave to others.
+    """
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def __add__(self, other: "OtherPrograms") -> "OtherPrograms":
+        return OtherPrograms(self.seconds + other.seconds, self.cpu_seconds + other.cpu_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """How busy other programs kept the machine while throughput was measured.
+
+    Parameters
+    ----------
+    other_cores
+        How many processors they kept busy, on average.
+    share
+        Which share of the processors that this process may use was not left to it, 0 to 1.
+    """
+
+    other_cores: float
+    share: float
+
+    @classmethod
+    def of(
+        cls, others: OtherPrograms, *, n_cores: int | None = None, usable: float | None = None
+    ) -> "Busy | None":
+        """Return how busy they kept it; None if nothing was measured.
+
+        Parameters
+        ----------
+        others
+            What they took.
+        n_cores, usable
+            Processors that this process may run on, and how many of them it may use at a time,
+            which is less where a control group has a quota; those of this process if None.
+        """
+        if not others.seconds:
+            return None
+        n_cores = len(_processors()) if n_cores is None else n_cores
+        usable = usable_cores() if usable is None else usable
+        other_cores = max(0.0, others.cpu_seconds / others.seconds)
+        left = n_cores - other_cores
+        return cls(other_cores=other_cores, share=min(max(1 - left / usable, 0.0), 1.0))
+
+    @property
+    def sentence(self) -> str:
+        """What to say of it; empty if it does not matter."""
+        if self.share < _LEAST_SHARE:
+            return ""
+        return (
+            f"Other programs took {self.share:.0%} of the processors while throughput was "
+            "measured; figures may be too low."
+        )
+
+
+class ProcessorClock:
+    """Tells what other programs take of the processors from now on."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._busy = _busy_cpu_seconds()
+        self._own = time.process_time()
+
+    def others(self, measured_cpu_seconds: float) -> OtherPrograms:
+        """Return what they took by now.
+
+        Parameters
+        ----------
+        measured_cpu_seconds
+            What the measured processes took; this process is accounted for.
+        """
+        own = time.process_time() - self._own + measured_cpu_seconds
+        seconds = time.monotonic() - self._began
+        return OtherPrograms(seconds, max(0.0, _busy_cpu_seconds() - self._busy - own))
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and its descendants, ended ones included.
+
+    0 if the process is gone.
+    """
+    try:
+        process = psutil.Process(pid)
+        tree = [process, *process.children(recursive=True)]
+        # User and system time, its own and that of its children that have ended.
+        return float(sum(sum(each.cpu_times()[:4]) for each in tree))
+    except psutil.Error:
+        return 0.0
+
+
+def _busy_cpu_seconds() -> float:
+    """Return for how long the processors that this process may run on have been busy."""
+    per_cpu = psutil.cpu_times(percpu=True)
+    processors = _processors()
+    those = per_cpu if len(per_cpu) <= max(processors) else [per_cpu[each] for each in processors]
+    return float(sum(sum(each) - sum(getattr(each, n, 0.0) for n in _NOT_BUSY) for each in those))
+
+
+def _processors() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(psutil.cpu_count() or 1))

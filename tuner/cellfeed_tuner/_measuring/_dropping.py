@@ -1,0 +1,139 @@
+"""Keeping files out of the page cache while a loader reads them, but not what it needs next."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cellfeed_tuner._machine._page_cache import (
+    CacheState,
+    PageRuns,
+    drop_clean_pages,
+    drop_page_runs,
+    resident_runs,
+)
+
+__all__ = ["Dropping", "rounds_ahead"]
+
+# Without workers: while one fetch is delivered, the next is read, and the one after is announced.
+_FETCHES_AHEAD = 2
+# What the system itself reads ahead of a file that is read in order is less than so many.
+_LEAST_MINIBATCHES = 8
+
+
+def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
+    """Return after how many further rounds everything that a loader has asked for is used.
+
+    Parameters
+    ----------
+    loader
+        Of any kind; the workers of a `torch.utils.data.DataLoader` are known to hold minibatches.
+    minibatches_per_round
+        A whole fetch of each worker.
+    """
+    held = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
+    least = -(-_LEAST_MINIBATCHES // minibatches_per_round)
+    return max(_FETCHES_AHEAD + -(-held // minibatches_per_round), least)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Pages of each file that were cached at the end of a round."""
+
+    number: int
+    runs: Sequence[PageRuns]
+
+
+class Dropping:
+    """Drops pages of files once they were used, where that is asked for.
+
+    A cold measurement stands for files that are larger than memory: of a page that a fetch has
+    used, nothing is left when a later fetch comes to it. Where blocks are smaller than chunks,
+    several fetches of an epoch come to the same chunk, so that dropping at the beginning of an
+    epoch is not enough. Pages that were announced to the system, and are to be used by the next
+    fetches, stay on the other hand: dropped, they would be read twice.
+
+    Which are which is told by their age, for any loader, in all of its processes, and without
+    knowing what it reads: what is cached at the end of a round was used, or is used in the rounds
+    that are read ahead, so that it is dropped at the end of these. Not so where newer pages lie
+    beside it: those are of a fetch under way, which may use a chunk that begins on an older page.
+
+    Where the kernel does not tell which pages are cached (see
+    `cellfeed_tuner._machine._page_cache.resident_fraction`), pages are dropped before each epoch
+    only.
+
+    Parameters
+    ----------
+    files
+        Whose pages are dropped.
+    cache
+        "cold" asks for it.
+    mapped
+        Whether this process may have mapped them, which what reads a collection never does.
+    looking_share
+        Which share of the time it may take at most to look what is cached; large files are looked
+        at less often.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        cache: CacheState,
+        *,
+        mapped: bool = False,
+        looking_share: float = 0.04,
+    ) -> None:
+        self._paths = files if cache == "cold" else ()
+        self._mapped = mapped
+        self._looking_share = looking_share
+        self._looks = deque[_Look]()
+        self._round = 0
+        self._look_again = 0.0
+
+    def before_epoch(self) -> None:
+        """Drop all pages; nothing is read ahead then."""
+        drop_clean_pages(self._paths, mapped=self._mapped)
+        self._looks.clear()
+        self._round = 0
+
+    def after_round(self, rounds_ahead: int) -> None:
+        """Drop pages that are not needed any more.
+
+        Parameters
+        ----------
+        rounds_ahead
+            After how many further rounds everything is used that has been asked for so far.
+        """
+        self._round += 1
+        if not self._paths or time.perf_counter() < self._look_again:
+            return
+        begin = time.thread_time()
+        runs = [resident_runs(path) for path in self._paths]
+        known = [each for each in runs if each is not None]
+        if len(known) == len(runs):
+            used = self._used(rounds_ahead)
+            if used is not None:
+                covered = [_covered(*each) for each in zip(known, used.runs, strict=True)]
+                drop_page_runs(self._paths, covered, mapped=self._mapped)
+            self._looks.append(_Look(self._round, known))
+        taken = time.thread_time() - begin
+        self._look_again = time.perf_counter() + taken / self._looking_share
+
+    def _used(self, rounds_ahead: int) -> _Look | None:
+        """Return what was cached last of all that has been used since; forget it."""
+        used = None
+        while self._looks and self._looks[0].number + rounds_ahead <= self._round:
+            used = self._looks.popleft()
+        return used
+
+
+def _covered(runs: PageRuns, others: PageRuns) -> PageRuns:
+    """Return those runs each of which lies in one of the others."""
+    if not len(others):
+        return others
+    number = np.searchsorted(others[:, 0], runs[:, 0], side="right") - 1
+    covered: PageRuns = runs[(number >= 0) & (runs[:, 1] <= others[number, 1])]
+    return covered
