@@ -7,7 +7,16 @@ import click
 
 from cellfeed._errors import CellfeedError
 
-__all__ = ["ByteSize", "OneLineErrorCommand", "OneLineErrorGroup", "format_bytes"]
+__all__ = [
+    "INTERRUPTED",
+    "ByteSize",
+    "OneLineErrorCommand",
+    "OneLineErrorGroup",
+    "format_bytes",
+]
+
+INTERRUPTED = 130
+"""Exit code of a command that was interrupted, as shells say it."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -18,7 +27,10 @@ class _OneLineError(click.ClickException):
 
 
 class _OneLineErrors(click.Command):
-    """Turns what went wrong outside of the program into one line on stderr and exit code 2."""
+    """Turns what went wrong outside of the program into one line on stderr and exit code 2.
+
+    An interruption becomes one line and exit code 130.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -27,6 +39,9 @@ class _OneLineErrors(click.Command):
             raise  # whoever read the output has seen enough; click ends quietly
         except (CellfeedError, OSError) as error:
             raise _OneLineError(_one_line(error)) from error
+        except KeyboardInterrupt:
+            click.echo("\nInterrupted.", err=True)
+            raise SystemExit(INTERRUPTED) from None
 
 
 class OneLineErrorCommand(_OneLineErrors):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from cellfeed_tuner._reports._html_report._elements import Html, element
 from cellfeed_tuner._reports._wording import (
     drifts_in_words,
+    interruption_in_words,
     interval,
     key_figures,
     loader_faults,
@@ -30,7 +31,9 @@ def text_summary(result: AutotuneResult) -> str:
 def html_summary(result: AutotuneResult) -> Html:
     """Return the recommendation as an element that needs no style: figures, proof and code."""
     chosen = result.recommended
-    warnings = _paragraphs([*loader_faults(result), *drifts_in_words(result)], "strong")
+    warnings = _paragraphs(
+        [*interruption_in_words(result), *loader_faults(result), *drifts_in_words(result)], "strong"
+    )
     if chosen is None:
         headline = element("p", element("strong", "No configuration is feasible."))
         return element("div", headline, *warnings, *_paragraphs([why_nothing(result)]))

@@ -17,6 +17,7 @@ from cellfeed_tuner._reports._wording import (
     drifts_in_words,
     explained_in_words,
     how_measured,
+    interruption_in_words,
     interval,
     labels_in_words,
     loader_faults,
@@ -149,6 +150,7 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
     speed, memory = chosen.cells_per_second, chosen.peak_memory_bytes
     lines = [
         Text(f"\nRecommended: {chosen.configuration}", style="bold green"),
+        *_interruption(result),
         Text(f"{interval(speed)} cells/s, {how_measured(chosen)}; {memory / 1e6:,.0f} MB"),
         Text(chosen.reason),
         *map(Text, use_in_words(result)),
@@ -169,6 +171,10 @@ def _proof(result: AutotuneResult) -> list[Text]:
     return [*faults, *map(Text, proof_of_choice(result)), *drifts]
 
 
+def _interruption(result: AutotuneResult) -> list[Text]:
+    return [Text(each, style="bold yellow") for each in interruption_in_words(result)]
+
+
 def _remarks(result: AutotuneResult) -> list[Text]:
     """Say of configurations that failed or do not fit what the grid has no room for."""
     return [
@@ -181,6 +187,8 @@ def _remarks(result: AutotuneResult) -> list[Text]:
 def _nothing_feasible(result: AutotuneResult) -> RenderableType:
     headline = Text("\nNo configuration is feasible.", style="bold red")
     if result.nearest is None:
-        return Group(headline, Text(why_nothing(result)))
+        return Group(headline, *_interruption(result), Text(why_nothing(result)))
     said = [*ranges_in_words(result), why_nothing(result)]
-    return Group(headline, *_remarks(result), *_proof(result), *map(Text, said))
+    return Group(
+        headline, *_interruption(result), *_remarks(result), *_proof(result), *map(Text, said)
+    )

@@ -15,6 +15,7 @@ __all__ = [
     "drifts_in_words",
     "explained_in_words",
     "how_measured",
+    "interruption_in_words",
     "interval",
     "key_figures",
     "labels_in_words",
@@ -88,6 +89,19 @@ def how_measured(recommended: Recommended) -> str:
     if recommended.measured_afresh:
         return "measured afresh"
     return "as searched, could not be measured afresh in time"
+
+
+def interruption_in_words(result: AutotuneResult) -> list[str]:
+    """Return what the result rests on where the run was interrupted."""
+    if not result.interrupted:
+        return []
+    timed = sum(each.cells_per_second is not None for each in result.configurations)
+    counted = "1 configuration" if timed == 1 else f"{timed} configurations"
+    said = (
+        f"The run was interrupted after {result.seconds:.0f} s: this rests on the {counted} "
+        "measured by then, and a complete run may choose otherwise."
+    )
+    return [said]
 
 
 def loader_faults(result: AutotuneResult) -> list[str]:
@@ -243,7 +257,9 @@ def untimed_in_words(result: AutotuneResult) -> list[str]:
     if not untimed:
         return []
     counted = "1 configuration was" if untimed == 1 else f"{untimed} configurations were"
-    return [f"{counted} not timed for want of budget (see --budget)."]
+    if result.interrupted:
+        return [f"{counted} not timed by then."]
+    return [f"{counted} not timed, since the budget ran out (see --budget)."]
 
 
 def why_nothing(result: AutotuneResult) -> str:

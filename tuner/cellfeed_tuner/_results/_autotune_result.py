@@ -90,6 +90,8 @@ class AutotuneResult:
         What other layouts of the files may give, the best first; often nothing.
     ranges
         What configurations were proposed from; None if all were listed.
+    interrupted
+        Whether Ctrl-C ended the run, so that all of this rests on what was measured by then.
     """
 
     machine: Machine
@@ -107,6 +109,7 @@ class AutotuneResult:
     bottleneck: Bottleneck | None = None
     storage_advice: tuple[StorageAdvice, ...] = ()
     ranges: Ranges | None = None
+    interrupted: bool = False
 
     @property
     def chosen(self) -> ConfigurationResult | None:
@@ -169,6 +172,7 @@ class AutotuneResult:
             "constraints": asdict(self.constraints),
             "cache": self.cache,
             "seconds": self.seconds,
+            "interrupted": self.interrupted,
             "configurations": [
                 configuration_json(result) | {"read_amplification": self.read_amplification(result)}
                 for result in self.configurations

@@ -14,7 +14,8 @@ def bottleneck(result: AutotuneResult) -> list[Html]:
     """Return the sentence, a picture of the stages, and advice where there is any."""
     found = result.bottleneck
     if found is None:
-        return [element("p", "Not measured, for want of budget or of a recommendation.")]
+        said = "Not measured: there was no recommendation, or no time left (see --budget)."
+        return [element("p", said)]
     svg = inline_svg(
         stages_figure(found),
         name="stages",
