@@ -32,7 +32,7 @@ def test_the_choice_and_the_bottleneck_are_explained(explain):
     assert "decompression 80.00 [72.00, 88.00] 70%" in said
     assert "1.67 bytes are decompressed for each that is used." in said
     assert "A training step of more than 7.2 ms, if" in said  # 64 x 113 us
-    assert "repaid after one epoch" in said
+    assert "should be read at least 2.5 times as fast" in said
 
 
 def test_without_a_bottleneck_it_says_so(explain):
