@@ -20,7 +20,7 @@ from cellfeed.synthetic import write_tahoe_like
 from cellfeed_tuner import AutotuneResult, Configuration, Estimate, StorageAdvice, autotune, measure
 from cellfeed_tuner._interval import mean_with_interval
 
-LARGE_CHUNK = 1 << 17  # elements
+LARGE_CHUNK = 1 << 16  # elements
 # Few and small, so that there is time for the stages even on a slow machine.
 GRID: dict[str, Any] = {"block_sizes": [16], "fetch_factors": [64], "workers": [0]}
 
@@ -72,6 +72,8 @@ def _advice(files: Path, budget: float, rounds: int, seconds: float) -> Iterator
     collection = open_collection(files, obs=["plate"])
     result = autotune(collection, label="plate", budget=budget, fresh=True, **GRID)
     now = _chosen(result)
+    if result.bottleneck is not None:
+        click.echo(f"{files.name}: {result.bottleneck.sentence}", err=True)
     if not result.storage_advice:
         yield "no advice", "", ""
     for advice in result.storage_advice:

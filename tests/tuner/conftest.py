@@ -322,6 +322,12 @@ def with_too_few_rounds(each):
     )
 
 
+NOT_AFRESH = replace(
+    RECOMMENDED,
+    recommended=replace(
+        CHOICE, cells_per_second=Estimate(9_000.0, 8_100.0, 10_800.0), measured_afresh=False
+    ),
+)
 RESULTS = {
     "recommended": RECOMMENDED,
     "explained": replace(
@@ -330,7 +336,16 @@ RESULTS = {
         storage_advice=(ADVICE,),
         dataset=replace(DATASET, label_counts=(2_000,) * 14),
     ),
-    "not measured afresh": replace(RECOMMENDED, recommended=replace(CHOICE, measured_afresh=False)),
+    "not measured afresh": NOT_AFRESH,
+    "few rounds": replace(
+        NOT_AFRESH,
+        configurations=tuple(
+            replace(each, status="not enough samples", n_rounds=5)
+            if each.configuration in {CHOICE.configuration, GRID[7].configuration}
+            else each
+            for each in GRID
+        ),
+    ),
     "nothing feasible": NOTHING_FEASIBLE,
     "not enough samples": replace(
         NOTHING_FEASIBLE,

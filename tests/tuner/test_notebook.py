@@ -81,6 +81,12 @@ def test_the_figure_and_the_reason_are_there(result_of):
     )
 
 
+def test_a_figure_from_few_rounds_is_marked(result_of):
+    result = result_of("few rounds")
+    assert repr(result).endswith("cells/s, from 5 rounds only>")
+    assert "throughput, from 5 rounds only, not measured" in _Text(result._repr_html_()).text
+
+
 def test_a_wrong_loader_is_named(result_of):
     assert "THE LOADER IS WRONG" in _Text(result_of("wrong loader")._repr_html_()).text
 

@@ -14,8 +14,14 @@ from cellfeed.console import OneLineErrorCommand
 from cellfeed_tuner._explain._bottleneck import Bottleneck, with_training_step
 from cellfeed_tuner._explain._why import Asked, Why, why
 from cellfeed_tuner._reports._console import report_console
-from cellfeed_tuner._reports._wording import interruption_in_words, interval, why_nothing
+from cellfeed_tuner._reports._wording import (
+    how_measured,
+    interruption_in_words,
+    interval,
+    why_nothing,
+)
 from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._configuration_result import ConfigurationResult
 
 __all__ = ["explain_command"]
 
@@ -75,7 +81,8 @@ def _print_choice(console: Console, result: AutotuneResult) -> None:
         _say(console, why_nothing(result))
         return
     _say(console, str(chosen.configuration), "bold green")
-    _say(console, f"{interval(chosen.cells_per_second)} cells/s. {chosen.reason}")
+    _say(console, f"{interval(chosen.cells_per_second)} cells/s, {how_measured(result)}.")
+    _say(console, chosen.reason)
 
 
 def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottleneck | None) -> None:
@@ -122,9 +129,11 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
 def _print_answer(console: Console, result: AutotuneResult, answer: Why) -> None:
     about, chosen = answer.about, result.recommended
     if not answer.n_matching:
-        _say(console, f"{answer.asked} is not in the grid that was measured.", "bold")
+        _say(console, f"{answer.asked} is not in the grid.", "bold")
         _print_outside(console, answer)
-        _say(console, f"\nNearest is {about.configuration}:")
+        measured = "" if about.cells_per_second is None else " of what was measured"
+        both = ", in block size and fetch factor together," if answer.outside else ""
+        _say(console, f"\nNearest{measured}{both} is {about.configuration}:")
     elif answer.n_matching == 1:
         _say(console, str(about.configuration), "bold")
     else:
@@ -144,28 +153,28 @@ def _print_answer(console: Console, result: AutotuneResult, answer: Why) -> None
 
 
 def _print_outside(console: Console, answer: Why) -> None:
+    if answer.outside is None:
+        return
+    _say(console, f"For {answer.outside}:")
     if answer.homogeneous_bits is not None:
         random = answer.about.entropy_bits.random
         share = answer.homogeneous_bits / random if random else 1.0
         _say(
             console,
-            f"If every block held one label, its minibatches would have "
+            f"- If every block held one label, minibatches would have "
             f"{answer.homogeneous_bits:.3f} bits, {share:.1%} of random sampling's.",
         )
-    if answer.asked.configuration is not None and answer.predicted is not None:
-        _say(
-            console,
-            f"By the cost model, it gives about {interval(answer.predicted)} cells/s.",
-        )
+    if answer.predicted is not None:
+        _say(console, f"- The cost model expects {interval(answer.predicted)} cells/s.")
 
 
 def _facts(result: AutotuneResult, answer: Why) -> Table:
     about, constraints = answer.about, result.constraints
-    entropy, speed = about.entropy_bits, about.cells_per_second
+    entropy = about.entropy_bits
     table = Table.grid(padding=(0, 2))
     rows = [
         ("status", about.status + (f" ({about.note})" if about.note else "")),
-        ("throughput", f"{interval(speed)} cells/s" if speed else "not known"),
+        ("throughput", _throughput(about)),
     ]
     if answer.speed_ratio is not None and not answer.is_chosen:
         rows.append(("", f"{answer.speed_ratio:.2f} times the chosen one's in the same search"))
@@ -182,6 +191,13 @@ def _facts(result: AutotuneResult, answer: Why) -> Table:
     for name, value in rows:
         table.add_row(Text(name, style="dim"), Text(value))
     return table
+
+
+def _throughput(about: ConfigurationResult) -> str:
+    if about.cells_per_second is None:
+        return "not known"
+    few = f" (from {about.n_rounds} rounds only)" if about.has_few_rounds else ""
+    return f"{interval(about.cells_per_second)} cells/s{few}"
 
 
 def _json(result: AutotuneResult, answer: Why | None, found: Bottleneck | None) -> dict[str, Any]:

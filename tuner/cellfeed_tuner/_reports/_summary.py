@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from cellfeed_tuner._reports._html_report._elements import Html, element
 from cellfeed_tuner._reports._wording import (
     drifts_in_words,
+    from_few_rounds,
     interruption_in_words,
     interval,
     key_figures,
@@ -25,7 +26,8 @@ def text_summary(result: AutotuneResult) -> str:
     chosen = result.recommended
     if chosen is None:
         return "no configuration is feasible"
-    return f"{chosen.configuration}; {interval(chosen.cells_per_second)} cells/s"
+    speed = f"{interval(chosen.cells_per_second)} cells/s"
+    return ", ".join(filter(None, [f"{chosen.configuration}; {speed}", from_few_rounds(result)]))
 
 
 def html_summary(result: AutotuneResult) -> Html:

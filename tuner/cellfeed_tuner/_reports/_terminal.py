@@ -16,6 +16,7 @@ from cellfeed_tuner._reports._wording import (
     cache_in_words,
     drifts_in_words,
     explained_in_words,
+    few_rounds_in_words,
     how_measured,
     interruption_in_words,
     interval,
@@ -25,6 +26,7 @@ from cellfeed_tuner._reports._wording import (
     proof_of_choice,
     ranges_in_words,
     storage_in_words,
+    throughput,
     untimed_in_words,
     use_in_words,
     why_nothing,
@@ -54,7 +56,8 @@ def print_report(
         Whether stdout is for something else.
     """
     console = report_console(to_stderr=to_stderr, width=100)
-    console.print(_setting(result), _grid(result), _recommendation(result), sep="\n")
+    notes = map(Text, few_rounds_in_words(result.configurations))
+    console.print(_setting(result), _grid(result), *notes, _recommendation(result), sep="\n")
     if result.recommended is not None:
         paths = [Path(path) for path in result.dataset.paths]
         code = code_to_paste(paths, result.dataset.labels, saved_as, layer=layer)
@@ -123,13 +126,13 @@ def _alike(results: Iterable[ConfigurationResult]) -> list[list[ConfigurationRes
 
 def _row(rows: list[ConfigurationResult]) -> list[str]:
     first = rows[0]
-    entropy, speed = first.entropy_bits, first.cells_per_second
+    entropy = first.entropy_bits
     workers = [each.configuration.num_workers for each in rows]
     return [
         str(first.configuration.block_size),
         str(first.configuration.fetch_factor),
         str(workers[0]) if len(workers) == 1 else f"{workers[0]}-{workers[-1]}",
-        first.status if speed is None else interval(speed),
+        throughput(first) or first.status,
         "" if entropy.measured is None else f"{entropy.measured.value:.2f}",
         f"{entropy.expected.value:.2f}",
         f"{first.least_mixed.share_of_random:.0%}",
@@ -151,7 +154,7 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
     lines = [
         Text(f"\nRecommended: {chosen.configuration}", style="bold green"),
         *_interruption(result),
-        Text(f"{interval(speed)} cells/s, {how_measured(chosen)}; {memory / 1e6:,.0f} MB"),
+        Text(f"{interval(speed)} cells/s, {how_measured(result)}; {memory / 1e6:,.0f} MB"),
         Text(chosen.reason),
         *map(Text, use_in_words(result)),
         *map(Text, mixing_in_words(result)),

@@ -1,19 +1,27 @@
 """What terminal and page say in the same words."""
 
+from collections.abc import Iterable
+
 from cellfeed.console import format_bytes
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._measuring._bytes_read import BytesRead
-from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
+from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._results._autotune_result import AutotuneResult
-from cellfeed_tuner._results._configuration_result import ConditionalEntropyBits, EntropyBits
+from cellfeed_tuner._results._configuration_result import (
+    ConditionalEntropyBits,
+    ConfigurationResult,
+    EntropyBits,
+)
 from cellfeed_tuner._results._dataset import Dataset, LabelCensus
-from cellfeed_tuner._results._recommended import Recommended, Waiting
+from cellfeed_tuner._results._recommended import Waiting
 
 __all__ = [
     "cache_in_words",
     "drifts_in_words",
     "explained_in_words",
+    "few_rounds_in_words",
+    "from_few_rounds",
     "how_measured",
     "interruption_in_words",
     "interval",
@@ -24,6 +32,7 @@ __all__ = [
     "proof_of_choice",
     "ranges_in_words",
     "storage_in_words",
+    "throughput",
     "untimed_in_words",
     "use_in_words",
     "why_nothing",
@@ -44,6 +53,22 @@ def interval(speed: Estimate) -> str:
     return f"{speed.value:,.0f} [{speed.low:,.0f}, {speed.high:,.0f}]"
 
 
+def throughput(result: ConfigurationResult) -> str:
+    """Return the throughput of a configuration, or nothing; marked if it rests on few rounds."""
+    if result.cells_per_second is None:
+        return ""
+    return interval(result.cells_per_second) + ("*" if result.has_few_rounds else "")
+
+
+def few_rounds_in_words(results: Iterable[ConfigurationResult]) -> list[str]:
+    """Return what the mark of `throughput` stands for, if any of these has it."""
+    if not any(each.has_few_rounds for each in results):
+        return []
+    return [
+        f"* Not enough samples: from {FEWEST_ROUNDS} to {LEAST_ROUNDS - 1} rounds of whole fetches."
+    ]
+
+
 def key_figures(result: AutotuneResult) -> dict[str, str]:
     """Return what to know of the choice, by name; nothing if there is none."""
     chosen, known = result.recommended, result.chosen
@@ -52,7 +77,7 @@ def key_figures(result: AutotuneResult) -> dict[str, str]:
     entropy = known.entropy_bits
     share = f"{entropy.share_of_random:.1%} of random sampling's"
     return {
-        f"throughput, {how_measured(chosen)}": f"{interval(chosen.cells_per_second)} cells/s",
+        f"throughput, {how_measured(result)}": f"{interval(chosen.cells_per_second)} cells/s",
         f"entropy of {result.dataset.label}": f"{entropy.expected.value:.3f} bits, {share}",
         "peak memory": format_bytes(chosen.peak_memory_bytes),
     }
@@ -84,11 +109,20 @@ def cache_in_words(result: AutotuneResult) -> list[str]:
     return [said]
 
 
-def how_measured(recommended: Recommended) -> str:
+def how_measured(result: AutotuneResult) -> str:
     """Return what the figure of the choice rests on."""
-    if recommended.measured_afresh:
+    if result.recommended is not None and result.recommended.measured_afresh:
         return "measured afresh"
-    return "as searched, could not be measured afresh in time"
+    few = from_few_rounds(result)
+    return f"{few}, not measured afresh" if few else "not measured afresh"
+
+
+def from_few_rounds(result: AutotuneResult) -> str:
+    """Return how few rounds the figure of the choice rests on; nothing if they are enough."""
+    recommended, chosen = result.recommended, result.chosen
+    if recommended is None or recommended.measured_afresh:
+        return ""
+    return f"from {chosen.n_rounds} rounds only" if chosen and chosen.has_few_rounds else ""
 
 
 def interruption_in_words(result: AutotuneResult) -> list[str]:
