@@ -106,8 +106,9 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
     console.print("", table)
     _say(
         console,
-        f"\nStages were timed one by one over {found.n_rounds} fetches; side by side they make "
-        f"{found.accounted:.0%} of the time measured. saves: of that time, if the stage took none.",
+        f"\nStages were timed one by one over {found.n_rounds} fetches; side by side, they explain "
+        f"{found.accounted:.0%} of the measured time. saves: the share of it that would go if the "
+        "stage took no time, as far as stages are known.",
         "dim",
     )
     if found.read_amplification is not None:
@@ -119,8 +120,8 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
         step = 1e3 * found.measured_seconds_per_cell * result.dataset.batch_size
         _say(
             console,
-            f"A training step of more than {step:,.1f} ms, if it leaves the processors free, hides "
-            "all of this.",
+            f"A training step longer than {step:,.1f} ms hides all of this, if it leaves the "
+            "processors free.",
         )
     for advice in result.storage_advice:
         _say(console, advice.sentence)

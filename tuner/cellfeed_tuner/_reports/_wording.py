@@ -217,11 +217,11 @@ def use_in_words(result: AutotuneResult) -> list[str]:
 
 def _reading(read: BytesRead, result: AutotuneResult) -> str:
     stored = result.dataset.stored_bytes_per_cell
-    said = f"For each cell, {format_bytes(round(stored))} in storage, it asks for "
-    said += f"{read.asked / stored:.1f} times as much"
+    said = f"A cell takes {format_bytes(round(stored))} in storage; for each that came out, "
+    said += f"{read.asked / stored:.1f} times as much was requested"
     if result.cache != "cold":
         return f"{said}."
-    return f"{said}, and the system reads {read.from_storage / stored:.1f} times as much."
+    return f"{said}, and {read.from_storage / stored:.1f} times as much was read from storage."
 
 
 def _waiting(waiting: Waiting, result: AutotuneResult) -> str:
