@@ -1,22 +1,21 @@
 """What cellfeed's commands have in common: one-line errors, and figures that people can read."""
 
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from cellfeed._errors import CellfeedError
 
 __all__ = [
-    "INTERRUPTED",
     "ByteSize",
     "OneLineErrorCommand",
     "OneLineErrorGroup",
     "format_bytes",
+    "interrupted",
 ]
 
-INTERRUPTED = 130
-"""Exit code of a command that was interrupted, as shells say it."""
+_INTERRUPTED = 130  # as shells say it
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -40,8 +39,7 @@ class _OneLineErrors(click.Command):
         except (CellfeedError, OSError) as error:
             raise _OneLineError(_one_line(error)) from error
         except KeyboardInterrupt:
-            click.echo("\nInterrupted.", err=True)
-            raise SystemExit(INTERRUPTED) from None
+            interrupted("Interrupted.")
 
 
 class OneLineErrorCommand(_OneLineErrors):
@@ -78,6 +76,12 @@ class ByteSize(click.ParamType[int]):
         if match is None or match[2] not in units:
             self.fail(f"{value!r} is no size; write it as 800MB or 8GiB", param, ctx)
         return int(float(match[1]) * units[match[2]])
+
+
+def interrupted(said: str) -> NoReturn:
+    """End a command that was interrupted: a line on stderr, and exit code 130."""
+    click.echo(f"\n{said}", err=True)
+    raise SystemExit(_INTERRUPTED)
 
 
 def format_bytes(n_bytes: int) -> str:

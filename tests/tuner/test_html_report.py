@@ -102,7 +102,7 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
         ("not enough samples", "recommendation", "None could be timed: "),
         ("not enough samples", "trade-off", "No throughput could be measured"),
         ("not enough samples", "bounds", "No measured configuration could be judged"),
-        ("not enough samples", "conditions", "storage ordernot looked at"),
+        ("not enough samples", "conditions", "storage ordernot checked"),
         ("wrong loader", "recommendation", "0 workers: THE LOADER IS WRONG"),
         ("wrong loader", "bounds", "1 loader: not as planned"),
         ("recommended", "bounds", "4 inside: as planned"),

@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +21,7 @@ from cellfeed_tuner._interruption import interrupts_held_back
 from cellfeed_tuner._reports._html_report import html_report
 from cellfeed_tuner._reports._terminal import print_report
 
-GRID = {"block_sizes": [4, 16], "fetch_factors": [2, 8], "workers": [0]}
+GRID: dict[str, Any] = {"block_sizes": [4, 16], "fetch_factors": [2, 8], "workers": [0]}
 OPTIONS = ["--block-sizes", "4,16", "--fetch-factors", "2,8", "--workers", "0"]
 
 

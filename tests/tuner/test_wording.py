@@ -61,8 +61,10 @@ def test_how_long_training_waits(result_of, waiting, expected):
         (
             "warm",
             1.5,
-            "A cell takes 5.0 kB in storage; for each that came out, 1.5 times as much was "
-            "requested.",
+            (
+                "A cell takes 5.0 kB in storage; for each that came out, 1.5 times as much was "
+                "requested."
+            ),
         ),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cellfeed import __version__, open_collection
-from cellfeed.console import INTERRUPTED, ByteSize
+from cellfeed.console import ByteSize, interrupted
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._commands._explain_cli import explain_command
 from cellfeed_tuner._commands._live import LiveDisplay
@@ -113,9 +113,7 @@ def main(
     if as_json:
         click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
     if result.interrupted:
-        click.echo(f"\nInterrupted. {output / 'autotune.json'} holds what was measured by then.",
-                   err=True)  # fmt: skip
-        raise SystemExit(INTERRUPTED)
+        interrupted(f"Interrupted. {output / 'autotune.json'} holds what was measured by then.")
     if result.recommended is None:
         raise SystemExit(1)
 

@@ -93,7 +93,6 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("stage, alone")
     table.add_column("us/cell [95 % interval]", justify="right", no_wrap=True)
-    table.add_column("saves", justify="right")
     table.add_column("")
     longest = max(each.seconds_per_cell.value for each in found.stages)
     for each in found.stages:
@@ -101,14 +100,13 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
         value, low, high = (1e6 * end for end in (seconds.value, seconds.low, seconds.high))
         bar = "█" * round(_BAR_WIDTH * max(0.0, seconds.value) / longest)
         style = "bold" if each.name == found.kind else ""
-        row = (each.name, f"{value:,.2f} [{low:,.2f}, {high:,.2f}]", f"{each.saving:.0%}", bar)
+        row = (each.name, f"{value:,.2f} [{low:,.2f}, {high:,.2f}]", bar)
         table.add_row(*row, style=style)
     console.print("", table)
     _say(
         console,
         f"\nStages were timed one by one over {found.n_rounds} fetches; side by side, they explain "
-        f"{found.accounted:.0%} of the measured time. saves: the share of it that would go if the "
-        "stage took no time, as far as stages are known.",
+        f"{found.accounted:.0%} of the measured time.",
         "dim",
     )
     if found.read_amplification is not None:

@@ -128,7 +128,7 @@ def why(result: AutotuneResult, asked: Asked) -> Why:
     """
     matching = [each for each in result.configurations if asked.matches(each.configuration)]
     chosen = result.chosen
-    meant = asked.completed(chosen and chosen.configuration)
+    meant = asked.completed(chosen.configuration if chosen else None)
     outside = None if matching else meant
     about = _best(matching, result) if matching else _nearest(outside or asked, result)
     is_chosen = chosen is not None and about.configuration == chosen.configuration

@@ -14,8 +14,8 @@ def bottleneck(result: AutotuneResult) -> list[Html]:
     """Return the sentence, a picture of the stages, and advice where there is any."""
     found = result.bottleneck
     if found is None:
-        said = "Not measured: there was no recommendation, or no time left (see --budget)."
-        return [element("p", said)]
+        why = "Not measured: there was no recommendation, or no time left (see --budget)."
+        return [element("p", why)]
     svg = inline_svg(
         stages_figure(found),
         name="stages",
