@@ -10,7 +10,7 @@ PEERS_CELLS ?= 200000
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
-.PHONY: demo test check lint types env bench bench-compare bench-full peers replay autotune-times figures $(FIGURES) clean
+.PHONY: demo test check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -65,6 +65,10 @@ replay: $(STAMP)
 # How long autotune takes, beside the whole grid; half an hour. The table goes into the README.
 autotune-times: $(STAMP)
 	$(BIN)/python bench/grids/times.py demo/times
+
+# What autotune says of other files, beside those files; half an hour.
+advice: $(STAMP)
+	$(BIN)/python bench/advice/check.py demo/advice
 
 # Executed in place; the pictures go to demo/figures. CELLFEED_NOTEBOOK_SIZE is small, medium (the
 # default) or large.

@@ -1,6 +1,5 @@
 """The ``cellfeed`` command. Results go to stdout, progress and errors to stderr."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,13 +12,12 @@ from rich.progress import Progress
 
 from cellfeed._preshuffle import preshuffle as write_preshuffled
 from cellfeed._version import __version__
-from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes
+from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes, interrupted
 from cellfeed.synthetic import write_tahoe_like
 
 __all__ = ["main"]
 
 _STAGES = {"write": "Writing cells", "check": "Checking parts"}
-_INTERRUPTED = 130  # as shells say it
 
 
 @click.group(cls=OneLineErrorGroup)
@@ -77,8 +75,7 @@ def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **op
         with _progress_on_stderr() as tell:
             done = write_preshuffled(paths, out, scheduler=scheduler, on_progress=tell, **options)
     except KeyboardInterrupt:
-        click.echo("\nStopped; the same command goes on from the last complete part.", err=True)
-        sys.exit(_INTERRUPTED)
+        interrupted("Stopped; the same command goes on from the last complete part.")
     click.echo(
         f"{out}: {done.n_cells:,} cells in {done.n_parts} parts ({done.n_parts_written} written), "
         f"{format_bytes(done.n_bytes)}, {done.seconds:.1f} s, "

@@ -1,13 +1,21 @@
 """What cellfeed's commands have in common: one-line errors, and figures that people can read."""
 
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from cellfeed._errors import CellfeedError
 
-__all__ = ["ByteSize", "OneLineErrorCommand", "OneLineErrorGroup", "format_bytes"]
+__all__ = [
+    "ByteSize",
+    "OneLineErrorCommand",
+    "OneLineErrorGroup",
+    "format_bytes",
+    "interrupted",
+]
+
+_INTERRUPTED = 130  # as shells say it
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -18,7 +26,10 @@ class _OneLineError(click.ClickException):
 
 
 class _OneLineErrors(click.Command):
-    """Turns what went wrong outside of the program into one line on stderr and exit code 2."""
+    """Turns what went wrong outside of the program into one line on stderr and exit code 2.
+
+    An interruption becomes one line and exit code 130.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -27,6 +38,8 @@ class _OneLineErrors(click.Command):
             raise  # whoever read the output has seen enough; click ends quietly
         except (CellfeedError, OSError) as error:
             raise _OneLineError(_one_line(error)) from error
+        except KeyboardInterrupt:
+            interrupted("Interrupted.")
 
 
 class OneLineErrorCommand(_OneLineErrors):
@@ -63,6 +76,12 @@ class ByteSize(click.ParamType[int]):
         if match is None or match[2] not in units:
             self.fail(f"{value!r} is no size; write it as 800MB or 8GiB", param, ctx)
         return int(float(match[1]) * units[match[2]])
+
+
+def interrupted(said: str) -> NoReturn:
+    """End a command that was interrupted: a line on stderr, and exit code 130."""
+    click.echo(f"\n{said}", err=True)
+    raise SystemExit(_INTERRUPTED)
 
 
 def format_bytes(n_bytes: int) -> str:

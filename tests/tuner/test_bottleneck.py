@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cellfeed_tuner._explain._bottleneck import bottleneck, with_training_step
 from cellfeed_tuner._explain._stage_model import StageModel
@@ -121,7 +123,43 @@ def test_stages_that_explain_half_of_the_time_are_no_certainty():
     found = found_in(COSTS | {"decompression": 40e-6}, share=0.5)
     assert found.accounted == pytest.approx(0.5)
     assert found.sentence.startswith("Perhaps")
-    assert "50%" in found.sentence
+    assert "the stages explain 50% of the time only" in found.sentence
+
+
+def test_a_stage_takes_no_more_than_all_of_the_time():
+    found = found_in(COSTS | {"decompression": 40e-6}, share=2.0)
+    assert found.measured_seconds_per_cell < 40e-6
+    assert "timed alone, it takes 40.0 [40.0, 40.0] us for each cell." in found.sentence
+    assert "the machine was busier when they were timed" in found.sentence
+    # In two workers side by side, half of it for each cell that comes out.
+    model = StageModel(cores=4.0, n_workers=2, n_threads=2)
+    found = found_in(COSTS | {"decompression": 40e-6}, model=model, transfer=[1e-6, 1e-6])
+    assert "it takes 20.0 [20.0, 20.0] us of the " in found.sentence
+
+
+@given(
+    costs=st.fixed_dictionaries(dict.fromkeys(COSTS, st.floats(1e-8, 1e-3))),
+    transfer=st.floats(1e-8, 1e-3),
+    step=st.floats(1e-8, 1e-3),
+    share=st.floats(0.1, 10.0),
+    model=st.builds(
+        StageModel,
+        cores=st.floats(0.5, 64.0),
+        n_workers=st.integers(0, 16),
+        n_threads=st.integers(1, 64),
+    ),
+)
+@settings(max_examples=50, deadline=None)
+def test_no_stage_saves_more_than_it_takes(costs, transfer, step, share, model):
+    """If a stage takes t of T, cells come T / (T - t) times as fast without it at most."""
+    found = found_in(
+        costs, model=model, share=share, n_rounds=2,
+        transfer=[transfer, transfer] if model.n_workers else (),
+    )  # fmt: skip
+    for each in (found, with_training_step(found, step)):
+        for stage in each.stages:
+            part = model.seconds_per_cell({stage.name: stage.seconds_per_cell.value})
+            assert 0 <= stage.saving <= min(1.0, part / each.measured_seconds_per_cell) + 1e-9
 
 
 def test_cached_files_have_no_disk():

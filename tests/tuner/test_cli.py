@@ -107,6 +107,18 @@ def test_a_loader_that_is_wrong_is_named_as_such(result_of, capsys):
     assert f"{wrong}: THE LOADER IS WRONG" in capsys.readouterr().out
 
 
+def test_figures_from_few_rounds_are_marked(result_of, capsys):
+    print_report(result_of("few rounds"), Path("autotune.json"))
+    said = capsys.readouterr().out
+    assert "9,000 [8,100, 10,800]*" in said
+    assert "8,000 [7,200, 9,600]*" in said
+    assert "3,000 [2,700, 3,600] " in said
+    assert "* Not enough samples: from 4 to 7 rounds of whole fetches." in said
+    assert "9,000 [8,100, 10,800] cells/s, from 5 rounds only, not measured again" in said
+    print_report(result_of("recommended"), Path("autotune.json"))
+    assert "*" not in capsys.readouterr().out
+
+
 def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path):
     ranges = ["--block-sizes", "1:256", "--fetch-factors", "1:16", "--workers", "0:0"]
     settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.8"]

@@ -29,10 +29,10 @@ def test_the_choice_and_the_bottleneck_are_explained(explain):
     assert "block size 64, fetch factor 64, 0 workers" in said
     assert "It is the fastest of the 4 measured configurations" in said
     assert "Clearly bound by decompression" in said
-    assert "decompression 80.00 [72.00, 88.00] 70%" in said
+    assert "decompression 80.00 [72.00, 88.00] █" in said
     assert "1.67 bytes are decompressed for each that is used." in said
-    assert "A training step of more than 7.2 ms, if" in said  # 64 x 113 us
-    assert "repaid after one epoch" in said
+    assert "A training step longer than 7.2 ms hides" in said  # 64 x 113 us
+    assert "should be read at least 2.5 times as fast" in said
 
 
 def test_without_a_bottleneck_it_says_so(explain):
@@ -65,7 +65,7 @@ def test_a_training_step_may_be_the_bottleneck(explain, step, said):
         ((64, 4, 1), "It failed: no workers here."),
         ((1024, 4, 1), "There was no time left to time it (see --budget)."),
         ((1024, 64, 0), "too few cells to time it: whole fetches need 32,768 cells."),
-        ((1024, 64, 1), "It was not timed, since by what was measured of its like it cannot win."),
+        ((1024, 64, 1), "It was not timed, since configurations like it were too slow to win."),
         ((64, 64, 0), "It is the recommended one."),
     ],
 )
@@ -82,6 +82,13 @@ def test_each_configuration_has_its_reason(explain, options, reason):
         ).__str__()
         in said
     )
+
+
+def test_figures_from_few_rounds_are_called_so(explain):
+    assert "9,000 [8,100, 10,800] cells/s, from 5 rounds only" in explain("few rounds")
+    said = explain("few rounds", "--block-size", 64, "--num-workers", 1)
+    assert "- Its throughput comes from 5 rounds only: not enough samples." in said
+    assert "8,000 [7,200, 9,600] cells/s (from 5 rounds only)" in said
 
 
 @pytest.mark.parametrize(
@@ -124,10 +131,13 @@ def test_with_a_need_what_mixes_less_is_not_chosen(explain, result_of):
 def test_outside_of_the_grid_there_is_theory_and_the_nearest(explain):
     said = explain("explained", "--block-size", 32, "--fetch-factor", 64)
     bits = theory.expected_entropy_bits([2_000] * 14, 64, 32, 64)
-    assert "block size 32, fetch factor 64 is not in the grid that was measured." in said
+    assert "block size 32, fetch factor 64 is not in the grid." in said
     assert f"would have {bits:.3f} bits" in said
-    assert "By the cost model, it gives about" in said
-    assert "Nearest is block size 64, fetch factor 64, 0 workers" in said
+    assert "The cost model expects" in said
+    assert (
+        "Nearest of what was measured, in block size and fetch factor together, is block size 64, "
+        "fetch factor 64, 0 workers: It is the recommended one."
+    ) in said
 
 
 def test_without_label_counts_there_is_no_theory(explain):
@@ -136,10 +146,36 @@ def test_without_label_counts_there_is_no_theory(explain):
     assert "If every block held one label" not in said
 
 
-def test_a_value_that_no_configuration_has_is_outside_too(explain):
-    said = explain("recommended", "--block-size", 700)
-    assert "block size 700 is not in the grid that was measured." in said
+@pytest.mark.parametrize(
+    ("options", "meant", "nearest"),
+    [
+        # Of block size 1,024 only fetch factor 4 was measured, four doublings from the
+        # recommended 64, and as many as lie between block sizes 64 and 1,024.
+        (("--block-size", 4096), "block size 4096, fetch factor 64, 0 workers", "block size 64"),
+        (("--block-size", 2), "block size 2, fetch factor 64, 0 workers", "block size 4"),
+        (("--fetch-factor", 8), "block size 64, fetch factor 8, 0 workers", "block size 64"),
+        (("--num-workers", 9), "block size 64, fetch factor 64, 9 workers", "block size 64"),
+        (("--block-size", 8192, "--fetch-factor", 2), "fetch factor 2, 0", "block size 1024"),
+    ],
+)
+def test_the_nearest_is_near_in_both_sizes_and_was_measured(explain, options, meant, nearest):
+    said = explain("explained", *options)
+    assert meant in said
+    assert f"of what was measured, in block size and fetch factor together, is {nearest}" in said
+    answer = json.loads(explain("explained", *options, "--json"))["answer"]
+    assert answer["about"]["cells_per_second"]["value"] is not None
+
+
+def test_workers_decide_only_between_equal_sizes(explain):
+    said = explain("explained", "--num-workers", 9)
+    assert "together, is block size 64, fetch factor 64, 1 worker:" in said
+
+
+def test_without_a_choice_the_size_that_was_asked_for_decides(explain):
+    said = explain("not enough samples", "--block-size", 700)
+    assert "block size 700 is not in the grid." in said
     assert "Nearest is block size 1024" in said
+    assert "The cost model" not in said
 
 
 def test_json_says_the_same(explain):

@@ -73,12 +73,18 @@ def test_every_result_shows_itself_shortly(any_result):
 def test_the_figure_and_the_reason_are_there(result_of):
     result = result_of("recommended")
     text = _Text(result._repr_html_()).text
-    assert "throughput, measured afresh8,800 [8,500, 9,100] cells/s" in text
+    assert "throughput, measured in turns with its rivals8,800 [8,500, 9,100] cells/s" in text
     assert "3.456 bits, 96.0% of random sampling's" in text
     assert result.recommended.reason in text
     assert repr(result) == (
         "<AutotuneResult: block size 64, fetch factor 64, 0 workers; 8,800 [8,500, 9,100] cells/s>"
     )
+
+
+def test_a_figure_from_few_rounds_is_marked(result_of):
+    result = result_of("few rounds")
+    assert repr(result).endswith("cells/s, from 5 rounds only>")
+    assert "throughput, from 5 rounds only, not measured" in _Text(result._repr_html_()).text
 
 
 def test_a_wrong_loader_is_named(result_of):

@@ -48,7 +48,7 @@ def test_the_chosen_point_is_marked_with_the_figure_that_is_published(result_of)
     (axes,) = plots.trade_off_figure(result_of("recommended")).axes
     chosen = axes.containers[-1]
     assert isinstance(chosen, ErrorbarContainer)
-    assert chosen.get_label() == "recommended, measured afresh"
+    assert chosen.get_label() == "recommended"
     assert np.asarray(chosen.lines[0].get_ydata()).tolist() == [8_800.0]
 
 
@@ -56,6 +56,25 @@ def test_what_has_no_throughput_says_why_in_its_place(result_of):
     speeds, _ = plots.heat_map_figure(result_of("recommended")).axes
     texts = {text.get_text() for text in speeds.texts}
     assert {"3.0k\n1 w", "below\nfloor", "too few\ncells"} <= texts
+
+
+def test_what_rests_on_few_rounds_is_marked(result_of):
+    speeds, _ = plots.heat_map_figure(result_of("few rounds")).axes
+    assert {"9.0k*\n0 w", "3.0k\n1 w"} <= {text.get_text() for text in speeds.texts}
+    assert speeds.get_title(loc="left").endswith("; * few rounds")
+    (axes,) = plots.trade_off_figure(result_of("few rounds")).axes
+    hollow = [
+        np.asarray(each.lines[0].get_ydata()).item()
+        for each in axes.containers
+        if isinstance(each, ErrorbarContainer)
+        and str(each.lines[0].get_markerfacecolor()) == "white"
+    ]
+    assert sorted(hollow) == [8_000.0, 9_000.0]
+    for kind, named in (("few rounds", True), ("recommended", False)):
+        (axes,) = plots.trade_off_figure(result_of(kind)).axes
+        legend = axes.get_legend()
+        assert legend is not None
+        assert ("few rounds" in [text.get_text() for text in legend.get_texts()]) == named
 
 
 def test_verdicts_are_told_apart(result_of):

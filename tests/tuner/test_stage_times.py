@@ -93,7 +93,6 @@ def test_a_sample_of_noise_takes_as_many_bytes_as_it_has(layout, column_bytes):
     sample = sample_store([minibatch], n_vars)
     most = (noise.itemsize + column_bytes) * n_vars
     assert noise.itemsize * n_vars < sample.stored_bytes < 1.01 * most
-    assert sample.encode_seconds > 0
     assert sample.decode_seconds > 0
 
 

@@ -54,11 +54,18 @@ def test_how_long_training_waits(result_of, waiting, expected):
             "cold",
             3.0,
             (
-                "For each cell, 5.0 kB in storage, it asks for 1.5 times as much, "
-                "and the system reads 3.0 times as much."
+                "A cell takes 5.0 kB in storage; for each that came out, 1.5 times as much was "
+                "requested, and 3.0 times as much was read from storage."
             ),
         ),
-        ("warm", 1.5, "For each cell, 5.0 kB in storage, it asks for 1.5 times as much."),
+        (
+            "warm",
+            1.5,
+            (
+                "A cell takes 5.0 kB in storage; for each that came out, 1.5 times as much was "
+                "requested."
+            ),
+        ),
     ],
 )
 def test_what_is_read(result_of, cache, amplification, expected):

@@ -24,6 +24,7 @@ from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
 from cellfeed_tuner._explain._stage_model import StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._recall import Earlier
+from cellfeed_tuner._interruption import AutotuneInterrupted
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine, describe_machine
@@ -48,6 +49,7 @@ from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommend
 from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
+    "AutotuneInterrupted",
     "AutotuneResult",
     "BlockMixing",
     "Bottleneck",

@@ -19,6 +19,7 @@ from cellfeed_tuner._grid import (
 from cellfeed_tuner._history._earlier_run import Asked
 from cellfeed_tuner._history._notes import Notes
 from cellfeed_tuner._history._recall import Recollection
+from cellfeed_tuner._interruption import AutotuneInterrupted, interrupts_held_back
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
@@ -136,6 +137,9 @@ def autotune(
         A file is damaged.
     MeasuringError
         The process in which configurations are timed has died.
+    AutotuneInterrupted
+        Ctrl-C came after something was measured, and ``result`` of this `KeyboardInterrupt` is
+        what was found by then. Later runs do not rely on it.
     """
     started = time.perf_counter()
     date = datetime.now(UTC).astimezone()
@@ -183,38 +187,41 @@ def autotune(
             recollection=recollection,
             proposals=proposals,
         )
-        search.run(grid)
-        search.survey()
-        results = search.results(search.timed or grid if space.is_large else grid)
-        choice = choose(results, constraints, search.turns)
-        recommended = choice and _recommended(
-            choice,
-            search.with_step(choice),
-            constraints,
-            in_turns=search.measurements.is_from_turns(choice.result.configuration),
-        )
-        on_progress("explain", 0, 1)
-        explained = Explained()
-        if recommended is not None:
-            explained = explain_throughput(
-                process,
-                recommended.configuration,
-                _layout(collection, batch_size, already_shuffled=order.already_shuffled),
-                cells_per_second=recommended.cells_per_second.value,
-                step_seconds=step_seconds,
-                block_sizes=space.block_sizes,
-                cache=cache if found_cache == cache else "warm",  # nothing is known of the disk
-                seconds=_EXPLAIN_SHARE * budget,
-                most_seconds=max(0.0, budget - _since(started)),
-                seed=seed,
+        recommended, explained, interrupted = None, Explained(), False
+        try:
+            search.run(grid)
+            search.survey()
+            choice = choose(search.results(_shown(search, space, grid)), constraints, search.turns)
+            recommended = choice and _recommended(
+                choice, search.with_step(choice), constraints, search.measurements
             )
-    replicates = {each: search.measurements.replicates(each) for each in search.timed}
-    notes.keep(
-        {each: costs for each, costs in replicates.items() if costs},
-        recommended,
-        is_short=search.is_short,
-    )
-    return AutotuneResult(
+            on_progress("explain", 0, 1)
+            if recommended is not None:
+                explained = explain_throughput(
+                    process,
+                    recommended.configuration,
+                    _layout(collection, batch_size, already_shuffled=order.already_shuffled),
+                    cells_per_second=recommended.cells_per_second.value,
+                    step_seconds=step_seconds,
+                    block_sizes=space.block_sizes,
+                    cache=cache if found_cache == cache else "warm",  # nothing is known of the disk
+                    seconds=_EXPLAIN_SHARE * budget,
+                    most_seconds=max(0.0, budget - _since(started)),
+                    seed=seed,
+                )
+            with interrupts_held_back():
+                notes.keep(
+                    search.measurements.by_replicate(), recommended, is_short=search.is_short
+                )
+        except KeyboardInterrupt:
+            if not len(search.measurements):
+                raise
+            interrupted = True
+    results = search.results(_shown(search, space, grid))
+    choice = choose(results, constraints, search.turns)
+    if interrupted and recommended is None:
+        recommended = choice and _recommended(choice, None, constraints, search.measurements)
+    result = AutotuneResult(
         machine=machine,
         dataset=describe_dataset(
             collection, {each.name: each.counted for each in labels}, batch_size
@@ -240,7 +247,16 @@ def autotune(
         bottleneck=explained.bottleneck,
         storage_advice=explained.storage_advice,
         ranges=None if proposals is None else _ranges(space, proposals),
+        interrupted=interrupted,
     )
+    if interrupted:
+        raise AutotuneInterrupted(result)
+    return result
+
+
+def _shown(search: Search, space: Space, grid: Sequence[Configuration]) -> Sequence[Configuration]:
+    """Return the configurations that the result has: of ranges, those that were measured."""
+    return search.timed or grid if space.is_large else grid
 
 
 def _since(started: float) -> float:
@@ -349,7 +365,10 @@ def _constraints(
 
 
 def _recommended(
-    choice: Choice, stepped: Measurement | None, asked: Constraints, *, in_turns: bool
+    choice: Choice,
+    stepped: Measurement | None,
+    asked: Constraints,
+    measurements: Measurements,
 ) -> Recommended:
     reason = choice.reason
     if choice.result.status != "measured":
@@ -359,7 +378,7 @@ def _recommended(
     return Recommended(
         configuration=choice.result.configuration,
         cells_per_second=choice.speed,
-        measured_in_turns=in_turns,
+        measured_in_turns=measurements.is_from_turns(choice.result.configuration),
         peak_memory_bytes=choice.result.peak_memory_bytes or 0,
         reason=reason,
         waiting=_waiting(choice.speed.value, stepped, asked),

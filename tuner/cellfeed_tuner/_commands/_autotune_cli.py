@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cellfeed import __version__, open_collection
-from cellfeed.console import ByteSize
+from cellfeed.console import ByteSize, interrupted
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._commands._explain_cli import explain_command
 from cellfeed_tuner._commands._live import LiveDisplay
@@ -18,6 +18,7 @@ from cellfeed_tuner._commands._show_cli import show_command
 from cellfeed_tuner._commands._sizes import Sizes, listed
 from cellfeed_tuner._commands._subcommands import CommandWithSubcommands
 from cellfeed_tuner._grid import DEFAULT_BLOCK_SIZES, DEFAULT_FETCH_FACTORS
+from cellfeed_tuner._interruption import AutotuneInterrupted
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._html_report import html_report
@@ -84,29 +85,35 @@ def main(
     PATH is an .h5ad file, a folder of them, or a pattern; several make one collection. The
     throughput and the label entropy of minibatches are measured over a grid of block sizes,
     fetch factors and workers, or, of ranges, where a study proposes. Exits with 1 if no
-    configuration is feasible, and with 2 if the input cannot be used.
+    configuration is feasible, and with 2 if the input cannot be used. Ctrl-C ends it with what was
+    measured by then, and 130.
     """
     obs = [*label, given] if given else label
     collection = open_collection(paths, obs=list(dict.fromkeys(obs)), layer=layer)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=output):
         pass  # whether files can be written there had better be known before measuring
-    with LiveDisplay() as display:
-        result = _autotune.autotune(
-            collection,
-            label=label,
-            step_seconds=step_ms and step_ms / 1000,
-            given=given,
-            cache=cache,
-            on_progress=display.show,
-            on_race=display.watch,
-            **settings,
-        )
+    try:
+        with LiveDisplay() as display:
+            result = _autotune.autotune(
+                collection,
+                label=label,
+                step_seconds=step_ms and step_ms / 1000,
+                given=given,
+                cache=cache,
+                on_progress=display.show,
+                on_race=display.watch,
+                **settings,
+            )
+    except AutotuneInterrupted as interruption:
+        result = interruption.result
     print_report(result, output / "autotune.json", layer=layer, to_stderr=as_json)
     written = ", ".join(map(str, _write(result, output, layer)))
     click.echo(f"\nWrote {written}", err=as_json)
     if as_json:
         click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
+    if result.interrupted:
+        interrupted(f"Interrupted. {output / 'autotune.json'} holds what was measured by then.")
     if result.recommended is None:
         raise SystemExit(1)
 

@@ -14,8 +14,14 @@ from cellfeed.console import OneLineErrorCommand
 from cellfeed_tuner._explain._bottleneck import Bottleneck, with_training_step
 from cellfeed_tuner._explain._why import Asked, Why, why
 from cellfeed_tuner._reports._console import report_console
-from cellfeed_tuner._reports._wording import interval, why_nothing
+from cellfeed_tuner._reports._wording import (
+    how_measured,
+    interruption_in_words,
+    interval,
+    why_nothing,
+)
 from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._configuration_result import ConfigurationResult
 
 __all__ = ["explain_command"]
 
@@ -68,12 +74,15 @@ def _say(console: Console, text: str, style: str = "") -> None:
 
 def _print_choice(console: Console, result: AutotuneResult) -> None:
     chosen = result.recommended
+    for each in interruption_in_words(result):
+        _say(console, each, "bold yellow")
     if chosen is None:
         _say(console, "No configuration is feasible.", "bold red")
         _say(console, why_nothing(result))
         return
     _say(console, str(chosen.configuration), "bold green")
-    _say(console, f"{interval(chosen.cells_per_second)} cells/s. {chosen.reason}")
+    _say(console, f"{interval(chosen.cells_per_second)} cells/s, {how_measured(result)}.")
+    _say(console, chosen.reason)
 
 
 def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottleneck | None) -> None:
@@ -84,7 +93,6 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("stage, alone")
     table.add_column("us/cell [95 % interval]", justify="right", no_wrap=True)
-    table.add_column("saves", justify="right")
     table.add_column("")
     longest = max(each.seconds_per_cell.value for each in found.stages)
     for each in found.stages:
@@ -92,13 +100,13 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
         value, low, high = (1e6 * end for end in (seconds.value, seconds.low, seconds.high))
         bar = "█" * round(_BAR_WIDTH * max(0.0, seconds.value) / longest)
         style = "bold" if each.name == found.kind else ""
-        row = (each.name, f"{value:,.2f} [{low:,.2f}, {high:,.2f}]", f"{each.saving:.0%}", bar)
+        row = (each.name, f"{value:,.2f} [{low:,.2f}, {high:,.2f}]", bar)
         table.add_row(*row, style=style)
     console.print("", table)
     _say(
         console,
-        f"\nStages were timed one by one over {found.n_rounds} fetches; side by side they make "
-        f"{found.accounted:.0%} of the time measured. saves: of that time, if the stage took none.",
+        f"\nStages were timed one by one over {found.n_rounds} fetches; side by side, they explain "
+        f"{found.accounted:.0%} of the measured time.",
         "dim",
     )
     if found.read_amplification is not None:
@@ -110,8 +118,8 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
         step = 1e3 * found.measured_seconds_per_cell * result.dataset.batch_size
         _say(
             console,
-            f"A training step of more than {step:,.1f} ms, if it leaves the processors free, hides "
-            "all of this.",
+            f"A training step longer than {step:,.1f} ms hides all of this, if it leaves the "
+            "processors free.",
         )
     for advice in result.storage_advice:
         _say(console, advice.sentence)
@@ -120,9 +128,11 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
 def _print_answer(console: Console, result: AutotuneResult, answer: Why) -> None:
     about, chosen = answer.about, result.recommended
     if not answer.n_matching:
-        _say(console, f"{answer.asked} is not in the grid that was measured.", "bold")
+        _say(console, f"{answer.asked} is not in the grid.", "bold")
         _print_outside(console, answer)
-        _say(console, f"\nNearest is {about.configuration}:")
+        measured = "" if about.cells_per_second is None else " of what was measured"
+        both = ", in block size and fetch factor together," if answer.outside else ""
+        _say(console, f"\nNearest{measured}{both} is {about.configuration}:")
     elif answer.n_matching == 1:
         _say(console, str(about.configuration), "bold")
     else:
@@ -142,28 +152,28 @@ def _print_answer(console: Console, result: AutotuneResult, answer: Why) -> None
 
 
 def _print_outside(console: Console, answer: Why) -> None:
+    if answer.outside is None:
+        return
+    _say(console, f"For {answer.outside}:")
     if answer.homogeneous_bits is not None:
         random = answer.about.entropy_bits.random
         share = answer.homogeneous_bits / random if random else 1.0
         _say(
             console,
-            f"If every block held one label, its minibatches would have "
+            f"- If every block held one label, minibatches would have "
             f"{answer.homogeneous_bits:.3f} bits, {share:.1%} of random sampling's.",
         )
-    if answer.asked.configuration is not None and answer.predicted is not None:
-        _say(
-            console,
-            f"By the cost model, it gives about {interval(answer.predicted)} cells/s.",
-        )
+    if answer.predicted is not None:
+        _say(console, f"- The cost model expects {interval(answer.predicted)} cells/s.")
 
 
 def _facts(result: AutotuneResult, answer: Why) -> Table:
     about, constraints = answer.about, result.constraints
-    entropy, speed = about.entropy_bits, about.cells_per_second
+    entropy = about.entropy_bits
     table = Table.grid(padding=(0, 2))
     rows = [
         ("status", about.status + (f" ({about.note})" if about.note else "")),
-        ("throughput", f"{interval(speed)} cells/s" if speed else "not known"),
+        ("throughput", _throughput(about)),
     ]
     if answer.speed_ratio is not None and not answer.is_chosen:
         rows.append(("", f"{answer.speed_ratio:.2f} times the chosen one's in the same search"))
@@ -180,6 +190,13 @@ def _facts(result: AutotuneResult, answer: Why) -> Table:
     for name, value in rows:
         table.add_row(Text(name, style="dim"), Text(value))
     return table
+
+
+def _throughput(about: ConfigurationResult) -> str:
+    if about.cells_per_second is None:
+        return "not known"
+    few = f" (from {about.n_rounds} rounds only)" if about.has_few_rounds else ""
+    return f"{interval(about.cells_per_second)} cells/s{few}"
 
 
 def _json(result: AutotuneResult, answer: Why | None, found: Bottleneck | None) -> dict[str, Any]:

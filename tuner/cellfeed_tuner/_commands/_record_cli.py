@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cellfeed import open_collection
-from cellfeed.console import ByteSize, OneLineErrorCommand
+from cellfeed.console import ByteSize, OneLineErrorCommand, interrupted
 from cellfeed_tuner._commands._live import LiveDisplay
 from cellfeed_tuner._commands._sizes import Sizes, listed
 from cellfeed_tuner._grid import DEFAULT_BLOCK_SIZES, DEFAULT_FETCH_FACTORS
@@ -56,9 +56,10 @@ def record_command(
                 collection, label=label, output=output, on_progress=display.show, **settings
             )
     except KeyboardInterrupt:
-        click.echo(f"\nInterrupted. {output} holds what was measured so far, and the same command "
-                   "goes on from there.", err=True)  # fmt: skip
-        raise SystemExit(130) from None
+        interrupted(
+            f"Interrupted. {output} holds what was measured so far, and the same command goes on "
+            "from there."
+        )
     click.echo(_summary(recording))
 
 

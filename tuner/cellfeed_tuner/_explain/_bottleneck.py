@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -35,8 +35,9 @@ class Stage:
     seconds_per_cell
         What it takes alone, by difference, with its 95 % interval; in one process that reads.
     saving
-        Share of a cell's time that would be saved if it took none, since stages go on side by
-        side: 0 if others would take as long all the same.
+        Share of the measured time that would be saved if it took none, by the model of stages
+        that go on side by side: 0 if others would take as long all the same. Never more than the
+        share that it takes.
     """
 
     name: StageName
@@ -98,30 +99,33 @@ class Bottleneck:
     @property
     def sentence(self) -> str:
         """What this means, in one or two sentences."""
-        if self.kind == "nothing":
-            said = (
-                "No stage stands out: without the dearest of them, a cell would take "
-                f"{max((each.saving for each in self.stages), default=0.0):.0%} less time."
-            )
-        elif self.kind == "consumer":
+        if self.kind == "consumer":
             return (
                 f"The loader is fast enough: the training step takes "
                 f"{self.seconds['consumer'] * 1e6:,.1f} us for each cell, which is longer."
             )
+        if self.kind == "nothing":
+            said = "No stage stands out."
         else:
-            stage = next(each for each in self.stages if each.name == self.kind)
-            said = (
-                f"{self._certainty} bound by {_MEANINGS[self.kind]}: it takes "
-                f"{_microseconds(stage.seconds_per_cell)} us of the "
-                f"{self.measured_seconds_per_cell * 1e6:,.1f} us that a cell takes, and if it took "
-                f"none, cells would come {_times(1 / (1 - min(stage.saving, 0.99)))} as fast."
-            )
-        if not self.is_explained:
-            said += (
-                f" But the stages, timed one by one, make {self.accounted:.0%} of the time that "
-                "was measured, so the machine was busy meanwhile, or something else takes time."
-            )
-        return said
+            said = f"{self._certainty} bound by {_MEANINGS[self.kind]}: {self._times(self.kind)}."
+        return said if self.is_explained else f"{said} {self._caveat}"
+
+    def _times(self, name: StageName) -> str:
+        """Return what a stage takes, beside what a cell takes if it is a part of that."""
+        (alone,) = (each.seconds_per_cell for each in self.stages if each.name == name)
+        ends = (self.model.seconds_per_cell({name: end}) for end in astuple(alone))
+        part = Estimate(*ends)
+        whole = self.measured_seconds_per_cell
+        if part.value > whole:
+            return f"timed alone, it takes {_microseconds(alone)} us for each cell"
+        return f"it takes {_microseconds(part)} us of the {whole * 1e6:,.1f} us that a cell takes"
+
+    @property
+    def _caveat(self) -> str:
+        explained = f"Timed one by one, the stages explain {self.accounted:.0%} of the time"
+        if self.accounted < 1:
+            return f"{explained} only; what takes the rest is not known."
+        return f"{explained}, so the machine was busier when they were timed."
 
     @property
     def _certainty(self) -> str:
@@ -192,7 +196,8 @@ def with_training_step(found: Bottleneck, seconds: float) -> Bottleneck:
     step = Stage(name="consumer", seconds_per_cell=Estimate(seconds, seconds, seconds), saving=0.0)
     stages = (*(each for each in found.stages if each.name != "consumer"), step)
     times = {each.name: each.seconds_per_cell.value for each in stages}
-    savings = _savings(times, found.model)
+    measured = max(seconds, found.measured_seconds_per_cell)
+    savings = _savings(times, found.model, measured)
     kind = _kind(savings)
     return replace(
         found,
@@ -200,7 +205,7 @@ def with_training_step(found: Bottleneck, seconds: float) -> Bottleneck:
         # By how often others were named, nothing is known of a stage that was not there.
         confidence=1.0 if kind == "consumer" else found.confidence,
         stages=tuple(replace(each, saving=savings[each.name]) for each in stages),
-        measured_seconds_per_cell=max(seconds, found.measured_seconds_per_cell),
+        measured_seconds_per_cell=measured,
     )
 
 
@@ -239,10 +244,12 @@ def _assembled(
     rounds: Sequence[StageRound],
 ) -> Bottleneck:
     means = {name: float(each.mean()) for name, each in samples.items()}
-    savings = _savings(means, model)
+    savings = _savings(means, model, measured)
     kind = _kind(savings)
     n_rounds = len(rounds)
-    named = Counter(_kind(_savings(_resampled(samples, rng), model)) for _ in range(_N_RESAMPLES))
+    named = Counter(
+        _kind(_savings(_resampled(samples, rng), model, measured)) for _ in range(_N_RESAMPLES)
+    )
 
     def per_cell(name: str) -> float:
         return float(np.mean([getattr(each, name) / each.n_cells for each in rounds]))
@@ -273,10 +280,21 @@ def _resampled(
     return {name: float(each[drawn[each.size]].mean()) for name, each in samples.items()}
 
 
-def _savings(seconds: Mapping[StageName, float], model: StageModel) -> dict[StageName, float]:
-    """Return the share of the time that would be saved without each stage."""
+def _savings(
+    seconds: Mapping[StageName, float], model: StageModel, measured: float
+) -> dict[StageName, float]:
+    """Return the share of the measured time that would be saved without each stage.
+
+    Time that the stages do not explain goes on without any of them. Where they explain more than
+    was measured, they were slower when they were timed, all alike.
+    """
     whole = model.seconds_per_cell(seconds)
-    return {name: 1 - model.seconds_per_cell(seconds, without=name) / whole for name in seconds}
+
+    def saved(name: StageName) -> float:
+        alone = model.seconds_per_cell({name: seconds[name]})
+        return min(whole - model.seconds_per_cell(seconds, without=name), alone)
+
+    return {name: saved(name) / max(whole, measured) for name in seconds}
 
 
 def _kind(savings: Mapping[StageName, float]) -> BottleneckKind:
@@ -287,7 +305,3 @@ def _kind(savings: Mapping[StageName, float]) -> BottleneckKind:
 def _microseconds(seconds: Estimate) -> str:
     value, low, high = (1e6 * each for each in (seconds.value, seconds.low, seconds.high))
     return f"{value:,.1f} [{low:,.1f}, {high:,.1f}]"
-
-
-def _times(factor: float) -> str:
-    return f"{factor:.1f} times"

@@ -28,7 +28,7 @@ class StageModel:
     and no less than all work of the processors divided among them:
 
     - reading: ``page cache + decompression + memory``;
-    - planning and then waiting for the disk, which fetches from the announcement on;
+    - planning, then waiting for the disk, which fetches from the announcement on, and copying;
     - making tensors; and the training step, which follows on that in the same process;
     - work: ``planning + threads x reading + transform + transfer``, over the cores.
 
@@ -71,13 +71,11 @@ class StageModel:
         by_library, disk = of("reading"), of("disk")
         if "reading" in stages:
             by_library, disk = by_library + disk, 0.0
-        elif disk:
-            disk += of("page cache")
         training = of("consumer", "transfer" if self.n_workers else "transform")
         work = self.n_threads * decoding + of("planning", "reading", "transform", "transfer")
         return max(
             (decoding + by_library) / lanes,
-            of("planning") / lanes + disk,
+            of("planning", "page cache") / lanes + disk,
             of("transform") / lanes,
             training,
             work / self.cores,

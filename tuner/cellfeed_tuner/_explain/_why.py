@@ -48,15 +48,23 @@ class Asked:
             )
         )
 
-    @property
-    def configuration(self) -> Configuration | None:
-        """The configuration, if there is only one; without workers if that was left open."""
-        if self.block_size is None or self.fetch_factor is None:
+    def completed(self, chosen: Configuration | None) -> Configuration | None:
+        """Return the configuration with what was left open as it is in the chosen one.
+
+        None if that leaves a size open.
+        """
+        block_size, fetch_factor, num_workers = (
+            wanted if wanted is not None else given
+            for wanted, given in (
+                (self.block_size, chosen and chosen.block_size),
+                (self.fetch_factor, chosen and chosen.fetch_factor),
+                (self.num_workers, chosen.num_workers if chosen else 0),
+            )
+        )
+        if not block_size or not fetch_factor:
             return None
         return Configuration(
-            block_size=self.block_size,
-            fetch_factor=self.fetch_factor,
-            num_workers=self.num_workers or 0,
+            block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers or 0
         )
 
     def __str__(self) -> str:
@@ -78,8 +86,12 @@ class Why:
         The question.
     n_matching
         Configurations of the grid that it is about; 0 if it lies outside of the grid.
+    outside
+        If it lies outside of the grid, what was asked about, with the recommended one's settings
+        where nothing was said; None else, or if that leaves a size open.
     about
-        The best of them, or the nearest in the grid if there is none.
+        The best of them; if there is none, what comes nearest in block size and fetch factor
+        together, of what was measured.
     is_chosen
         Whether that is the recommended one.
     speed_ratio
@@ -96,6 +108,7 @@ class Why:
 
     asked: Asked
     n_matching: int
+    outside: Configuration | None
     about: ConfigurationResult
     is_chosen: bool
     speed_ratio: float | None
@@ -116,12 +129,14 @@ def why(result: AutotuneResult, asked: Asked) -> Why:
     """
     matching = [each for each in result.configurations if asked.matches(each.configuration)]
     chosen = result.chosen
-    outside = asked.configuration if not matching else None
-    about = _best(matching, result) if matching else _nearest(asked, result.configurations)
+    meant = asked.completed(chosen.configuration if chosen else None)
+    outside = None if matching else meant
+    about = _best(matching, result) if matching else _nearest(outside or asked, result)
     is_chosen = chosen is not None and about.configuration == chosen.configuration
     return Why(
         asked=asked,
         n_matching=len(matching),
+        outside=outside,
         about=about,
         is_chosen=is_chosen,
         speed_ratio=_ratio(about, chosen),
@@ -146,22 +161,24 @@ def _best(matching: Sequence[ConfigurationResult], result: AutotuneResult) -> Co
     return max(matching, key=rank)
 
 
-def _nearest(asked: Asked, grid: Sequence[ConfigurationResult]) -> ConfigurationResult:
-    """Return the configuration of the grid that is the fewest doublings away."""
+def _nearest(wanted: Asked | Configuration, result: AutotuneResult) -> ConfigurationResult:
+    """Return what is the fewest doublings away in both sizes together, of what was measured.
 
-    def apart(each: ConfigurationResult) -> float:
+    Of several, the one with the most similar number of workers; of the whole grid if nothing was
+    measured.
+    """
+
+    def apart(each: ConfigurationResult) -> tuple[float, float]:
         settings = each.configuration
-        return sum(
-            abs(log2((wanted + 1) / (given + 1)) if with_zero else log2(wanted / given))
-            for wanted, given, with_zero in (
-                (asked.block_size, settings.block_size, False),
-                (asked.fetch_factor, settings.fetch_factor, False),
-                (asked.num_workers, settings.num_workers, True),
-            )
-            if wanted is not None
+        sizes = (
+            (wanted.block_size, settings.block_size),
+            (wanted.fetch_factor, settings.fetch_factor),
         )
+        doublings = sum(abs(log2(size / given)) for size, given in sizes if size is not None)
+        return doublings, abs((wanted.num_workers or 0) - settings.num_workers)
 
-    return min(grid, key=apart)
+    measured = [each for each in result.configurations if each.cells_per_second is not None]
+    return min(measured or result.configurations, key=apart)
 
 
 def _ratio(each: ConfigurationResult, chosen: ConfigurationResult | None) -> float | None:
@@ -251,16 +268,18 @@ def _memory(each: ConfigurationResult, result: AutotuneResult) -> list[str]:
 
 
 _STATUS_IN_WORDS = {
-    "not enough samples": "Too few whole fetches could be timed for a figure",
+    "not enough samples": "Too few whole fetches could be timed for a throughput",
     "too few cells": "The collection has too few cells to time it",
     "over memory": "It does not fit in the memory given",
-    "too slow": "It was not timed, since by what was measured of its like it cannot win",
+    "too slow": "It was not timed, since configurations like it were too slow to win",
     "out of budget": "There was no time left to time it (see --budget)",
     "failed": "It failed",
 }
 
 
 def _status(each: ConfigurationResult) -> list[str]:
+    if each.has_few_rounds:
+        return [f"Its throughput comes from {each.n_rounds} rounds only: not enough samples."]
     said = _STATUS_IN_WORDS.get(each.status)
     if said is None:
         return []

@@ -50,8 +50,10 @@ class Earlier:
     sentence: str
 
 
-NOTHING_KNOWN = Earlier(use="none", sentence="Nothing was known of these files on this machine.")
-_IGNORED = Earlier(use="none", sentence="What earlier runs found was ignored, as asked.")
+NOTHING_KNOWN = Earlier(
+    use="none", sentence="There is no earlier result for these files on this machine."
+)
+_IGNORED = Earlier(use="none", sentence="Earlier results were ignored, as asked.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +172,8 @@ def compare(held: EarlierRun, fresh: Mapping[Configuration, Sequence[float]]) ->
         return _dropped(held, changed)
     shift = exp(np.mean([log(now[each].value / old[each].value) for each in now]))
     sentence = (
-        f"{len(now)} configurations that were measured here on {held.date} relate to each other "
-        "as they did then, so this search was a short one; all figures are of today."
+        f"{len(now)} configurations, measured again, compare with each other as they did on "
+        f"{held.date}, so this search was a short one; all figures are from today."
     )
     return Comparison(
         earlier=Earlier(use="confirmed", sentence=sentence),

@@ -159,7 +159,8 @@ class MeasuringProcess(Generic[Subject]):
 def serve(fd: int) -> None:
     """Be the process: take a subject, then requests, over an inherited connection."""
     connection: Connection[Any, Any] = Connection(fd)
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    # Of a parent that was interrupted while it received, the connection is reset.
+    with contextlib.suppress(EOFError, ConnectionError):
         subject = connection.recv()
         connection.send("ready")
         while True:

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from cellfeed_tuner._reports._html_report._elements import Html, element
 from cellfeed_tuner._reports._wording import (
     drifts_in_words,
+    from_few_rounds,
+    interruption_in_words,
     interval,
     key_figures,
     loader_faults,
@@ -24,13 +26,16 @@ def text_summary(result: AutotuneResult) -> str:
     chosen = result.recommended
     if chosen is None:
         return "no configuration is feasible"
-    return f"{chosen.configuration}; {interval(chosen.cells_per_second)} cells/s"
+    speed = f"{interval(chosen.cells_per_second)} cells/s"
+    return ", ".join(filter(None, [f"{chosen.configuration}; {speed}", from_few_rounds(result)]))
 
 
 def html_summary(result: AutotuneResult) -> Html:
     """Return the recommendation as an element that needs no style: figures, proof and code."""
     chosen = result.recommended
-    warnings = _paragraphs([*loader_faults(result), *drifts_in_words(result)], "strong")
+    warnings = _paragraphs(
+        [*interruption_in_words(result), *loader_faults(result), *drifts_in_words(result)], "strong"
+    )
     if chosen is None:
         headline = element("p", element("strong", "No configuration is feasible."))
         return element("div", headline, *warnings, *_paragraphs([why_nothing(result)]))

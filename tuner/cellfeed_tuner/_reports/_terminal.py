@@ -17,7 +17,9 @@ from cellfeed_tuner._reports._wording import (
     cache_in_words,
     drifts_in_words,
     explained_in_words,
+    few_rounds_in_words,
     how_measured,
+    interruption_in_words,
     interval,
     labels_in_words,
     loader_faults,
@@ -26,6 +28,7 @@ from cellfeed_tuner._reports._wording import (
     ranges_in_words,
     rivals_in_words,
     storage_in_words,
+    throughput,
     untimed_in_words,
     use_in_words,
     why_nothing,
@@ -56,7 +59,8 @@ def print_report(
         Whether stdout is for something else.
     """
     console = report_console(to_stderr=to_stderr, width=100)
-    console.print(_setting(result), _grid(result), _recommendation(result), sep="\n")
+    notes = map(Text, few_rounds_in_words(result.configurations))
+    console.print(_setting(result), _grid(result), *notes, _recommendation(result), sep="\n")
     if result.recommended is not None:
         paths = [Path(path) for path in result.dataset.paths]
         code = code_to_paste(paths, result.dataset.labels, saved_as, layer=layer)
@@ -125,13 +129,13 @@ def _alike(results: Iterable[ConfigurationResult]) -> list[list[ConfigurationRes
 
 def _row(rows: list[ConfigurationResult]) -> list[str]:
     first = rows[0]
-    entropy, speed = first.entropy_bits, first.cells_per_second
+    entropy = first.entropy_bits
     workers = [each.configuration.num_workers for each in rows]
     return [
         str(first.configuration.block_size),
         str(first.configuration.fetch_factor),
         str(workers[0]) if len(workers) == 1 else f"{workers[0]}-{workers[-1]}",
-        first.status if speed is None else interval(speed, shorten=True),
+        throughput(first, shorten=True) or first.status,
         "" if entropy.measured is None else _short(entropy.measured.value),
         _short(entropy.expected.value),
         f"{first.least_mixed.share_of_random:.0%}",
@@ -157,7 +161,8 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
     speed, memory = chosen.cells_per_second, chosen.peak_memory_bytes
     lines = [
         Text(f"\nRecommended: {chosen.configuration}", style="bold green"),
-        Text(f"{interval(speed)} cells/s, {how_measured(chosen)}; {memory / 1e6:,.0f} MB"),
+        *_interruption(result),
+        Text(f"{interval(speed)} cells/s, {how_measured(result)}; {memory / 1e6:,.0f} MB"),
         Text(chosen.reason),
         *map(Text, rivals_in_words(chosen)),
         *map(Text, use_in_words(result)),
@@ -179,6 +184,10 @@ def _proof(result: AutotuneResult) -> list[Text]:
     return [*faults, *map(Text, proof_of_choice(result)), *said]
 
 
+def _interruption(result: AutotuneResult) -> list[Text]:
+    return [Text(each, style="bold yellow") for each in interruption_in_words(result)]
+
+
 def _remarks(result: AutotuneResult) -> list[Text]:
     """Say of configurations that ran, failed or do not fit what the grid has no room for."""
     return [
@@ -191,6 +200,8 @@ def _remarks(result: AutotuneResult) -> list[Text]:
 def _nothing_feasible(result: AutotuneResult) -> RenderableType:
     headline = Text("\nNo configuration is feasible.", style="bold red")
     if result.nearest is None:
-        return Group(headline, Text(why_nothing(result)))
+        return Group(headline, *_interruption(result), Text(why_nothing(result)))
     said = [*ranges_in_words(result), why_nothing(result)]
-    return Group(headline, *_remarks(result), *_proof(result), *map(Text, said))
+    return Group(
+        headline, *_interruption(result), *_remarks(result), *_proof(result), *map(Text, said)
+    )

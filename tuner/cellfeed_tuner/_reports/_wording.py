@@ -1,12 +1,18 @@
 """What terminal and page say in the same words."""
 
+from collections.abc import Iterable
+
 from cellfeed.console import format_bytes
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._measuring._bytes_read import BytesRead
-from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
+from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._results._autotune_result import AutotuneResult
-from cellfeed_tuner._results._configuration_result import ConditionalEntropyBits, EntropyBits
+from cellfeed_tuner._results._configuration_result import (
+    ConditionalEntropyBits,
+    ConfigurationResult,
+    EntropyBits,
+)
 from cellfeed_tuner._results._dataset import Dataset, LabelCensus
 from cellfeed_tuner._results._recommended import Recommended, Rival, Waiting
 
@@ -15,7 +21,10 @@ __all__ = [
     "cache_in_words",
     "drifts_in_words",
     "explained_in_words",
+    "few_rounds_in_words",
+    "from_few_rounds",
     "how_measured",
+    "interruption_in_words",
     "interval",
     "key_figures",
     "labels_in_words",
@@ -25,6 +34,7 @@ __all__ = [
     "ranges_in_words",
     "rivals_in_words",
     "storage_in_words",
+    "throughput",
     "untimed_in_words",
     "use_in_words",
     "why_nothing",
@@ -62,6 +72,23 @@ def _six_characters(number: float) -> str:
     return f"{number / 10**6:.2f}M"
 
 
+def throughput(result: ConfigurationResult, *, shorten: bool = False) -> str:
+    """Return the throughput of a configuration, or nothing; marked if it rests on few rounds."""
+    if result.cells_per_second is None:
+        return ""
+    figure = interval(result.cells_per_second, shorten=shorten)
+    return figure + ("*" if result.has_few_rounds else "")
+
+
+def few_rounds_in_words(results: Iterable[ConfigurationResult]) -> list[str]:
+    """Return what the mark of `throughput` stands for, if any of these has it."""
+    if not any(each.has_few_rounds for each in results):
+        return []
+    return [
+        f"* Not enough samples: from {FEWEST_ROUNDS} to {LEAST_ROUNDS - 1} rounds of whole fetches."
+    ]
+
+
 def key_figures(result: AutotuneResult) -> dict[str, str]:
     """Return what to know of the choice, by name; nothing if there is none."""
     chosen, known = result.recommended, result.chosen
@@ -70,7 +97,7 @@ def key_figures(result: AutotuneResult) -> dict[str, str]:
     entropy = known.entropy_bits
     share = f"{entropy.share_of_random:.1%} of random sampling's"
     return {
-        f"throughput, {how_measured(chosen)}": f"{interval(chosen.cells_per_second)} cells/s",
+        f"throughput, {how_measured(result)}": f"{interval(chosen.cells_per_second)} cells/s",
         f"entropy of {result.dataset.label}": f"{entropy.expected.value:.3f} bits, {share}",
         "peak memory": format_bytes(chosen.peak_memory_bytes),
     }
@@ -107,11 +134,13 @@ def busy_in_words(result: AutotuneResult) -> list[str]:
     return [result.busy.sentence] if result.busy is not None and result.busy.sentence else []
 
 
-def how_measured(recommended: Recommended) -> str:
+def how_measured(result: AutotuneResult) -> str:
     """Return what the figure of the choice rests on."""
-    if recommended.measured_in_turns:
+    recommended = result.recommended
+    if recommended is not None and recommended.measured_in_turns:
         return "measured in turns with its rivals" if recommended.rivals else "measured again"
-    return "as found while searching, since there was no time to measure it again"
+    few = from_few_rounds(result)
+    return f"{few}, not measured again" if few else "not measured again"
 
 
 def rivals_in_words(recommended: Recommended) -> list[str]:
@@ -132,6 +161,27 @@ def _rival_in_words(rival: Rival) -> str:
     if rival.is_undecided:
         return f"Undecided between it and {rival.configuration}: {compared}."
     return f"Beside {rival.configuration}, {compared}."
+
+
+def from_few_rounds(result: AutotuneResult) -> str:
+    """Return how few rounds the figure of the choice rests on; nothing if they are enough."""
+    recommended, chosen = result.recommended, result.chosen
+    if recommended is None or recommended.measured_in_turns:
+        return ""
+    return f"from {chosen.n_rounds} rounds only" if chosen and chosen.has_few_rounds else ""
+
+
+def interruption_in_words(result: AutotuneResult) -> list[str]:
+    """Return what the result rests on where the run was interrupted."""
+    if not result.interrupted:
+        return []
+    timed = sum(each.cells_per_second is not None for each in result.configurations)
+    counted = "1 configuration" if timed == 1 else f"{timed} configurations"
+    said = (
+        f"The run was interrupted after {result.seconds:.0f} s: this rests on the {counted} "
+        "measured by then, and a complete run may choose otherwise."
+    )
+    return [said]
 
 
 def loader_faults(result: AutotuneResult) -> list[str]:
@@ -213,11 +263,11 @@ def use_in_words(result: AutotuneResult) -> list[str]:
 
 def _reading(read: BytesRead, result: AutotuneResult) -> str:
     stored = result.dataset.stored_bytes_per_cell
-    said = f"For each cell, {format_bytes(round(stored))} in storage, it asks for "
-    said += f"{read.asked / stored:.1f} times as much"
+    said = f"A cell takes {format_bytes(round(stored))} in storage; for each that came out, "
+    said += f"{read.asked / stored:.1f} times as much was requested"
     if result.cache != "cold":
         return f"{said}."
-    return f"{said}, and the system reads {read.from_storage / stored:.1f} times as much."
+    return f"{said}, and {read.from_storage / stored:.1f} times as much was read from storage."
 
 
 def _waiting(waiting: Waiting, result: AutotuneResult) -> str:
@@ -287,7 +337,9 @@ def untimed_in_words(result: AutotuneResult) -> list[str]:
     if not untimed:
         return []
     counted = "1 configuration was" if untimed == 1 else f"{untimed} configurations were"
-    return [f"{counted} not timed for want of budget (see --budget)."]
+    if result.interrupted:
+        return [f"{counted} not timed by then."]
+    return [f"{counted} not timed, since the budget ran out (see --budget)."]
 
 
 def why_nothing(result: AutotuneResult) -> str:

@@ -93,6 +93,8 @@ class AutotuneResult:
         What configurations were proposed from; None if all were listed.
     busy
         How busy other programs kept the machine; None if that was not looked at.
+    interrupted
+        Whether Ctrl-C ended the run, so that all of this rests on what was measured by then.
     """
 
     machine: Machine
@@ -111,6 +113,7 @@ class AutotuneResult:
     storage_advice: tuple[StorageAdvice, ...] = ()
     ranges: Ranges | None = None
     busy: Busy | None = None
+    interrupted: bool = False
 
     @property
     def chosen(self) -> ConfigurationResult | None:
@@ -173,6 +176,7 @@ class AutotuneResult:
             "constraints": asdict(self.constraints),
             "cache": self.cache,
             "seconds": self.seconds,
+            "interrupted": self.interrupted,
             "configurations": [
                 configuration_json(result) | {"read_amplification": self.read_amplification(result)}
                 for result in self.configurations

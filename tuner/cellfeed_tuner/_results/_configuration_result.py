@@ -164,6 +164,11 @@ class ConfigurationResult:
     conditional_entropy_bits: ConditionalEntropyBits | None = None
 
     @property
+    def has_few_rounds(self) -> bool:
+        """Whether there is a throughput, but from too few rounds to rely on."""
+        return self.cells_per_second is not None and self.status != "measured"
+
+    @property
     def least_mixed_label(self) -> str | None:
         """Which of further labels is mixed least; None if the first label is."""
         shares = {

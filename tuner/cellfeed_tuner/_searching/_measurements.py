@@ -79,6 +79,11 @@ class Measurements:
         """Return all that was measured of a configuration as one measurement."""
         return pooled(self._replicates[configuration])
 
+    def by_replicate(self) -> dict[Configuration, list[float]]:
+        """Return seconds per cell of each replicate of each configuration that did not fail."""
+        found = {each: self.replicates(each) for each in self}
+        return {each: replicates for each, replicates in found.items() if replicates}
+
     def with_throughput(self) -> dict[Configuration, Measurement]:
         """Return what was measured of each configuration that has a throughput."""
         found = {each: self[each] for each in self}
@@ -174,5 +179,4 @@ class Measurements:
 
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
         """Return the mean of all replicates, of each configuration that did not fail."""
-        found = {each: self.replicates(each) for each in self}
-        return {each: float(np.mean(costs)) for each, costs in found.items() if costs}
+        return {each: float(np.mean(found)) for each, found in self.by_replicate().items()}

@@ -64,14 +64,16 @@ def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
         draw_places(axes, result, values, logarithmic=True)
         return
     texts = {
-        place: f"{_short(_speed(each))}\n{each.configuration.num_workers} w"
+        place: f"{_short(_speed(each))}{'*' * each.has_few_rounds}\n"
+        f"{each.configuration.num_workers} w"
         for place, each in best.items()
     }
     for each in result.configurations:
         place = each.configuration.block_size, each.configuration.fetch_factor
         if place not in best:
             texts.setdefault(place, _ABSENT.get(each.status, ""))
-    axes.set_title("Throughput (cells/s), best workers (w)")
+    few = "; * few rounds" if any(each.has_few_rounds for each in best.values()) else ""
+    axes.set_title(f"Throughput (cells/s), best workers (w){few}")
     _draw_grid(axes, result, values, texts, logarithmic=True)
 
 

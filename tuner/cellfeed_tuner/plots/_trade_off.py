@@ -59,6 +59,7 @@ def draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
             yerr=around(speed),
             fmt=_marker(workers, each.configuration.num_workers),
             color=colours[each.configuration.block_size],
+            mfc="white" if each.has_few_rounds else None,
             ms=5,
             lw=1,
         )
@@ -75,6 +76,8 @@ def draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
         axes.plot([], [], "o", color=colours[size], label=f"block {size}")
     for number in workers:
         axes.plot([], [], _marker(workers, number), color=BOUND, label=_workers(number))
+    if any(each.has_few_rounds for each in result.configurations):
+        axes.plot([], [], "o", color=BOUND, mfc="white", label="few rounds")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
 
 

@@ -14,7 +14,8 @@ def bottleneck(result: AutotuneResult) -> list[Html]:
     """Return the sentence, a picture of the stages, and advice where there is any."""
     found = result.bottleneck
     if found is None:
-        return [element("p", "Not measured, for want of budget or of a recommendation.")]
+        why = "Not measured: there was no recommendation, or no time left (see --budget)."
+        return [element("p", why)]
     svg = inline_svg(
         stages_figure(found),
         name="stages",
@@ -28,9 +29,9 @@ def bottleneck(result: AutotuneResult) -> list[Html]:
 def _caption(found: Bottleneck) -> str:
     said = (
         f"By difference, over {found.n_rounds} fetches of the recommended configuration, with 95 % "
-        "intervals: what a stage takes longer than the one before it. While one fetch is dealt "
-        "out, the next is read and the one after that is planned, so bars do not add up to what "
-        f"was measured; put together as they run, they make {found.accounted:.0%} of it."
+        "intervals: what a stage takes longer than the one before it. While one fetch is made "
+        "into minibatches, the next is read and the one after that is planned, so bars do not add "
+        f"up to the measured time; side by side, they explain {found.accounted:.0%} of it."
     )
     if found.read_amplification is None:
         return said

@@ -56,7 +56,7 @@ def _data(result: AutotuneResult) -> _Pairs:
         ("without label", f"{dataset.n_missing:,} cells"),
         ("random sampling", f"{one.entropy_bits.random:.3f} bits"),
         *further,
-        ("storage order", order.sentence if order else "not looked at"),
+        ("storage order", order.sentence if order else "not checked"),
         ("files", _files(dataset.paths)),
     ]
     return pairs

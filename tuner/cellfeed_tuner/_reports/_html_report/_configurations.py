@@ -5,7 +5,7 @@ from math import isfinite
 from cellfeed.console import format_bytes
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._reports._html_report._elements import Html, element, table
-from cellfeed_tuner._reports._wording import interval
+from cellfeed_tuner._reports._wording import few_rounds_in_words, throughput
 from cellfeed_tuner._results._autotune_result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
 
@@ -37,7 +37,8 @@ def configurations(result: AutotuneResult) -> Html:
     ]
     first = result.configurations[0]
     headings = [*_BEFORE, *(heading for heading, _ in _further(first, result)), "remark"]
-    return element("div", table(headings, rows), class_="scroll", tabindex="0")
+    notes = (element("p", each) for each in few_rounds_in_words(result.configurations))
+    return element("div", table(headings, rows), *notes, class_="scroll", tabindex="0")
 
 
 def _further(each: ConfigurationResult, result: AutotuneResult) -> list[tuple[str, str]]:
@@ -71,7 +72,7 @@ def _row(each: ConfigurationResult, result: AutotuneResult, *, is_chosen: bool) 
         settings.num_workers,
         each.status,
         verdict.kind if verdict else "",
-        interval(speed) if speed else "",
+        throughput(each),
         each.n_rounds or "",
         _bits(entropy.measured),
         f"{entropy.expected.value:.3f}",

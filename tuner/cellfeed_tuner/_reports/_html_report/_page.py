@@ -12,6 +12,7 @@ from cellfeed_tuner._reports._html_report._svg import inline_svg
 from cellfeed_tuner._reports._wording import (
     busy_in_words,
     drifts_in_words,
+    interruption_in_words,
     key_figures,
     loader_faults,
     mixing_in_words,
@@ -98,6 +99,7 @@ def _recommendation(result: AutotuneResult) -> list[Html]:
         said += _paragraphs(use_in_words(result))
     return [
         *said,
+        *_paragraphs(interruption_in_words(result), class_="alarm"),
         *_paragraphs(loader_faults(result), class_="alarm"),
         *_paragraphs([*drifts_in_words(result), *busy_in_words(result)], class_="alarm"),
         *_paragraphs(mixing_in_words(result)),

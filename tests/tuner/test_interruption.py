@@ -1,0 +1,219 @@
+"""Ctrl-C during ``autotune``: what was found by then is kept, and nothing goes on."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from cellfeed import CellDataset, open_collection
+from cellfeed_tuner import AutotuneInterrupted, AutotuneResult, Configuration, autotune
+from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._commands._live import LiveDisplay
+from cellfeed_tuner._interruption import interrupts_held_back
+from cellfeed_tuner._reports._html_report import html_report
+from cellfeed_tuner._reports._terminal import print_report
+
+GRID: dict[str, Any] = {"block_sizes": [4, 16], "fetch_factors": [2, 8], "workers": [0]}
+OPTIONS = ["--block-sizes", "4,16", "--fetch-factors", "2,8", "--workers", "0"]
+
+
+@pytest.fixture
+def collection(small_collection):
+    return open_collection(small_collection, obs=["plate"])
+
+
+@pytest.fixture
+def interrupted(collection):
+    """Tunes with Ctrl-C instead of the measurement with this number, or of a later stage."""
+
+    def tune(number, *, stage="throughput", **settings):
+        n_told = 0
+
+        def interrupt(told, *_):
+            nonlocal n_told
+            n_told += told == stage
+            if told == stage and n_told == number:
+                raise KeyboardInterrupt
+
+        autotune(
+            collection, label="plate", entropy_floor=0.5, budget=12.0, on_progress=interrupt,
+            **(GRID | settings),
+        )  # fmt: skip
+
+    return tune
+
+
+def test_what_was_measured_by_then_is_the_result(interrupted, collection):
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupted(4)
+    assert isinstance(caught.value, AutotuneInterrupted)
+    result = caught.value.result
+    assert result.interrupted
+    assert result.to_json()["interrupted"] is True
+    assert len(result.configurations) == 4
+    timed = [each for each in result.configurations if each.peak_memory_bytes is not None]
+    assert 1 <= len(timed) <= 3
+    assert all(each.status != "out of budget" for each in timed)
+    if result.recommended is not None:
+        assert result.chosen in timed
+        assert not result.recommended.measured_in_turns
+        CellDataset.from_autotune(collection, result, seed=0)
+
+
+def test_a_choice_that_was_measured_in_turns_is_kept(interrupted):
+    only = {"block_sizes": [4], "fetch_factors": [8]}
+    with pytest.raises(AutotuneInterrupted) as caught:
+        interrupted(1, stage="explain", **only)
+    chosen = caught.value.result.recommended
+    assert chosen is not None
+    assert chosen.configuration == Configuration(block_size=4, fetch_factor=8)
+    assert chosen.measured_in_turns
+
+
+@pytest.mark.parametrize("stage", ["machine", "entropy", "start", "throughput"])
+def test_before_anything_is_measured_there_is_no_result(interrupted, stage):
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupted(1, stage=stage)
+    assert type(caught.value) is KeyboardInterrupt
+
+
+def test_what_earlier_runs_have_left_stays_as_it_was(interrupted, collection, cache_folder):
+    autotune(collection, label="plate", entropy_floor=0.5, budget=5.0, **GRID)
+
+    def kept():
+        return {path: path.read_bytes() for path in cache_folder.rglob("*") if path.is_file()}
+
+    before = kept()
+    assert before
+    with pytest.raises(AutotuneInterrupted):
+        interrupted(2)
+    assert kept() == before
+
+
+def test_what_is_held_back_comes_when_the_block_is_done():
+    done = False
+    with pytest.raises(KeyboardInterrupt), interrupts_held_back():  # noqa: PT012 - that is it
+        signal.raise_signal(signal.SIGINT)
+        done = True
+    assert done
+    with interrupts_held_back():
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_it_is_said_wherever_a_result_is_shown(result_of, tmp_path, capsys):
+    whole = result_of("explained")
+    result = replace(whole, interrupted=True)
+    said = "The run was interrupted after 61 s: this rests on the 6 configurations measured by then"
+    path = tmp_path / "autotune.json"
+    result.save(path)
+    assert AutotuneResult.load(path) == result
+    print_report(result, path)
+    explained = CliRunner().invoke(main, ["explain", str(path)]).stdout
+    for text in (
+        capsys.readouterr().out, html_report(result, code=""), result._repr_html_(), explained
+    ):  # fmt: skip
+        assert said in " ".join(text.split())
+    for text in (html_report(whole, code=""), whole._repr_html_()):
+        assert "interrupted" not in text
+    nothing = replace(result_of("nothing feasible"), interrupted=True)
+    print_report(nothing, path)
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+class InterruptedDisplay(LiveDisplay):
+    """Ctrl-C comes instead of the fourth measurement."""
+
+    n_told = 0
+
+    def show(self, stage, done, total):
+        self.n_told += stage == "throughput"
+        if self.n_told == 4:
+            signal.raise_signal(signal.SIGINT)
+        super().show(stage, done, total)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_command_writes_what_it_has(small_collection, tmp_path, monkeypatch, as_json):
+    monkeypatch.setattr("cellfeed_tuner._commands._autotune_cli.LiveDisplay", InterruptedDisplay)
+    settings = ["--label", "plate", "--output", str(tmp_path), "--entropy-floor", "0.5"]
+    ran = CliRunner().invoke(
+        main, [str(small_collection), *settings, *OPTIONS, *["--json"] * as_json]
+    )
+    assert ran.exit_code == 130
+    plain = json.loads((tmp_path / "autotune.json").read_text())
+    assert plain["interrupted"] is True
+    path = tmp_path / "autotune.json"
+    last = f"Interrupted. {path} holds what was measured by then."
+    assert ran.stderr.splitlines()[-1] == last
+    assert "Traceback" not in ran.output
+    if as_json:
+        assert json.loads(ran.stdout) == plain
+    else:
+        assert "The run was interrupted after" in ran.stdout
+    for name in ("autotune.png", "autotune.html"):
+        assert (tmp_path / name).stat().st_size > 0
+
+
+# What is started in the background ignores interrupts, and so would its children.
+START = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from cellfeed_tuner._commands._autotune_cli import main
+main()
+"""
+
+
+@contextmanager
+def measuring(small_collection, output):
+    """The command, and its processes, when something was measured and something else is."""
+    settings = [str(small_collection), "--label", "plate", "--output", str(output)]
+    command = subprocess.Popen(
+        [sys.executable, "-c", START, *settings, *OPTIONS, "--budget", "1000"],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    children = set[psutil.Process]()
+    try:
+        # The process in which configurations are timed has one child for each measurement.
+        while len(children) < 4:
+            assert command.poll() is None, command.communicate()
+            children |= set(psutil.Process(command.pid).children(recursive=True))
+            time.sleep(0.02)
+        yield command, children
+    finally:
+        command.kill()
+        command.communicate()
+
+
+def test_ctrl_c_leaves_no_process_behind(small_collection, tmp_path):
+    with measuring(small_collection, tmp_path) as (command, children):
+        command.send_signal(signal.SIGINT)
+        stdout, stderr = command.communicate(timeout=120)
+    assert command.returncode == 130
+    assert "Traceback" not in stderr
+    assert stderr.splitlines()[-1].startswith("Interrupted. ")
+    assert "The run was interrupted after" in stdout
+    assert json.loads((tmp_path / "autotune.json").read_text())["interrupted"] is True
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
+
+
+def test_a_second_ctrl_c_ends_at_once(small_collection, tmp_path):
+    with measuring(small_collection, tmp_path) as (command, children):
+        command.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+        command.send_signal(signal.SIGINT)
+        _, stderr = command.communicate(timeout=120)
+    assert command.returncode == 130
+    assert "Traceback" not in stderr
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
