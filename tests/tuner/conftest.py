@@ -342,7 +342,14 @@ RESULTS = {
     "warm": replace(RECOMMENDED, cache="warm"),
     "unknown cache": replace(RECOMMENDED, cache="unknown"),
     "wrong loader": replace(
-        RECOMMENDED, configurations=(timed(4, 4, 0, 2_000.0, 0.97, "loader"), *GRID[1:])
+        RECOMMENDED,
+        configurations=(
+            timed(4, 4, 0, 2_000.0, 0.97, "loader"),
+            timed(4, 4, 1, 3_000.0, 0.97, "loader"),
+            *GRID[2:],
+        ),
+        recommended=None,
+        loader_fault="block size 4, fetch factor 4, no workers: minibatch 0 has plate p3",
     ),
     "several labels": replace(
         RECOMMENDED,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cellfeed import Collection, ParameterError
+from cellfeed import CellDataset, Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._explain._explained import Explained, explain_throughput
@@ -25,6 +25,7 @@ from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_s
 from cellfeed_tuner._measuring._labels import names_of
 from cellfeed_tuner._measuring._measure import Measurement, prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._timing import MakeDataset
 from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._recommend import Choice, choose, nearest
@@ -67,6 +68,7 @@ def autotune(
     cache: CacheState = "cold",
     seed: int = 0,
     fresh: bool = False,
+    make_dataset: MakeDataset = CellDataset,
     on_progress: Progress = silent,
     on_race: RaceWatcher = unwatched,
 ) -> AutotuneResult:
@@ -81,6 +83,10 @@ def autotune(
     Where there are more than 2,000 configurations, as in ranges, a coarse grid of them comes
     first, and an Optuna study proposes more, by what the cost model expects of them. What is
     known to miss a constraint is not timed there either.
+
+    Rows of all minibatches are compared with the plan, and their labels with the collection's; some
+    cells are read once more through h5py or zarr, and compared value by value. Where anything is
+    not as it should be, nothing is recommended, and `AutotuneResult.loader_fault` says what.
 
     What is found is kept in the user's cache folder. A later run on the same machine, data and
     versions measures a few of these configurations again; if they still relate to each other as
@@ -119,6 +125,10 @@ def autotune(
         Seed of plans and of the order of measurements.
     fresh
         Whether to ignore what earlier runs found; this one is kept all the same.
+    make_dataset
+        Makes the data set that is measured, called as `CellDataset` is, in another process: a
+        subclass, or a function of a module, but none that is defined in a notebook. What others
+        than `CellDataset` give is not kept for later runs.
     on_progress
         Told how far the work has come.
     on_race
@@ -154,7 +164,8 @@ def autotune(
         found_cache = prepare_cache(collection.files, cache)
         asked = _asked(space, names, batch_size, found_cache, budget, entropy_floor)
         notes = Notes.of(collection, labels[0].codes, machine, asked, date)
-        recollection = Recollection.ignored() if fresh else notes.recollection()
+        is_usual = make_dataset is CellDataset
+        recollection = notes.recollection() if is_usual and not fresh else Recollection.ignored()
         grid = list(dict.fromkeys([*grid, *recollection.trials_in(space)]))
         on_progress("start", 0, 1)
         process.start()
@@ -169,6 +180,7 @@ def autotune(
                 seed=seed,
                 budget=TimeBudget(max(budget / 2, (1 - _EXPLAIN_SHARE) * budget - _since(started))),
                 on_progress=on_progress,
+                make_dataset=make_dataset,
             ),
             requirements=Requirements(
                 n_cells=len(collection),
@@ -190,6 +202,10 @@ def autotune(
         recommended = choice and _recommended(
             choice, search.confirm(choice), search.with_step(choice), constraints
         )
+        n_cells_compared = search.measurements.compare_with_files(collection)
+        faults = search.measurements.faults
+        if faults:
+            recommended = None
         on_progress("explain", 0, 1)
         explained = Explained()
         if recommended is not None:
@@ -205,7 +221,8 @@ def autotune(
                 most_seconds=max(0.0, budget - _since(started)),
                 seed=seed,
             )
-    notes.keep(search.measurements.with_throughput(), recommended, is_short=search.is_short)
+    if is_usual and not faults:
+        notes.keep(search.measurements.with_throughput(), recommended, is_short=search.is_short)
     return AutotuneResult(
         machine=machine,
         dataset=describe_dataset(
@@ -216,13 +233,15 @@ def autotune(
         configurations=tuple(
             mixing.judged(
                 each,
-                search.measurements.faults.get(each.configuration),
+                faults.get(each.configuration),
                 search.measurements.entropy_within(each.configuration),
             )
             for each in results
         ),
         recommended=recommended,
-        nearest=None if choice else nearest(results, constraints),
+        nearest=None if choice or faults else nearest(results, constraints),
+        loader_fault=next((f"{each}: {fault}" for each, fault in faults.items()), None),
+        n_cells_compared=n_cells_compared,
         seconds=_since(started),
         date=date,
         storage_order=order,

@@ -84,7 +84,8 @@ def main(
     PATH is an .h5ad file, a folder of them, or a pattern; several make one collection. The
     throughput and the label entropy of minibatches are measured over a grid of block sizes,
     fetch factors and workers, or, of ranges, where a study proposes. Exits with 1 if no
-    configuration is feasible, and with 2 if the input cannot be used.
+    configuration is feasible or the loader delivers other cells than it should, and with 2 if the
+    input cannot be used.
     """
     obs = [*label, given] if given else label
     collection = open_collection(paths, obs=list(dict.fromkeys(obs)), layer=layer)

@@ -14,7 +14,7 @@ from cellfeed.console import OneLineErrorCommand
 from cellfeed_tuner._explain._bottleneck import Bottleneck, with_training_step
 from cellfeed_tuner._explain._why import Asked, Why, why
 from cellfeed_tuner._reports._console import report_console
-from cellfeed_tuner._reports._wording import interval, why_nothing
+from cellfeed_tuner._reports._wording import interval, why_no_choice, why_nothing
 from cellfeed_tuner._results._autotune_result import AutotuneResult
 
 __all__ = ["explain_command"]
@@ -69,7 +69,7 @@ def _say(console: Console, text: str, style: str = "") -> None:
 def _print_choice(console: Console, result: AutotuneResult) -> None:
     chosen = result.recommended
     if chosen is None:
-        _say(console, "No configuration is feasible.", "bold red")
+        _say(console, why_no_choice(result), "bold red")
         _say(console, why_nothing(result))
         return
     _say(console, str(chosen.configuration), "bold green")

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from cellfeed import Collection, ParameterError, SamplingStrategy
+from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 from cellfeed_tuner._machine._page_cache import (
@@ -18,6 +18,7 @@ from cellfeed_tuner._machine._page_cache import (
     resident_fraction,
 )
 from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes, names_of
 from cellfeed_tuner._measuring._measuring_process import (
     MeasuringProcess,
@@ -26,7 +27,16 @@ from cellfeed_tuner._measuring._measuring_process import (
     Subject,
     Subject_contra,
 )
-from cellfeed_tuner._measuring._timing import Delivery, Entropies, Round, Started, TimingRequest
+from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
+from cellfeed_tuner._measuring._timing import (
+    Delivery,
+    Entropies,
+    MakeDataset,
+    Round,
+    Sampled,
+    Started,
+    TimingRequest,
+)
 
 __all__ = [
     "FEWEST_ROUNDS",
@@ -90,7 +100,10 @@ class Measurement:
         Highest memory of the process and its workers, with the minibatches that may wait for a
         slow training loop; 0 if nothing ran.
     delivery_fault
-        The first minibatch whose cells were not those of the plan, in words; empty if all were.
+        The first minibatch whose cells were not those of the plan, or had labels or expression
+        that are not theirs, in words; empty if there was none.
+    sampled
+        Some of the cells that came out, to be compared with the files.
     failure
         What it failed of, or empty.
     """
@@ -107,6 +120,7 @@ class Measurement:
     round_entropy_bits: Mapping[str | LabelWithin, tuple[float, ...]] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     delivery_fault: str = ""
+    sampled: tuple[DeliveredCell, ...] = ()
     failure: str = ""
 
     @property
@@ -200,11 +214,13 @@ def measure(
     cache: CacheState = "cold",
     seconds: float = 5.0,
     seed: int = 0,
+    make_dataset: MakeDataset = CellDataset,
 ) -> Measurement:
     """Measure the throughput of one configuration in a process of its own.
 
     Only whole fetches count. Start-up of the workers and the time to the first minibatch are
-    reported apart.
+    reported apart. Some of the cells that came out are read once more, through h5py or zarr, and
+    compared.
 
     Parameters
     ----------
@@ -227,6 +243,8 @@ def measure(
         measuring is stopped.
     seed
         Fixes which rows are read.
+    make_dataset
+        Makes the data set that is measured, as in `autotune`.
 
     Raises
     ------
@@ -253,8 +271,11 @@ def measure(
         least_rounds=LEAST_ROUNDS,
         most_rounds=MOST_ROUNDS,
         seconds=seconds,
+        make_dataset=make_dataset,
     )
-    return measure_alone(collection, collection.files, request)
+    found = measure_alone(collection, collection.files, request)
+    faults = compare_with_files(collection, {configuration: found.sampled}).faults
+    return replace(found, delivery_fault=found.delivery_fault or faults.get(configuration, ""))
 
 
 def measure_alone(subject: Subject, files: Sequence[Path], request: Timed[Subject]) -> Measurement:
@@ -305,6 +326,7 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
     rounds = [event for event in outcome.events if isinstance(event, Round)]
     entropies = [event for event in outcome.events if isinstance(event, Entropies)]
     faults = [event.fault for event in outcome.events if isinstance(event, Delivery)]
+    samples = [event.cells for event in outcome.events if isinstance(event, Sampled)]
     return replace(
         empty,
         first_round_seconds=rounds[0].seconds if rounds else None,
@@ -317,6 +339,7 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
         peak_memory_bytes=outcome.peak_memory_bytes
         + max((event.waiting_bytes for event in started), default=0),
         delivery_fault=next(filter(None, faults), ""),
+        sampled=samples[0] if samples else (),
         failure=outcome.failure or "",
     )
 

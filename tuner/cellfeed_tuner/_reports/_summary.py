@@ -10,6 +10,7 @@ from cellfeed_tuner._reports._wording import (
     loader_faults,
     mixing_in_words,
     proof_of_choice,
+    why_no_choice,
     why_nothing,
 )
 from cellfeed_tuner._results._autotune_result import AutotuneResult
@@ -23,6 +24,8 @@ def text_summary(result: AutotuneResult) -> str:
     """Return the recommendation in one line."""
     chosen = result.recommended
     if chosen is None:
+        if result.loader_fault is not None:
+            return " ".join([why_no_choice(result), *loader_faults(result)])
         return "no configuration is feasible"
     return f"{chosen.configuration}; {interval(chosen.cells_per_second)} cells/s"
 
@@ -30,9 +33,9 @@ def text_summary(result: AutotuneResult) -> str:
 def html_summary(result: AutotuneResult) -> Html:
     """Return the recommendation as an element that needs no style: figures, proof and code."""
     chosen = result.recommended
-    warnings = _paragraphs([*loader_faults(result), *drifts_in_words(result)], "strong")
+    warnings = _paragraphs(drifts_in_words(result), "strong")
     if chosen is None:
-        headline = element("p", element("strong", "No configuration is feasible."))
+        headline = element("p", element("strong", why_no_choice(result)))
         return element("div", headline, *warnings, *_paragraphs([why_nothing(result)]))
     return element(
         "div",

@@ -26,6 +26,7 @@ from cellfeed_tuner._reports._wording import (
     storage_in_words,
     untimed_in_words,
     use_in_words,
+    why_no_choice,
     why_nothing,
 )
 from cellfeed_tuner._results._autotune_result import AutotuneResult
@@ -53,12 +54,23 @@ def print_report(
         Whether stdout is for something else.
     """
     console = report_console(to_stderr=to_stderr, width=100)
-    console.print(_setting(result), _grid(result), _recommendation(result), sep="\n")
+    console.print(
+        *_alarm(result), _setting(result), _grid(result), _recommendation(result), sep="\n"
+    )
     if result.recommended is not None:
         paths = [Path(path) for path in result.dataset.paths]
         code = code_to_paste(paths, result.dataset.labels, saved_as, layer=layer)
         # Not wrapped at the width of the terminal, which would break it.
         console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
+
+
+def _alarm(result: AutotuneResult) -> list[RenderableType]:
+    """Say before all else that the loader is wrong, if it is."""
+    if result.loader_fault is None:
+        return []
+    headline = Text(f"\n{why_no_choice(result)}", style="bold red reverse")
+    faults = [Text(fault, style="bold red") for fault in loader_faults(result)]
+    return [Group(headline, *faults, "")]
 
 
 def _setting(result: AutotuneResult) -> RenderableType:
@@ -132,7 +144,7 @@ def _row(rows: list[ConfigurationResult]) -> list[str]:
         "" if entropy.measured is None else f"{entropy.measured.value:.2f}",
         f"{entropy.expected.value:.2f}",
         f"{first.least_mixed.share_of_random:.0%}",
-        f"{entropy.lower_bound:.2f}-{entropy.upper_bound:.2f}",
+        "{:.2f}-{:.2f}".format(*entropy.bounds),
         entropy.verdict,
         f"{first.peak_memory_bytes / 1e6:,.0f}" if first.peak_memory_bytes else "",
     ]
@@ -163,10 +175,9 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
 
 
 def _proof(result: AutotuneResult) -> list[Text]:
-    """Say what the entropy of the choice proves, which loaders are wrong, and what is shuffled."""
-    faults = [Text(fault, style="bold red") for fault in loader_faults(result)]
+    """Say what the entropy of the choice proves, and what is shuffled."""
     drifts = [Text(each, style="bold yellow") for each in drifts_in_words(result)]
-    return [*faults, *map(Text, proof_of_choice(result)), *drifts]
+    return [*map(Text, proof_of_choice(result)), *drifts]
 
 
 def _remarks(result: AutotuneResult) -> list[Text]:
@@ -179,7 +190,7 @@ def _remarks(result: AutotuneResult) -> list[Text]:
 
 
 def _nothing_feasible(result: AutotuneResult) -> RenderableType:
-    headline = Text("\nNo configuration is feasible.", style="bold red")
+    headline = Text(f"\n{why_no_choice(result)}", style="bold red")
     if result.nearest is None:
         return Group(headline, Text(why_nothing(result)))
     said = [*ranges_in_words(result), why_nothing(result)]

@@ -25,6 +25,7 @@ __all__ = [
     "storage_in_words",
     "untimed_in_words",
     "use_in_words",
+    "why_no_choice",
     "why_nothing",
 ]
 
@@ -90,13 +91,25 @@ def how_measured(recommended: Recommended) -> str:
     return "as searched, could not be measured afresh in time"
 
 
+def why_no_choice(result: AutotuneResult) -> str:
+    """Return the headline where nothing is recommended."""
+    if result.loader_fault is not None:
+        return "THE LOADER IS WRONG, so nothing is recommended: do not train with it."
+    return "No configuration is feasible."
+
+
 def loader_faults(result: AutotuneResult) -> list[str]:
-    """Return a sentence for each loader that did not deliver what was planned, the first few."""
-    return [
+    """Return what the loader delivered that it should not have, with the first few faults."""
+    if result.loader_fault is None:
+        return []
+    others = [
         f"{each.configuration}: {each.verdict.sentence}"
         for each in result.configurations
-        if each.verdict is not None and each.verdict.kind == "loader"
-    ][:_MOST_FAULTS]
+        if each.verdict is not None
+        and each.verdict.kind == "loader"
+        and not result.loader_fault.startswith(f"{each.configuration}: ")
+    ]
+    return [f"{result.loader_fault}; please report this.", *others[: _MOST_FAULTS - 1]]
 
 
 def labels_in_words(result: AutotuneResult) -> list[str]:
@@ -154,6 +167,11 @@ def proof_of_choice(result: AutotuneResult) -> list[str]:
     lines += _courses_in_words(result, drift=False)
     if result.storage_order is not None and result.storage_order.already_shuffled:
         lines.append(result.storage_order.sentence)
+    if chosen is not None and result.n_cells_compared:
+        lines.append(
+            f"{result.n_cells_compared} of the cells that came out were read from the files once "
+            "more, without cellfeed, and are the same."
+        )
     return lines
 
 
@@ -248,6 +266,8 @@ def untimed_in_words(result: AutotuneResult) -> list[str]:
 
 def why_nothing(result: AutotuneResult) -> str:
     """Return what comes nearest where nothing is feasible, or why nothing could be timed."""
+    if result.loader_fault is not None:
+        return " ".join(loader_faults(result))
     if result.nearest is not None:
         return f"Nearest is {result.nearest.configuration}, but {result.nearest.problem}."
     reasons = {each.note or each.status for each in result.configurations}

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from cellfeed import FormatError, PathError, __version__
+from cellfeed import FormatError, ParameterError, PathError, __version__
 from cellfeed_tuner._entropy._epoch_course import EpochCourse
 from cellfeed_tuner._entropy._storage_order import StorageOrder
 from cellfeed_tuner._explain._bottleneck import Bottleneck
@@ -71,7 +71,8 @@ class AutotuneResult:
     recommended
         The choice, or None.
     nearest
-        Where there is no choice, what comes nearest; None if nothing was measured.
+        Where there is no choice, what comes nearest; None if nothing was measured, or the loader
+        is wrong.
     seconds
         Time that it took.
     date
@@ -90,6 +91,11 @@ class AutotuneResult:
         What other layouts of the files may give, the best first; often nothing.
     ranges
         What configurations were proposed from; None if all were listed.
+    loader_fault
+        What the loader delivered that it should not have, in words; None if nothing was found.
+        There is no choice then, since what is wrong may be so in any configuration.
+    n_cells_compared
+        Delivered cells that were read once more through h5py or zarr, and compared.
     """
 
     machine: Machine
@@ -107,6 +113,17 @@ class AutotuneResult:
     bottleneck: Bottleneck | None = None
     storage_advice: tuple[StorageAdvice, ...] = ()
     ranges: Ranges | None = None
+    loader_fault: str | None = None
+    n_cells_compared: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that nothing is recommended of a loader that is wrong."""
+        if self.loader_fault is not None and self.recommended is not None:
+            msg = (
+                "a loader that is wrong cannot be recommended, but got "
+                f"{self.recommended.configuration} and loader_fault={self.loader_fault!r}"
+            )
+            raise ParameterError(msg)
 
     @property
     def chosen(self) -> ConfigurationResult | None:
@@ -185,6 +202,8 @@ class AutotuneResult:
                 asdict(each) | {"sentence": each.sentence} for each in self.storage_advice
             ],
             "ranges": self.ranges and asdict(self.ranges),
+            "loader_fault": self.loader_fault,
+            "n_cells_compared": self.n_cells_compared,
         }
 
     def save(self, path: Path) -> None:

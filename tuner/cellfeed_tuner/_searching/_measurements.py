@@ -1,14 +1,15 @@
 """All that a search measures, slice of time by slice of time."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cellfeed import Collection
+from cellfeed import CellDataset, Collection
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._labels import LabelWithin
 from cellfeed_tuner._measuring._measure import (
     FEWEST_ROUNDS,
@@ -18,7 +19,8 @@ from cellfeed_tuner._measuring._measure import (
     pooled,
 )
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._measuring._timing import SLICE_SECONDS, TimingRequest
+from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
+from cellfeed_tuner._measuring._timing import SLICE_SECONDS, MakeDataset, TimingRequest
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._searching._time_budget import TimeBudget
 
@@ -41,11 +43,17 @@ class Measurements:
         What there is time for: it says when a measurement is stopped.
     on_progress
         Told how much of the budget is spent.
+    make_dataset
+        Makes the data set that is measured; see `autotune`.
 
     Attributes
     ----------
     faults
-        Configurations whose minibatches were not those of the plan, and how they were not.
+        Configurations whose minibatches were not those of the plan or of the files, and how they
+        were not.
+    sampled
+        Cells that came out of each configuration when it was looked at last, the last one at the
+        end.
     n_looks
         How often anything was looked at.
     """
@@ -58,7 +66,11 @@ class Measurements:
     budget: TimeBudget
     given: str | None = None
     on_progress: Progress = silent
+    make_dataset: MakeDataset = CellDataset
     faults: dict[Configuration, str] = field(default_factory=dict, init=False)
+    sampled: dict[Configuration, tuple[DeliveredCell, ...]] = field(
+        default_factory=dict, init=False
+    )
     n_looks: int = field(default=0, init=False)
     _slices: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
 
@@ -118,12 +130,22 @@ class Measurements:
                 seconds=seconds,
                 number=self.n_looks,
                 step_seconds=step_seconds,
+                make_dataset=self.make_dataset,
             ),
             limit_seconds=limit_seconds or self.budget.limit_seconds,
         )
         if found.delivery_fault:
             self.faults.setdefault(configuration, found.delivery_fault)
-        return found
+        if found.sampled:
+            self.sampled.pop(configuration, None)
+            self.sampled[configuration] = found.sampled
+        return replace(found, sampled=())
+
+    def compare_with_files(self, collection: Collection) -> int:
+        """Hold cells that came out against the files, note faults, and return how many they are."""
+        found = compare_with_files(collection, self.sampled)
+        self.faults = {**self.faults, **found.faults, **self.faults}
+        return found.n_cells
 
     def least_rounds(self, configuration: Configuration) -> int:
         """Return how many rounds the next look needs.
