@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -22,8 +23,8 @@ from cellfeed import (
     ParameterError,
     open_collection,
 )
-from cellfeed_tuner import Configuration, autotune, measure
-from cellfeed_tuner._commands import _autotune_cli
+from cellfeed_tuner import AutotuneResult, Configuration, _autotune, autotune, measure
+from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._sampled_cells import sampled_cells
 from cellfeed_tuner._reports._html_report import html_report
@@ -59,29 +60,32 @@ def wrong_loaders(monkeypatch):
 
 @pytest.mark.parametrize("name", WRONG)
 def test_nothing_is_recommended(name, small_collection, tmp_path, monkeypatch, wrong_loaders):
-    results = []
+    results = list[AutotuneResult]()
 
     def tuned(*arguments, **settings):
         loader = getattr(wrong_loaders, name)
         results.append(autotune(*arguments, make_dataset=loader, **settings))
         return results[0]
 
-    monkeypatch.setattr(_autotune_cli._autotune, "autotune", tuned)
+    monkeypatch.setattr(_autotune, "autotune", tuned)
     grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "5"]
     arguments = [str(small_collection), "--label", "plate", "--output", str(tmp_path), *grid]
-    printed = CliRunner().invoke(_autotune_cli.main, [*arguments, "--entropy-floor", "0"])
+    printed = CliRunner().invoke(main, [*arguments, "--entropy-floor", "0"])
 
     assert printed.exit_code == 1, printed.output
     (result,) = results
     assert result.recommended is None
     assert result.nearest is None
-    assert result.loader_fault.startswith(str(CONFIGURATION))
-    assert WRONG[name] in result.loader_fault
-    assert result.configurations[0].verdict.kind == "loader"
+    fault, verdict = result.loader_fault, result.configurations[0].verdict
+    assert fault is not None
+    assert fault.startswith(str(CONFIGURATION))
+    assert WRONG[name] in fault
+    assert verdict is not None
+    assert verdict.kind == "loader"
 
     said = " ".join(printed.stdout.split())
     assert said.startswith("THE LOADER IS WRONG")
-    assert " ".join(result.loader_fault.split()) in said
+    assert " ".join(fault.split()) in said
     assert "from_autotune" not in printed.stdout
     saved = json.loads((tmp_path / "autotune.json").read_text())
     assert saved["recommended"] is None
@@ -115,8 +119,9 @@ def test_nothing_of_a_wrong_loader_is_kept_for_later_runs(
     small_collection, wrong_loaders, cache_folder
 ):
     collection = open_collection(small_collection, obs=["plate"])
-    settings = {"block_sizes": [4], "fetch_factors": [4], "workers": [0], "budget": 5.0}
-    autotune(collection, label="plate", make_dataset=wrong_loaders.OneValueOff, **settings)
+    settings: dict[str, Any] = {"block_sizes": [4], "fetch_factors": [4], "workers": [0]}
+    loader = wrong_loaders.OneValueOff
+    autotune(collection, label="plate", budget=5.0, make_dataset=loader, **settings)
     assert not [*cache_folder.rglob("*")]
 
 
@@ -161,14 +166,14 @@ OBS = pd.DataFrame(
     },
     index=[f"cell{number}" for number in range(120)],
 )
+COLUMNS = ["plate", "text", "flag", "number", "count", "maybe"]
 RNG = np.random.default_rng(0)
 
 
 def stored(kind, folder):
     """Write a collection of a kind; return what opens it."""
-    counts = sp.random(120, 30, 0.3, format="csr", random_state=0, dtype=np.float32)
-    counts.data = RNG.integers(-300, 300, counts.nnz).astype(np.float32)
-    adata = ad.AnnData(counts, obs=OBS)
+    counts = RNG.integers(-300, 300, (120, 30)) * (RNG.random((120, 30)) < 0.3)
+    adata = ad.AnnData(sp.csr_matrix(counts.astype(np.float32)), obs=OBS)
     adata.raw = ad.AnnData(sp.csr_matrix(np.arange(120 * 40).reshape(120, 40).astype(np.int16)))
     adata.layers["dense"] = RNG.random((120, 30))
     adata.layers["halves"] = RNG.random((120, 30)).astype(np.float16)
@@ -189,7 +194,7 @@ def stored(kind, folder):
 @pytest.mark.parametrize("dtype", [None, "float64", "int16"])
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of anndata and zarr, which write
 def test_what_is_right_is_found_so_in_all_formats(kind, dtype, tmp_path):
-    compare_all(open_collection(**stored(kind, tmp_path), obs=list(OBS)), dtype)
+    compare_all(open_collection(**stored(kind, tmp_path), obs=COLUMNS), dtype)
 
 
 def compare_all(collection, dtype=None):
@@ -224,5 +229,5 @@ def other(column, value):
 @pytest.mark.parametrize("name", ["scgen_valid.h5ad", "pbmc68k_reduced.h5ad"])
 @pytest.mark.filterwarnings("ignore")  # of anndata, that files are old
 def test_files_of_any_age_are_read_once_more(name):
-    obs = ad.read_h5ad(SHARED / name, backed="r").obs
-    compare_all(open_collection(SHARED / name, obs=list(obs)))
+    columns = ad.read_h5ad(SHARED / name, backed="r").obs_keys()
+    compare_all(open_collection(SHARED / name, obs=columns))

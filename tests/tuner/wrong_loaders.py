@@ -58,6 +58,9 @@ class NoLabels(_Wrong):
 
 
 class _WrongExpression(_Wrong):
+    def spoilt_values(self, dense, minibatch):
+        raise NotImplementedError
+
     def spoilt(self, minibatch):
         dense = self.spoilt_values(minibatch.X.to_dense(), minibatch)
         return Minibatch(dense.to_sparse_csr(), minibatch.obs, minibatch.rows)

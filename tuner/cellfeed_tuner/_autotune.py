@@ -137,7 +137,8 @@ def autotune(
     Raises
     ------
     ColumnError
-        The collection was opened without one of these columns, or it has fewer than two values.
+        The collection was opened without one of these columns, or it has fewer than two values, or
+        nearly as many as there are cells.
     ParameterError
         A size is below what it may be, there is no label, ``given`` is one, the collection is
         too small to time anything, or "warm" was asked of files that do not fit in memory.

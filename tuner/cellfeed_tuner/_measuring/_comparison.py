@@ -70,7 +70,7 @@ def compare_with_files(
 
 def _in_order(sampled: Mapping[Configuration, Sequence[DeliveredCell]]) -> Iterator[_Sampled]:
     """Yield one cell of each configuration, the rest of the last one's, and then the others'."""
-    lists = [[(each, cell) for cell in sampled[each]] for each in reversed(sampled)]
+    lists = [[(each, cell) for cell in cells] for each, cells in sampled.items()][::-1]
     for cells in lists:
         yield from cells[:1]
     if lists:

@@ -57,7 +57,8 @@ class StoredCells:
         stored = self._file(number).root[self._elements[number]]
         with np.errstate(over="ignore", invalid="ignore"):
             if hasattr(stored, "dtype"):
-                return np.asarray(stored[local : local + 1])[0].astype(dtype)
+                row: NDArray[Any] = np.asarray(stored[local : local + 1])[0].astype(dtype)
+                return row
             start, stop = np.asarray(stored["indptr"][local : local + 2]).tolist()
             values = np.asarray(stored["data"][start:stop]).astype(dtype)
             dense = np.zeros(self._n_vars, dtype)
@@ -104,7 +105,7 @@ class _StoredFile:
         if hasattr(column, "dtype"):
             return lambda row: _element(column, row)
         if "categories" in column:
-            categories = np.append(np.asarray(read_elem(column["categories"]), dtype=object), None)
+            categories: list[Any] = [*read_elem(column["categories"]), None]  # which is -1
             return lambda row: categories[int(_element(column["codes"], row))]
         if "mask" in column:
             return lambda row: (
@@ -118,12 +119,11 @@ class _StoredFile:
             warnings.simplefilter("ignore")  # that a file is old is no news
             if self._path.is_dir():
                 frame: pd.DataFrame = read_elem(self.root["obs"])
-                return frame
-            adata = ad.read_h5ad(self._path, backed="r")
-        try:
-            return adata.obs
-        finally:
-            adata.file.close()
+            else:
+                adata = ad.read_h5ad(self._path, backed="r")
+                frame = adata.obs
+                adata.file.close()
+        return frame
 
 
 def _element(array: Any, row: int) -> Any:

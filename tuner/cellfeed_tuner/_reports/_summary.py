@@ -8,6 +8,7 @@ from cellfeed_tuner._reports._wording import (
     interval,
     key_figures,
     loader_faults,
+    missing_in_words,
     mixing_in_words,
     proof_of_choice,
     why_no_choice,
@@ -33,7 +34,7 @@ def text_summary(result: AutotuneResult) -> str:
 def html_summary(result: AutotuneResult) -> Html:
     """Return the recommendation as an element that needs no style: figures, proof and code."""
     chosen = result.recommended
-    warnings = _paragraphs(drifts_in_words(result), "strong")
+    warnings = _paragraphs([*missing_in_words(result), *drifts_in_words(result)], "strong")
     if chosen is None:
         headline = element("p", element("strong", why_no_choice(result)))
         return element("div", headline, *warnings, *_paragraphs([why_nothing(result)]))

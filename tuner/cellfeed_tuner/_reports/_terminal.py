@@ -20,6 +20,7 @@ from cellfeed_tuner._reports._wording import (
     interval,
     labels_in_words,
     loader_faults,
+    missing_in_words,
     mixing_in_words,
     proof_of_choice,
     ranges_in_words,
@@ -176,8 +177,9 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
 
 def _proof(result: AutotuneResult) -> list[Text]:
     """Say what the entropy of the choice proves, and what is shuffled."""
-    drifts = [Text(each, style="bold yellow") for each in drifts_in_words(result)]
-    return [*map(Text, proof_of_choice(result)), *drifts]
+    warnings = [*missing_in_words(result), *drifts_in_words(result)]
+    styled = [Text(each, style="bold yellow") for each in warnings]
+    return [*map(Text, proof_of_choice(result)), *styled]
 
 
 def _remarks(result: AutotuneResult) -> list[Text]:

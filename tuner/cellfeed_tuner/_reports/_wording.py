@@ -19,6 +19,7 @@ __all__ = [
     "key_figures",
     "labels_in_words",
     "loader_faults",
+    "missing_in_words",
     "mixing_in_words",
     "proof_of_choice",
     "ranges_in_words",
@@ -31,6 +32,8 @@ __all__ = [
 
 _MOST_FAULTS = 3
 _MOST_REASONS = 3
+# Share of cells that has a label if it is not called mostly missing.
+_MOSTLY = 0.5
 
 
 def interval(speed: Estimate) -> str:
@@ -112,6 +115,23 @@ def loader_faults(result: AutotuneResult) -> list[str]:
     return [f"{result.loader_fault}; please report this.", *others[: _MOST_FAULTS - 1]]
 
 
+def missing_in_words(result: AutotuneResult) -> list[str]:
+    """Return a warning for each label that most cells lack."""
+    dataset = result.dataset
+    censuses: list[Dataset | LabelCensus] = [dataset, *dataset.further_labels.values()]
+    lines = list[str]()
+    for label, census in zip(dataset.labels, censuses, strict=True):
+        known = 1 - census.n_missing / dataset.n_cells
+        if known < _MOSTLY:
+            lines.append(
+                f"{label} is missing in {1 - known:.2%} of the cells: entropy is that of the "
+                f"others, of which a minibatch has {known * dataset.batch_size:.2g} on average, "
+                "and its share that of random samples with as many. Choose a label that most "
+                "cells have, if there is one."
+            )
+    return lines
+
+
 def labels_in_words(result: AutotuneResult) -> list[str]:
     """Return how each label is distributed, and what random sampling gives."""
     dataset, one = result.dataset, result.configurations[0]
@@ -146,7 +166,7 @@ def mixing_in_words(result: AutotuneResult) -> list[str]:
 def _expected(name: str, entropy: EntropyBits | ConditionalEntropyBits) -> str:
     return (
         f"{name}: {entropy.expected.value:.3f} bits, {entropy.share_of_random:.1%} of random "
-        f"sampling's {entropy.random:.3f}"
+        f"sampling's {entropy.random_alike:.3f}"
     )
 
 

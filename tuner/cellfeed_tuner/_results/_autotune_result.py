@@ -19,6 +19,7 @@ from cellfeed_tuner._results._configuration_result import ConfigurationResult, E
 from cellfeed_tuner._results._dataset import Dataset
 from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended
 from cellfeed_tuner._results._records_from_json import record_from_json
+from cellfeed_tuner._results._replaced_file import replaced_file
 from cellfeed_tuner._results._result_json import (
     bottleneck_json,
     configuration_json,
@@ -207,8 +208,16 @@ class AutotuneResult:
         }
 
     def save(self, path: Path) -> None:
-        """Write the result as JSON."""
-        path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+        """Write the result as JSON: all of it, or nothing, so that an older one stays.
+
+        Raises
+        ------
+        OSError
+            The disk is full, or the folder is missing or cannot be written to; names the path.
+        """
+        text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
+        with replaced_file(path) as file:
+            file.write(text.encode())
 
     @classmethod
     def load(cls, path: Path) -> "AutotuneResult":

@@ -37,9 +37,14 @@ class _MinibatchEntropyBits:
     random: float
 
     @property
+    def random_alike(self) -> float:
+        """Entropy of random samples that minibatches are held against."""
+        return self.random
+
+    @property
     def share_of_random(self) -> float:
         """Expected entropy as a share of true random sampling's."""
-        return self.expected.value / self.random if self.random else 1.0
+        return self.expected.value / self.random_alike if self.random_alike else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +64,23 @@ class EntropyBits(_MinibatchEntropyBits):
         The paper's bounds, which are first-order expansions.
     random
         Exact expectation of true random sampling from these labels.
+    random_of_known
+        Where labels are missing: that of random samples which have as many labelled cells as the
+        plan's minibatches; None where none are missing.
     """
 
     homogeneous: float
     lower_bound: float
     upper_bound: float
+    random_of_known: float | None = None
+
+    @property
+    def random_alike(self) -> float:
+        """Entropy of random samples that minibatches are held against.
+
+        Where labels are missing, they have as many labelled cells as the minibatches.
+        """
+        return self.random if self.random_of_known is None else self.random_of_known
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from cellfeed_tuner._reports._html_report._svg import inline_svg
 from cellfeed_tuner._reports._wording import (
     drifts_in_words,
     key_figures,
+    missing_in_words,
     mixing_in_words,
     proof_of_choice,
     ranges_in_words,
@@ -98,7 +99,7 @@ def _recommendation(result: AutotuneResult) -> list[Html]:
         said += _paragraphs(use_in_words(result))
     return [
         *said,
-        *_paragraphs(drifts_in_words(result), class_="alarm"),
+        *_paragraphs([*missing_in_words(result), *drifts_in_words(result)], class_="alarm"),
         *_paragraphs(mixing_in_words(result)),
         *_paragraphs(proof_of_choice(result)),
         *_paragraphs([result.earlier.sentence] if result.earlier else []),
