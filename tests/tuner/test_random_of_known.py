@@ -1,6 +1,7 @@
 """Labels that most cells lack: what minibatches have is a share of what can be had."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,6 +66,6 @@ def test_that_most_cells_lack_a_label_is_said_everywhere(result_of, capsys):
     for page in (html_report(missing, code=""), missing._repr_html_()):
         assert said in page
         assert "a minibatch has 0.16 on average" in page
-    print_report(missing, "autotune.json")
+    print_report(missing, Path("autotune.json"))
     assert said in capsys.readouterr().out
     assert said not in result._repr_html_()

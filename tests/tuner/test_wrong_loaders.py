@@ -45,6 +45,8 @@ ALSO_WRONG = {
     "NoLabels": "minibatch 0 of epoch 0 has plate for no cell: the column is absent",
     "RowsInAnotherOrder": "read through h5py, has",
     "FewerGenes": "has 49 genes in place of 50",
+    "FewerRowsOfExpression": "has expression of 63 cells for 64",
+    "ColumnsBeyondTheLast": "has values of genes beyond the 50 that there are",
     "wrong_labels_of_the_collection": "read through h5py, has p",
 }
 

@@ -103,6 +103,25 @@ class FewerGenes(_WrongExpression):
         return dense[:, :-1]
 
 
+class ColumnsBeyondTheLast(_Wrong):
+    """Columns of sparse values lie outside the matrix."""
+
+    def spoilt(self, minibatch):
+        X = minibatch.X
+        columns = X.col_indices() + X.shape[1]
+        spoilt = torch.sparse_csr_tensor(
+            X.crow_indices(), columns, X.values(), size=tuple(X.shape), check_invariants=False
+        )
+        return Minibatch(spoilt, minibatch.obs, minibatch.rows)
+
+
+class FewerRowsOfExpression(_WrongExpression):
+    """Expression lacks the last cell."""
+
+    def spoilt_values(self, dense, minibatch):
+        return dense[:-1]
+
+
 def wrong_labels_of_the_collection(collection, *arguments, **parameters):
     """Both minibatches and the collection have other labels than the files."""
     codes = collection.obs["plate"].codes

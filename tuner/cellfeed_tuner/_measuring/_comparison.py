@@ -89,6 +89,9 @@ def _fault(collection: Collection, stored: StoredCells, cell: DeliveredCell) -> 
             return _differs(stored, cell.row, f"{name} {_said(found)}", _said(expected))
     if cell.n_vars != collection.n_vars:
         return f"cell {cell.row} has {cell.n_vars} genes in place of {collection.n_vars}"
+    columns = cell.columns
+    if columns is not None and not np.all((columns >= 0) & (columns < cell.n_vars)):
+        return f"cell {cell.row} has values of genes beyond the {cell.n_vars} that there are"
     delivered, read = cell.expression, stored.expression(cell.row, cell.values.dtype)
     wrong = _wrong_columns(delivered, read)
     if not wrong.size:

@@ -87,6 +87,9 @@ class Delivered:
                 wrong = _wrong_label(column, rows[number], labels[self.names.index(name)])
                 if wrong:
                     return f"{_named(number, configuration, plan)} has {name} {wrong}"
+        if self.last is not None and len(self.last.X) != len(self.last.rows):
+            named = _named(len(self.rows) - 1, configuration, plan)
+            return f"{named} has expression of {len(self.last.X)} cells for {len(self.last.rows)}"
         return ""
 
     def _all_of(self, name: str) -> NDArray[Any] | None:

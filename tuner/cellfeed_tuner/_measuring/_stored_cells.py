@@ -57,8 +57,8 @@ class StoredCells:
         stored = self._file(number).root[self._elements[number]]
         with np.errstate(over="ignore", invalid="ignore"):
             if hasattr(stored, "dtype"):
-                row: NDArray[Any] = np.asarray(stored[local : local + 1])[0].astype(dtype)
-                return row
+                genes: NDArray[Any] = np.asarray(stored[local : local + 1])[0].astype(dtype)
+                return genes
             start, stop = np.asarray(stored["indptr"][local : local + 2]).tolist()
             values = np.asarray(stored["data"][start:stop]).astype(dtype)
             dense = np.zeros(self._n_vars, dtype)

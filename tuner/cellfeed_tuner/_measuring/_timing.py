@@ -213,7 +213,8 @@ def run_timing(
         What to time.
     report
         Called with `Started` once, then with each `Round`; at the end with `Delivery`, with
-        `Sampled`, and with `Entropies` of each label, as minibatches have it, if they are whole.
+        `Sampled` if nothing is wrong so far, and with `Entropies` of each label, as minibatches
+        have it, if these are whole.
     """
     configuration = request.configuration
     strategy = request.strategy
@@ -235,8 +236,9 @@ def run_timing(
         if late or n_timed == request.most_rounds:
             break
     plan = dataset.plan(epoch=request.first_epoch)
-    report(Delivery(came.fault(collection, configuration, plan)))
-    if came.last is not None:
+    fault = came.fault(collection, configuration, plan)
+    report(Delivery(fault))
+    if came.last is not None and not fault:
         cells = sampled_cells(came.last, request.all_labels, seed=request.number)
         report(Sampled(cells))
     for entropies in _entropies(request, came.codes(collection)):
