@@ -168,6 +168,11 @@ class Collection:
         return tuple(source.path for source in self._sources)
 
     @property
+    def elements(self) -> tuple[str, ...]:
+        """Which matrix of each of the `paths` is read: ``X``, ``layers/NAME`` or that of raw."""
+        return tuple(source.element for source in self._sources)
+
+    @property
     def cells_per_path(self) -> tuple[int, ...]:
         """Number of cells in each of the `paths`."""
         return tuple(np.diff(self._starts).tolist())

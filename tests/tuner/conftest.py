@@ -365,7 +365,10 @@ RESULTS = {
     "warm": replace(RECOMMENDED, cache="warm"),
     "unknown cache": replace(RECOMMENDED, cache="unknown"),
     "wrong loader": replace(
-        RECOMMENDED, configurations=(timed(4, 4, 0, 2_000.0, 0.97, "loader"), *GRID[1:])
+        RECOMMENDED,
+        configurations=(timed(4, 4, 0, 2_000.0, 0.97, "loader"), *GRID[1:]),
+        recommended=None,
+        loader_fault="block size 4, fetch factor 4, 0 workers: minibatch 0 has plate p3",
     ),
     "several labels": replace(
         RECOMMENDED,

@@ -230,6 +230,18 @@ def files(small_collection, tmp_path):
         file["numbers"] = [1, 2, 3]
     obs = pd.DataFrame({"plate": ["a", "b"]}, index=["x", "y"])
     ad.AnnData(np.eye(2, dtype=np.float32), obs=obs).write_h5ad(tmp_path / "other_genes.h5ad")
+    numbers = np.arange(300)
+    obs = pd.DataFrame(
+        {
+            "score": np.sqrt(numbers),
+            "rounded": numbers // 5 / 7,
+            "barcode": [f"cell{number}" for number in numbers],
+            "nearly": pd.Categorical(np.minimum(numbers, 199)),
+        },
+        index=numbers.astype(str),
+    )
+    quantities = ad.AnnData(np.eye(300, 4, dtype=np.float32), obs=obs)
+    quantities.write_h5ad(tmp_path / "quantities.h5ad")
     return {"good": good, "folder": tmp_path}
 
 
@@ -245,6 +257,15 @@ def files(small_collection, tmp_path):
         (["{good}"], "nope", "has no column 'nope'; its columns are: plate, cell_type, constant"),
         (["{good}"], "constant", "there is nothing to mix; choose a label with at least two"),
         (["{good}", "{folder}/other_genes.h5ad"], "plate", "other_genes.h5ad: has other genes"),
+        (
+            ["{folder}/quantities.h5ad"],
+            "score",
+            "obs column 'score' has 300 values in 300 cells, so that hardly two cells of a",
+        ),
+        (["{folder}/quantities.h5ad"], "rounded", "'rounded' has 60 values in 300 cells"),
+        (["{folder}/quantities.h5ad"], "rounded", "make bins of it (pandas.cut)"),
+        (["{folder}/quantities.h5ad"], "barcode", "'barcode' has 300 values in 300 cells"),
+        (["{folder}/quantities.h5ad"], "nearly", "'nearly' has 200 values in 300 cells"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(files, paths, label, said):

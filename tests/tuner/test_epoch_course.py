@@ -74,6 +74,17 @@ def test_with_one_fetch_a_decile_nothing_can_be_said():
     assert "too few fetches to tell" in found.sentence
 
 
+@pytest.mark.parametrize("n_fetches", [2, 5, 9, 10])
+def test_parts_of_a_few_fetches_do_not_make_them_many(n_fetches):
+    """A fetch that reaches from one tenth into the next tells nothing of either's spread."""
+    n_rows = 32 * 64 * n_fetches
+    labels = RNG.integers(0, 5, n_rows)
+    found = entropy_over_epoch(labels, epoch(BlockShuffling(16), n_rows, fetch_factor=64))
+    assert not found.drifts
+    assert "too few fetches to tell" in found.sentence
+    assert "as chance has it" not in found.sentence
+
+
 def test_chance_is_seldom_taken_for_drift():
     labels = np.repeat(RNG.integers(0, 5, 2_000), 16)
     drifting = [

@@ -1,17 +1,80 @@
 """Results as JSON, and back."""
 
 import json
+import resource
 
 import pytest
+from click.testing import CliRunner
 
 from cellfeed import FormatError, PathError
-from cellfeed_tuner import AutotuneResult
+from cellfeed_tuner import AutotuneResult, _autotune
+from cellfeed_tuner._commands._autotune_cli import main
 
 
 def test_what_was_saved_is_loaded_as_it_was(any_result, tmp_path):
     path = tmp_path / "autotune.json"
     any_result.save(path)
     assert AutotuneResult.load(path) == any_result
+
+
+@pytest.fixture
+def full_disk():
+    """Make files end after so many bytes; they are back to normal after the test."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda n_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_cannot_be_saved_leaves_what_was_there(result_of, tmp_path, full_disk):
+    path = tmp_path / "autotune.json"
+    result_of("warm").save(path)
+    full_disk(1000)
+    with pytest.raises(OSError, match="autotune") as caught:
+        result_of("recommended").save(path)
+    assert caught.value.filename == str(path)
+    assert AutotuneResult.load(path) == result_of("warm")
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_folder_that_is_not_there_is_named_when_saving(result_of, tmp_path):
+    path = tmp_path / "none" / "autotune.json"
+    with pytest.raises(FileNotFoundError) as caught:
+        result_of("warm").save(path)
+    assert caught.value.filename == str(path)
+
+
+def test_a_link_stays_one_and_permissions_are_as_usual(result_of, tmp_path):
+    (tmp_path / "usual").touch()
+    link, real = tmp_path / "link.json", tmp_path / "real.json"
+    link.symlink_to(real)
+    result_of("warm").save(link)
+    assert link.is_symlink()
+    assert AutotuneResult.load(real) == result_of("warm")
+    assert real.stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_command_names_the_first_file_that_does_not_fit(
+    number, result_of, small_collection, tmp_path, monkeypatch, full_disk
+):
+    result = result_of("recommended")
+    _write_all(result, small_collection, tmp_path / "whole", monkeypatch)
+    paths = [tmp_path / "whole" / f"autotune.{kind}" for kind in ("json", "png", "html")]
+    sizes = [path.stat().st_size for path in paths]
+    fitting = sorted(sizes)[number] - 1
+    first = next(path for path, size in zip(paths, sizes, strict=True) if size > fitting)
+    full_disk(fitting)
+    printed = _write_all(result, small_collection, tmp_path / "full", monkeypatch)
+    assert printed.exit_code == 2
+    assert printed.stderr.splitlines()[-1].endswith(f"{tmp_path / 'full' / first.name}`")
+    assert "Recommended" in printed.stdout
+    assert not (tmp_path / "full" / first.name).exists()
+
+
+def _write_all(result, collection, output, monkeypatch):
+    monkeypatch.setattr(_autotune, "autotune", lambda *_, **__: result)
+    arguments = [str(collection), "--label", "plate", "--output", str(output)]
+    return CliRunner().invoke(main, arguments)
 
 
 def test_results_from_before_there_were_explanations_are_loaded(result_of, tmp_path):

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from cellfeed import BlockShuffling, EpochPlan
-from cellfeed_tuner import Configuration, Estimate, label_entropy, minibatch_entropies, theory
+from cellfeed_tuner import (
+    Configuration,
+    EntropyBits,
+    Estimate,
+    label_entropy,
+    minibatch_entropies,
+    theory,
+)
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._entropy._plan_replay import FetchSpread
 from cellfeed_tuner._interval import mean_with_interval
@@ -116,14 +123,35 @@ def test_missing_labels_are_named():
     assert "labels are missing in" in found.sentence
 
 
-def test_bounds_that_are_loose_are_left_though_theory_holds():
-    codes = np.random.default_rng(0).integers(0, 400, 200_000)  # 64 rows cannot show 400 labels
-    found = judged(codes, 1, 16)
+@pytest.mark.parametrize("n_labels", [14, 40, 400])
+@pytest.mark.parametrize("skew", [0.0, 2.0])
+def test_random_sampling_is_inside_though_the_expansion_excludes_it(n_labels, skew):
+    """With 400 labels, 64 rows cannot show all, and the expansion is below what is exact."""
+    frequencies = np.arange(1, n_labels + 1) ** -skew
+    codes = np.random.default_rng(0).choice(n_labels, 100_000, p=frequencies / frequencies.sum())
+    found = judged(codes, 1, 64)
+    assert (found.kind, found.bits) == ("inside", 0.0)
     upper = theory.upper_bound_bits(np.bincount(codes), BATCH_SIZE)
     random = theory.random_entropy_bits(np.bincount(codes), BATCH_SIZE)
-    assert found.kind == "outside"
-    assert found.bits == pytest.approx(random - upper, abs=found.error_bits)
-    assert "the bounds are an expansion" in found.sentence
+    assert abs(random - upper) > 0.0005
+    if random > upper:
+        assert "inside bounds, exact where the paper's are loose" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"), [(3.5, "inside"), (3.508, "inside"), (3.53, "+0.030"), (3.0, "-0.190")]
+)
+def test_a_table_holds_entropy_against_what_is_exact_where_bounds_are_not(value, verdict):
+    entropy = EntropyBits(
+        measured=Estimate(value, value - 0.005, value + 0.005),
+        expected=Estimate(3.5, 3.49, 3.51),
+        homogeneous=3.19,
+        lower_bound=3.2,  # an expansion, too, which excludes homogeneous blocks
+        upper_bound=3.492,
+        random=3.5,
+    )
+    assert entropy.bounds == (3.19, 3.5)
+    assert entropy.verdict == verdict
 
 
 def test_a_fault_convicts_the_loader():
@@ -134,7 +162,7 @@ def test_a_fault_convicts_the_loader():
 
 def test_a_value_whose_error_touches_a_bound_is_inside():
     spread = FetchSpread(mean=1.0, deviation=0.1, n=100_000)
-    at = Theory(homogeneous=1.0, lower_bound=0.5, upper_bound=0.99, departures=())
+    at = Theory(homogeneous=0.99, lower_bound=0.5, upper_bound=0.99, random=0.99, departures=())
     for n_rounds, kind in ((100, "inside"), (10_000, "outside")):
         measured = Measured(
             bits=Estimate(1.0, -np.inf, np.inf),
@@ -155,7 +183,7 @@ def test_what_no_assumption_explains_is_outside():
         fetches_per_epoch=100,
         fetches_per_block=1,
     )
-    at = Theory(homogeneous=3.6, lower_bound=3.5, upper_bound=3.7, departures=())
+    at = Theory(homogeneous=3.6, lower_bound=3.5, upper_bound=3.7, random=3.65, departures=())
     found = verdict(measured, planned=spread, epoch_bits=0.0, theory=at)
     assert (found.kind, found.bits) == ("outside", -3.5)
     assert "no assumption is known to fail" in found.sentence

@@ -2,11 +2,12 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cellfeed import Collection, ParameterError
+from cellfeed import CellDataset, Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._explain._explained import Explained, explain_throughput
@@ -27,12 +28,14 @@ from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_s
 from cellfeed_tuner._measuring._labels import names_of
 from cellfeed_tuner._measuring._measure import Measurement, prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._timing import MakeDataset
 from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._recommend import Choice, choose, nearest
 from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
 from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
+from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner._results._dataset import describe_dataset
 from cellfeed_tuner._results._recommended import Constraints, Recommended, Waiting
 from cellfeed_tuner._searching._measurements import Measurements
@@ -45,11 +48,12 @@ if TYPE_CHECKING:  # it loads Optuna
 
 __all__ = ["DEFAULT_BUDGET_SECONDS", "DEFAULT_ENTROPY_FLOOR", "autotune"]
 
-DEFAULT_BUDGET_SECONDS = 50.0
+DEFAULT_BUDGET_SECONDS = 60.0
 # At 0.95, linear classifiers kept as little as half of what they learn from random minibatches
 # (notebooks/worth_of_entropy.ipynb).
 DEFAULT_ENTROPY_FLOOR = 0.99
-_EXPLAIN_SHARE = 0.1
+# Shares of the budget: for finding the bottleneck, and at least for throughput.
+_EXPLAIN_SHARE, _LEAST_THROUGHPUT_SHARE = 0.1, 0.25
 
 
 def autotune(
@@ -69,6 +73,7 @@ def autotune(
     cache: CacheState = "cold",
     seed: int = 0,
     fresh: bool = False,
+    make_dataset: MakeDataset = CellDataset,
     on_progress: Progress = silent,
     on_race: RaceWatcher = unwatched,
 ) -> AutotuneResult:
@@ -83,6 +88,10 @@ def autotune(
     Where there are more than 2,000 configurations, as in ranges, a coarse grid of them comes
     first, and an Optuna study proposes more, by what the cost model expects of them. What is
     known to miss a constraint is not timed there either.
+
+    Rows of all minibatches are compared with the plan, and their labels with the collection's; some
+    cells are read once more through h5py or zarr, and compared value by value. Where anything is
+    not as it should be, nothing is recommended, and `AutotuneResult.loader_fault` says what.
 
     What is found is kept in the user's cache folder. A later run on the same machine, data and
     versions measures a few of these configurations again; if they still relate to each other as
@@ -104,8 +113,8 @@ def autotune(
         The grid. Workers are 0 and the powers of two up to the usable cores if None. A `range`
         stands for all integers in it.
     budget
-        Seconds to spend, all in all; at least half of them on throughput, however long the rest
-        takes.
+        Seconds to spend, all in all; at least a quarter of them on throughput, however long the
+        rest takes.
     entropy_floor
         Least entropy, as a share of true random sampling's, 0 to 1.
     memory
@@ -121,6 +130,10 @@ def autotune(
         Seed of plans and of the order of measurements.
     fresh
         Whether to ignore what earlier runs found; this one is kept all the same.
+    make_dataset
+        Makes the data set that is measured, called as `CellDataset` is, in another process: a
+        subclass, or a function of a module, but none that is defined in a notebook. What others
+        than `CellDataset` give is not kept for later runs.
     on_progress
         Told how far the work has come.
     on_race
@@ -129,7 +142,8 @@ def autotune(
     Raises
     ------
     ColumnError
-        The collection was opened without one of these columns, or it has fewer than two values.
+        The collection was opened without one of these columns, or it has fewer than two values, or
+        nearly as many as there are cells.
     ParameterError
         A size is below what it may be, there is no label, ``given`` is one, the collection is
         too small to time anything, or "warm" was asked of files that do not fit in memory.
@@ -159,7 +173,8 @@ def autotune(
         found_cache = prepare_cache(collection.files, cache)
         asked = _asked(space, names, batch_size, found_cache, budget, entropy_floor)
         notes = Notes.of(collection, labels[0].codes, machine, asked, date)
-        recollection = Recollection.ignored() if fresh else notes.recollection()
+        is_usual = make_dataset is CellDataset
+        recollection = notes.recollection() if is_usual and not fresh else Recollection.ignored()
         grid = list(dict.fromkeys([*grid, *recollection.trials_in(space)]))
         on_progress("start", 0, 1)
         process.start()
@@ -172,8 +187,14 @@ def autotune(
                 batch_size=batch_size,
                 cache=cache,
                 seed=seed,
-                budget=TimeBudget(max(budget / 2, (1 - _EXPLAIN_SHARE) * budget - _since(started))),
+                budget=TimeBudget(
+                    max(
+                        _LEAST_THROUGHPUT_SHARE * budget,
+                        (1 - _EXPLAIN_SHARE) * budget - _since(started),
+                    )
+                ),
                 on_progress=on_progress,
+                make_dataset=make_dataset,
             ),
             requirements=Requirements(
                 n_cells=len(collection),
@@ -187,40 +208,30 @@ def autotune(
             recollection=recollection,
             proposals=proposals,
         )
-        recommended, explained, interrupted = None, Explained(), False
-        try:
-            search.run(grid)
-            search.survey()
-            choice = choose(search.results(_shown(search, space, grid)), constraints, search.turns)
-            recommended = choice and _recommended(
-                choice, search.with_step(choice), constraints, search.measurements
-            )
+
+        def explain(recommended: Recommended) -> Explained:
             on_progress("explain", 0, 1)
-            if recommended is not None:
-                explained = explain_throughput(
-                    process,
-                    recommended.configuration,
-                    _layout(collection, batch_size, already_shuffled=order.already_shuffled),
-                    cells_per_second=recommended.cells_per_second.value,
-                    step_seconds=step_seconds,
-                    block_sizes=space.block_sizes,
-                    cache=cache if found_cache == cache else "warm",  # nothing is known of the disk
-                    seconds=_EXPLAIN_SHARE * budget,
-                    most_seconds=max(0.0, budget - _since(started)),
-                    seed=seed,
-                )
-            with interrupts_held_back():
-                notes.keep(
-                    search.measurements.by_replicate(), recommended, is_short=search.is_short
-                )
-        except KeyboardInterrupt:
-            if not len(search.measurements):
-                raise
-            interrupted = True
-    results = search.results(_shown(search, space, grid))
-    choice = choose(results, constraints, search.turns)
-    if interrupted and recommended is None:
-        recommended = choice and _recommended(choice, None, constraints, search.measurements)
+            return explain_throughput(
+                process,
+                recommended.configuration,
+                _layout(collection, batch_size, already_shuffled=order.already_shuffled),
+                cells_per_second=recommended.cells_per_second.value,
+                step_seconds=step_seconds,
+                block_sizes=space.block_sizes,
+                cache=cache if found_cache == cache else "warm",  # nothing is known of the disk
+                seconds=_EXPLAIN_SHARE * budget,
+                most_seconds=max(0.0, budget - _since(started)),
+                seed=seed,
+            )
+
+        found = _found(
+            search,
+            grid,
+            collection,
+            explain=explain,
+            notes=notes if is_usual else None,
+        )
+    faults, recommended = search.measurements.faults, found.recommended
     result = AutotuneResult(
         machine=machine,
         dataset=describe_dataset(
@@ -231,32 +242,87 @@ def autotune(
         configurations=tuple(
             mixing.judged(
                 each,
-                search.measurements.faults.get(each.configuration),
+                faults.get(each.configuration),
                 search.measurements.entropy_within(each.configuration),
             )
-            for each in results
+            for each in found.results
         ),
         recommended=recommended,
-        nearest=None if choice else nearest(results, constraints),
+        nearest=None if recommended or faults else nearest(found.results, constraints),
+        loader_fault=next((f"{each}: {fault}" for each, fault in faults.items()), None),
+        n_cells_compared=found.n_cells_compared,
         seconds=_since(started),
         busy=Busy.of(search.measurements.others),
         date=date,
         storage_order=order,
         earlier=search.earlier,
         entropy_over_epoch=mixing.over_epoch(recommended.configuration) if recommended else {},
-        bottleneck=explained.bottleneck,
-        storage_advice=explained.storage_advice,
+        bottleneck=found.explained.bottleneck,
+        storage_advice=found.explained.storage_advice,
         ranges=None if proposals is None else _ranges(space, proposals),
-        interrupted=interrupted,
+        interrupted=found.interrupted,
     )
-    if interrupted:
+    if found.interrupted:
         raise AutotuneInterrupted(result)
     return result
 
 
-def _shown(search: Search, space: Space, grid: Sequence[Configuration]) -> Sequence[Configuration]:
-    """Return the configurations that the result has: of ranges, those that were measured."""
-    return search.timed or grid if space.is_large else grid
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What a search and all that follows have found, or have until Ctrl-C came."""
+
+    results: list[ConfigurationResult]
+    recommended: Recommended | None
+    explained: Explained
+    n_cells_compared: int
+    interrupted: bool
+
+
+def _found(
+    search: Search,
+    grid: Sequence[Configuration],
+    collection: Collection,
+    *,
+    explain: Callable[[Recommended], Explained],
+    notes: Notes | None,
+) -> _Found:
+    """Search, compare what came out with the files, explain the choice, and keep it all."""
+    measurements, constraints = search.measurements, search.requirements.constraints
+
+    def results() -> list[ConfigurationResult]:
+        # Of ranges, only what was measured is shown.
+        is_listed = search.proposals is None or not search.timed
+        return search.results(grid if is_listed else search.timed)
+
+    recommended, explained, n_cells_compared = None, Explained(), 0
+    interrupted = False
+    try:
+        search.run(grid)
+        search.survey()
+        choice = choose(results(), constraints, search.turns)
+        recommended = choice and _recommended(
+            choice, search.with_step(choice), constraints, measurements
+        )
+        n_cells_compared = measurements.compare_with_files(collection)
+        if recommended is not None and not measurements.faults:
+            explained = explain(recommended)
+        with interrupts_held_back():
+            if notes is not None and not measurements.faults:
+                notes.keep(measurements.by_replicate(), recommended, is_short=search.is_short)
+    except KeyboardInterrupt:
+        if not len(measurements):
+            raise
+        interrupted = True
+    if interrupted and recommended is None:
+        choice = choose(results(), constraints, search.turns)
+        recommended = choice and _recommended(choice, None, constraints, measurements)
+    return _Found(
+        results=results(),
+        recommended=None if measurements.faults else recommended,
+        explained=explained,
+        n_cells_compared=n_cells_compared,
+        interrupted=interrupted,
+    )
 
 
 def _since(started: float) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +18,7 @@ from cellfeed_tuner._entropy._conditional_entropy import (
 from cellfeed_tuner._entropy._epoch_course import LEAST_MINIBATCHES, EpochCourse, entropy_over_epoch
 from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
 from cellfeed_tuner._entropy._label_entropy import LabelReplay
+from cellfeed_tuner._entropy._random_of_known import RandomOfKnown
 from cellfeed_tuner._entropy._storage_order import StorageOrder, order_of_replayed
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._labels import label_codes
@@ -67,6 +69,12 @@ class Label:
         return cls(name, codes, count_labels(codes))
 
 
+class _RandomOf(NamedTuple):
+    """Stands for random samples that have as many labelled cells as minibatches have."""
+
+    label: str
+
+
 class Mixing:
     """Replays plans over labels, and holds what is measured against that.
 
@@ -97,8 +105,13 @@ class Mixing:
         self._given = given
         self._batch_size = batch_size
         # None stands for the first label given the other.
-        replayed: dict[str | None, ArrayLike | Conditional] = {
+        replayed: dict[str | _RandomOf | None, ArrayLike | Conditional | RandomOfKnown] = {
             each.name: each.codes for each in labels
+        }
+        replayed |= {
+            _RandomOf(each.name): RandomOfKnown(each.codes)
+            for each in labels
+            if each.counted.n_missing
         }
         self._random = {each.name: each.counted.random_entropy_bits(batch_size) for each in labels}
         self._random_within = 0.0
@@ -190,9 +203,15 @@ class Mixing:
                 lower_bound=theory.lower_bound_bits(each.counted.counts, batch_size, block_size),
                 upper_bound=theory.upper_bound_bits(each.counted.counts, batch_size),
                 random=self._random[each.name],
+                random_of_known=self._random_of_known(each, block_size, fetch_factor),
             )
             for each in self._labels
         }
+
+    def _random_of_known(self, label: Label, block_size: int, fetch_factor: int) -> float | None:
+        if not label.counted.n_missing:
+            return None
+        return self._replayed(block_size, fetch_factor)[_RandomOf(label.name)].bits.value
 
     def _within(
         self, configuration: Configuration, measured: Estimate | None
@@ -211,7 +230,9 @@ class Mixing:
         return order_of_replayed(
             self._replayed(block_size, 1)[label.name],
             self._replayed(1, 1)[label.name],
-            random_bits=self._random[label.name],
+            random_bits=max(
+                self._random[label.name], self._random_of_known(label, block_size, 1) or 0.0
+            ),
             n_distinct=label.counted.n_rows // self._batch_size,
         )
 

@@ -35,6 +35,11 @@ class Source(Protocol):
         ...
 
     @property
+    def element(self) -> str:
+        """Path of the matrix in the storage, such as ``X`` or ``layers/counts``."""
+        ...
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Number of cells and of genes."""
         ...

@@ -49,6 +49,11 @@ class MatrixSource:
         return self._file.path
 
     @property
+    def element(self) -> str:
+        """Path of the matrix in the file."""
+        return self._element
+
+    @property
     def _array_names(self) -> tuple[str, ...]:
         """Paths of the arrays that rows lie in."""
         return (self._element,)

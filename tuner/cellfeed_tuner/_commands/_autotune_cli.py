@@ -24,6 +24,7 @@ from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._html_report import html_report
 from cellfeed_tuner._reports._terminal import print_report
 from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._replaced_file import replaced_file
 from cellfeed_tuner.plots import autotune_figure
 
 __all__ = ["main"]
@@ -85,8 +86,8 @@ def main(
     PATH is an .h5ad file, a folder of them, or a pattern; several make one collection. The
     throughput and the label entropy of minibatches are measured over a grid of block sizes,
     fetch factors and workers, or, of ranges, where a study proposes. Exits with 1 if no
-    configuration is feasible, and with 2 if the input cannot be used. Ctrl-C ends it with what was
-    measured by then, and 130.
+    configuration is feasible or the loader delivers other cells than it should, and with 2 if the
+    input cannot be used. Ctrl-C ends it with what was measured by then, and 130.
     """
     obs = [*label, given] if given else label
     collection = open_collection(paths, obs=list(dict.fromkeys(obs)), layer=layer)
@@ -108,10 +109,10 @@ def main(
     except AutotuneInterrupted as interruption:
         result = interruption.result
     print_report(result, output / "autotune.json", layer=layer, to_stderr=as_json)
+    if as_json:  # before files, which a full disk does not take
+        click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
     written = ", ".join(map(str, _write(result, output, layer)))
     click.echo(f"\nWrote {written}", err=as_json)
-    if as_json:
-        click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
     if result.interrupted:
         interrupted(f"Interrupted. {output / 'autotune.json'} holds what was measured by then.")
     if result.recommended is None:
@@ -128,8 +129,11 @@ def _write(result: AutotuneResult, output: Path, layer: str | None) -> list[Path
     """Write the result as JSON, picture and page, and return where."""
     as_json, picture, page = (output / f"autotune.{kind}" for kind in ("json", "png", "html"))
     result.save(as_json)
-    autotune_figure(result).savefig(picture)
+    with replaced_file(picture) as file:
+        autotune_figure(result).savefig(file, format="png")
     paths = [Path(path) for path in result.dataset.paths]
     code = code_to_paste(paths, result.dataset.labels, as_json, layer=layer)
-    page.write_text(html_report(result, code=code), encoding="utf-8")
+    text = html_report(result, code=code)
+    with replaced_file(page) as file:
+        file.write(text.encode())
     return [as_json, picture, page]

@@ -18,6 +18,7 @@ from cellfeed_tuner._reports._wording import (
     how_measured,
     interruption_in_words,
     interval,
+    why_no_choice,
     why_nothing,
 )
 from cellfeed_tuner._results._autotune_result import AutotuneResult
@@ -77,7 +78,7 @@ def _print_choice(console: Console, result: AutotuneResult) -> None:
     for each in interruption_in_words(result):
         _say(console, each, "bold yellow")
     if chosen is None:
-        _say(console, "No configuration is feasible.", "bold red")
+        _say(console, why_no_choice(result), "bold red")
         _say(console, why_nothing(result))
         return
     _say(console, str(chosen.configuration), "bold green")

@@ -130,7 +130,9 @@ def entropy_over_epoch(labels: ArrayLike, plan: EpochPlan, *, n_rows: int = 262_
     ends = np.arange(_N_DECILES + 1) * n_minibatches // _N_DECILES
     most = max(_LEAST_FETCHES, n_rows // (_N_DECILES * plan.fetch_size))
     deciles = [_decile(codes, plan, int(start), int(stop), most) for start, stop in pairwise(ends)]
-    return _course(deciles)
+    # Parts of one fetch that lie in several deciles are one sample.
+    n_fetches = -(-n_minibatches // (plan.fetch_factor * fetches_per_block(plan)))
+    return _course(deciles, n_fetches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +171,11 @@ def _decile(
     return _Decile(np.array(means), np.array(sizes, dtype=np.float64))
 
 
-def _course(deciles: list[_Decile]) -> EpochCourse:
+def _course(deciles: list[_Decile], n_fetches: int) -> EpochCourse:
     n = np.array([each.n for each in deciles])
     means = np.array([each.mean for each in deciles])
     n_samples = sum(each.means.size for each in deciles)
-    degrees = n_samples - len(deciles)
+    degrees = max(0, min(n_samples, n_fetches) - len(deciles))
     squares = sum(float(((each.means - each.mean) ** 2).sum()) for each in deciles)
     # As far into the tail as BEYOND_CHANCE is of the normal distribution.
     quantile = float(student_t.isf(norm.sf(BEYOND_CHANCE), degrees)) if degrees else np.inf

@@ -16,6 +16,7 @@ from cellfeed_tuner._entropy._conditional_entropy import (
 from cellfeed_tuner._entropy._label_counts import as_codes
 from cellfeed_tuner._entropy._minibatch_entropy import entropy_statistic
 from cellfeed_tuner._entropy._plan_replay import FetchSpread, Statistic, replay_plan
+from cellfeed_tuner._entropy._random_of_known import RandomOfKnown, random_of_known_statistic
 from cellfeed_tuner._interval import Estimate
 
 __all__ = ["LabelEntropy", "LabelReplay", "Name", "label_entropies", "label_entropy"]
@@ -177,7 +178,7 @@ class LabelReplay(Generic[Name]):
 
     def __init__(
         self,
-        labels: Mapping[Name, ArrayLike | Conditional],
+        labels: Mapping[Name, ArrayLike | Conditional | RandomOfKnown],
         *,
         batch_size: int,
         n_rows: int,
@@ -233,7 +234,10 @@ class _Replayed(NamedTuple):
     statistic: Statistic
 
 
-def _replayed(labels: ArrayLike | Conditional) -> _Replayed:
+def _replayed(labels: ArrayLike | Conditional | RandomOfKnown) -> _Replayed:
+    if isinstance(labels, RandomOfKnown):
+        codes = as_codes(labels.labels)
+        return _Replayed(codes.size, random_of_known_statistic(codes))
     if isinstance(labels, Conditional):
         first, second = label_pair(*labels)
         return _Replayed(first.size, conditional_statistic(first, second))

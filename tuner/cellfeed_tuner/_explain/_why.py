@@ -255,7 +255,7 @@ def _mixing(each: ConfigurationResult, result: AutotuneResult) -> list[str]:
     entropy, floor = each.entropy_bits, result.constraints.entropy_floor
     if entropy.share_of_random >= floor:
         return []
-    share = f"{entropy.share_of_random:.1%} of random sampling's {entropy.random:.3f}"
+    share = f"{entropy.share_of_random:.1%} of random sampling's {entropy.random_alike:.3f}"
     bits = f"{entropy.expected.value:.3f} bits"
     return [f"It mixes too little: {bits} are {share}, below the floor of {floor:.0%}."]
 

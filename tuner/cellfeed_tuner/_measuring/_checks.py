@@ -1,6 +1,10 @@
 """Whether a collection can be measured as asked; said before any time is spent."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cellfeed import Collection, ColumnError, ParameterError
 from cellfeed.machine import usable_memory_bytes
@@ -13,15 +17,19 @@ __all__ = ["bytes_on_disk", "check_cache", "check_labels", "check_size"]
 
 _WARM_SHARE_OF_MEMORY = 0.8
 _LEAST_LABELS = 2
+# Cells of a value, on average, without which values are no labels but an identity or a quantity:
+# no minibatch holds two cells of one, so that any order looks well mixed. Fractions are a quantity
+# unless there are many cells of each.
+_LEAST_CELLS_PER_LABEL, _LEAST_CELLS_PER_FRACTION = 2, 10
 
 
 def check_labels(counted: LabelCounts, label: str, collection: Collection) -> None:
-    """Refuse a label with nothing to mix.
+    """Refuse a label with nothing to mix, or with nearly as many values as there are cells.
 
     Raises
     ------
     ColumnError
-        It has fewer than two values.
+        It has fewer than two values, or hardly two cells have the same one.
     """
     n_labels = counted.counts.size
     if n_labels < _LEAST_LABELS:
@@ -31,6 +39,22 @@ def check_labels(counted: LabelCounts, label: str, collection: Collection) -> No
             "to mix; choose a label with at least two, such as the plate or the cell type"
         )
         raise ColumnError(msg)
+    is_fraction = _has_fractions(collection.obs[label].values)
+    least = _LEAST_CELLS_PER_FRACTION if is_fraction else _LEAST_CELLS_PER_LABEL
+    n_labelled = int(counted.counts.sum())
+    if n_labelled < least * n_labels:
+        remedy = "make bins of it (pandas.cut), or " if is_fraction else ""
+        msg = (
+            f"obs column {label!r} has {n_labels:,} values in {n_labelled:,} cells, so that hardly "
+            f"two cells of a minibatch have the same and any order looks mixed; {remedy}choose a "
+            "label such as the plate or the cell type"
+        )
+        raise ColumnError(msg)
+
+
+def _has_fractions(values: NDArray[Any]) -> bool:
+    known = values[np.isfinite(values)] if values.dtype.kind == "f" else values[:0]
+    return bool(np.any(known != np.floor(known)))
 
 
 def check_size(collection: Collection, grid: Sequence[Configuration], batch_size: int) -> None:

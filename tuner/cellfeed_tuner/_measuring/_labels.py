@@ -1,15 +1,15 @@
 """The labels that minibatches are mixed by, as codes."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed import CategoricalColumn, Collection, ColumnError
+from cellfeed import CategoricalColumn, Collection, ColumnError, NumericColumn
 
-__all__ = ["LabelWithin", "label_codes", "names_of"]
+__all__ = ["LabelWithin", "codes_of", "label_codes", "label_name", "names_of"]
 
 
 class LabelWithin(NamedTuple):
@@ -50,7 +50,33 @@ def label_codes(collection: Collection, label: str) -> NDArray[np.integer]:
         msg = f"the collection was opened without the obs column {label!r}; open it with `obs`"
         raise ColumnError(msg)
     column = collection.obs[label]
+    return codes_of(column, column.values)
+
+
+def codes_of(
+    column: CategoricalColumn | NumericColumn, values: NDArray[Any]
+) -> NDArray[np.integer]:
+    """Return codes of what minibatches carry of a column, equal where labels are, of its shape.
+
+    Those of a numeric column are the codes of these values, and of no others.
+
+    Parameters
+    ----------
+    column
+        Where they are from.
+    values
+        Codes of categories, or numbers, of any shape.
+    """
     if isinstance(column, CategoricalColumn):
-        return column.codes
-    codes: NDArray[np.integer] = pd.factorize(column.values)[0]  # NaN becomes -1
-    return codes
+        return values
+    codes: NDArray[np.integer] = pd.factorize(values.ravel())[0]  # NaN becomes -1
+    return codes.reshape(values.shape)
+
+
+def label_name(column: CategoricalColumn | NumericColumn, value: Any) -> Any:
+    """Return the label that a minibatch means by a code or a number, None where it is missing."""
+    if not isinstance(column, CategoricalColumn):
+        return None if np.isnan(value) else value
+    if not 0 <= value < len(column.categories):
+        return None if value < 0 else f"of code {value}, which there is not"
+    return column.categories[value]

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from cellfeed import Collection, ParameterError, SamplingStrategy
+from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, positive_estimate
 from cellfeed_tuner._machine._busy import OtherPrograms
@@ -19,6 +19,7 @@ from cellfeed_tuner._machine._page_cache import (
     resident_fraction,
 )
 from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes, names_of
 from cellfeed_tuner._measuring._measuring_process import (
     MeasuringProcess,
@@ -28,7 +29,16 @@ from cellfeed_tuner._measuring._measuring_process import (
     Subject,
     Subject_contra,
 )
-from cellfeed_tuner._measuring._timing import Delivery, Entropies, Round, Started, TimingRequest
+from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
+from cellfeed_tuner._measuring._timing import (
+    Delivery,
+    Entropies,
+    MakeDataset,
+    Round,
+    Sampled,
+    Started,
+    TimingRequest,
+)
 
 __all__ = [
     "FEWEST_ROUNDS",
@@ -97,7 +107,10 @@ class Measurement:
         Highest memory of the process and its workers, with the minibatches that may wait for a
         slow training loop; 0 if nothing ran.
     delivery_fault
-        The first minibatch whose cells were not those of the plan, in words; empty if all were.
+        The first minibatch whose cells were not those of the plan, or had labels or expression
+        that are not theirs, in words; empty if there was none.
+    sampled
+        Some of the cells that came out, to be compared with the files.
     failure
         What it failed of, or empty.
     n_killed
@@ -119,6 +132,7 @@ class Measurement:
     round_entropy_bits: Mapping[str | LabelWithin, tuple[float, ...]] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     delivery_fault: str = ""
+    sampled: tuple[DeliveredCell, ...] = ()
     failure: str = ""
     n_killed: int = 0
     others: OtherPrograms = field(default_factory=OtherPrograms)
@@ -249,11 +263,13 @@ def measure(
     cache: CacheState = "cold",
     seconds: float = 5.0,
     seed: int = 0,
+    make_dataset: MakeDataset = CellDataset,
 ) -> Measurement:
     """Measure the throughput of one configuration in a process of its own.
 
     Only whole fetches count. Start-up of the workers and the time to the first minibatch are
-    reported apart.
+    reported apart. Some of the cells that came out are read once more, through h5py or zarr, and
+    compared.
 
     Parameters
     ----------
@@ -276,6 +292,8 @@ def measure(
         measuring is stopped.
     seed
         Fixes which rows are read.
+    make_dataset
+        Makes the data set that is measured, as in `autotune`.
 
     Raises
     ------
@@ -302,8 +320,11 @@ def measure(
         least_rounds=LEAST_ROUNDS,
         most_rounds=MOST_ROUNDS,
         seconds=seconds,
+        make_dataset=make_dataset,
     )
-    return measure_alone(collection, collection.files, request)
+    found = measure_alone(collection, collection.files, request)
+    faults = compare_with_files(collection, {configuration: found.sampled}).faults
+    return replace(found, delivery_fault=found.delivery_fault or faults.get(configuration, ""))
 
 
 def measure_alone(subject: Subject, files: Sequence[Path], request: Timed[Subject]) -> Measurement:
@@ -352,6 +373,7 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
     rounds = [event for event in outcome.events if isinstance(event, Round)]
     entropies = [event for event in outcome.events if isinstance(event, Entropies)]
     faults = [event.fault for event in outcome.events if isinstance(event, Delivery)]
+    samples = [event.cells for event in outcome.events if isinstance(event, Sampled)]
     return replace(
         empty,
         first_round_seconds=rounds[0].seconds if rounds else None,
@@ -364,6 +386,7 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
         peak_memory_bytes=outcome.peak_memory_bytes
         + max((event.waiting_bytes for event in started), default=0),
         delivery_fault=next(filter(None, faults), ""),
+        sampled=samples[0] if samples else (),
         failure=outcome.failure or "",
         n_killed=outcome.n_killed,
         others=outcome.others,

@@ -8,7 +8,7 @@ for which nobody is charged.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,15 +21,18 @@ from cellfeed_tuner._entropy._conditional_entropy import conditional_entropies_o
 from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
-from cellfeed_tuner._measuring._delivery import delivery_fault
+from cellfeed_tuner._measuring._delivery import Delivered
 from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
-from cellfeed_tuner._measuring._labels import LabelWithin, label_codes
+from cellfeed_tuner._measuring._labels import LabelWithin
+from cellfeed_tuner._measuring._sampled_cells import DeliveredCell, sampled_cells
 
 __all__ = [
     "SLICE_SECONDS",
     "Delivery",
     "Entropies",
+    "MakeDataset",
     "Round",
+    "Sampled",
     "Started",
     "TimingRequest",
     "run_timing",
@@ -37,6 +40,9 @@ __all__ = [
 
 SLICE_SECONDS = 0.5
 """What a look at a configuration takes, unless its rounds are longer."""
+
+MakeDataset = Callable[..., CellDataset]
+"""What makes the data set that is measured; called as `CellDataset` is."""
 
 # Epochs that one measurement may go through, at most.
 _EPOCHS_APART = 1000
@@ -71,6 +77,8 @@ class TimingRequest:
         How long a training loop computes on each minibatch, without the processor: it sleeps.
     strategy
         How cells are visited; in shuffled blocks of the configuration's size if None.
+    make_dataset
+        What is called for the data set.
     """
 
     configuration: Configuration
@@ -85,6 +93,12 @@ class TimingRequest:
     given: str | None = None
     step_seconds: float = 0.0
     strategy: SamplingStrategy | None = None
+    make_dataset: MakeDataset = CellDataset
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """The labels, and what the first is taken within."""
+        return (*self.labels, *([] if self.given is None else [self.given]))
 
     @property
     def first_epoch(self) -> int:
@@ -157,7 +171,7 @@ class Entropies:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Whether the minibatches that came out are those of the plan.
+    """Whether the minibatches that came out are those of the plan, with the labels of their rows.
 
     Parameters
     ----------
@@ -166,6 +180,19 @@ class Delivery:
     """
 
     fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Some cells of the last minibatch, with all that it has of them.
+
+    Parameters
+    ----------
+    cells
+        In the order in which they are best compared with the files.
+    """
+
+    cells: tuple[DeliveredCell, ...]
 
 
 def run_timing(
@@ -180,12 +207,13 @@ def run_timing(
     request
         What to time.
     report
-        Called with `Started` once, then with each `Round`, with `Delivery` at the end, and with
-        `Entropies` of each label if minibatches are as planned.
+        Called with `Started` once, then with each `Round`; at the end with `Delivery`, with
+        `Sampled` if nothing is wrong so far, and with `Entropies` of each label, as minibatches
+        have it, if these are whole.
     """
     configuration = request.configuration
     strategy = request.strategy
-    dataset = CellDataset(
+    dataset = request.make_dataset(
         collection,
         BlockShuffling(block_size=configuration.block_size) if strategy is None else strategy,
         batch_size=request.batch_size,
@@ -193,35 +221,37 @@ def run_timing(
         seed=request.seed,
     )
     dataset.set_epoch(request.first_epoch)
-    rows: list[NDArray[np.int64]] = []
+    came = Delivered(request.all_labels)
     deadline = time.perf_counter() + request.seconds
     n_timed = 0
-    for each in _rounds(dataset, request, report, rows):
+    for each in _rounds(dataset, request, report, came):
         report(each)
         n_timed += each.counts
         late = time.perf_counter() > deadline and n_timed >= request.least_rounds
         if late or n_timed == request.most_rounds:
             break
-    fault = delivery_fault(rows, configuration, dataset.plan(epoch=request.first_epoch))
+    plan = dataset.plan(epoch=request.first_epoch)
+    fault = came.fault(collection, configuration, plan)
     report(Delivery(fault))
-    if fault:
-        return
-    for entropies in _entropies(collection, request, np.stack(rows)):
+    if came.last is not None and not fault:
+        cells = sampled_cells(came.last, request.all_labels, seed=request.number)
+        report(Sampled(cells))
+    for entropies in _entropies(request, came.codes(collection)):
         report(entropies)
 
 
 def _entropies(
-    collection: Collection, request: TimingRequest, rows: NDArray[np.int64]
+    request: TimingRequest, codes: Mapping[str, NDArray[np.integer]]
 ) -> Iterator[Entropies]:
-    """Yield entropies over the rows of minibatches, shape (n_minibatches, batch_size)."""
+    """Yield entropies over the labels of minibatches, shape (n_minibatches, batch_size)."""
     per_round = request.configuration.minibatches_per_round
-    codes = {label: label_codes(collection, label)[rows] for label in request.labels}
-    for label, of_rows in codes.items():
-        yield Entropies(label, _by_round(entropies_of(of_rows), per_round))
+    if not codes:
+        return
+    for label in request.labels:
+        yield Entropies(label, _by_round(entropies_of(codes[label]), per_round))
     if request.given is not None:
         first = request.labels[0]
-        given = label_codes(collection, request.given)[rows]
-        bits = conditional_entropies_of(codes[first], given)
+        bits = conditional_entropies_of(codes[first], codes[request.given])
         yield Entropies(LabelWithin(first, request.given), _by_round(bits, per_round))
 
 
@@ -229,7 +259,7 @@ def _rounds(
     dataset: CellDataset,
     request: TimingRequest,
     report: Callable[[object], None],
-    rows: list[NDArray[np.int64]],
+    came: Delivered,
 ) -> Iterator[Round]:
     """Yield one round after the other, epoch after epoch."""
     configuration = request.configuration
@@ -250,10 +280,9 @@ def _rounds(
                 wanted = time.perf_counter()
                 minibatch = next(minibatches, None)
                 waiting_seconds += time.perf_counter() - wanted
-                if minibatch is None:
-                    rows.append(np.empty(0, dtype=np.int64))  # there should have been one
+                came.take(minibatch)
+                if minibatch is None:  # there should have been one
                     return
-                rows.append(minibatch.rows.numpy())
                 if not started and place == 0:
                     first = time.perf_counter() - workers_there
                     waiting = configuration.num_workers * (loader.prefetch_factor or 0)

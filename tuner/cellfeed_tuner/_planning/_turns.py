@@ -61,9 +61,11 @@ class Turns:
     def finalists(self) -> list[Configuration]:
         """Return what was in at least half as many turns as anything, the fastest first."""
         counts = Counter(each for turn in self._turns for each in turn)
-        most = max(counts.values(), default=0)
+        if not counts:
+            return []
         fit = self._fit()
-        kept = [each for each, count in counts.items() if count >= _FINALIST_SHARE * most]
+        least = _FINALIST_SHARE * max(counts.values())
+        kept = [each for each, count in counts.items() if count >= least]
         return sorted(kept, key=lambda each: -fit.effects[fit.place[each]])
 
     def ratio(self, one: Configuration, other: Configuration) -> Estimate | None:
@@ -71,9 +73,9 @@ class Turns:
 
         None if they were in no two turns together.
         """
-        fit = self._fit()
-        if self.count_together(one, other) <= 1 or fit.freedom < 1:
+        if self.count_together(one, other) <= 1:
             return None
+        fit = self._fit()
         contrast = np.zeros(fit.effects.size)
         contrast[fit.place[one]], contrast[fit.place[other]] = 1.0, -1.0
         difference = float(contrast @ fit.effects)
@@ -94,12 +96,12 @@ class Turns:
         for row, (turn, column, _) in enumerate(rows):
             design[row, column] = design[row, n_effects + turn] = 1.0
         logs = np.array([each for *_, each in rows])
-        inverse = np.linalg.pinv(design.T @ design) if n else np.zeros((0, 0))
+        inverse = np.asarray(np.linalg.pinv(design.T @ design), dtype=np.float64)
         fitted = np.asarray(inverse @ design.T @ logs, dtype=np.float64)
         residuals = logs - design @ fitted
-        freedom = n - int(np.linalg.matrix_rank(design)) if n else 0
+        freedom = n - int(np.linalg.matrix_rank(design))
         variance = float(residuals @ residuals) / freedom if freedom else 0.0
-        covariance: NDArray[np.float64] = variance * inverse[:n_effects, :n_effects]
+        covariance = variance * inverse[:n_effects, :n_effects]
         return _Fit(place, fitted[:n_effects], covariance, freedom)
 
 

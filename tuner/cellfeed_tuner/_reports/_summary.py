@@ -10,8 +10,10 @@ from cellfeed_tuner._reports._wording import (
     interval,
     key_figures,
     loader_faults,
+    missing_in_words,
     mixing_in_words,
     proof_of_choice,
+    why_no_choice,
     why_nothing,
 )
 from cellfeed_tuner._results._autotune_result import AutotuneResult
@@ -25,6 +27,8 @@ def text_summary(result: AutotuneResult) -> str:
     """Return the recommendation in one line."""
     chosen = result.recommended
     if chosen is None:
+        if result.loader_fault is not None:
+            return " ".join([why_no_choice(result), *loader_faults(result)])
         return "no configuration is feasible"
     speed = f"{interval(chosen.cells_per_second)} cells/s"
     return ", ".join(filter(None, [f"{chosen.configuration}; {speed}", from_few_rounds(result)]))
@@ -34,10 +38,11 @@ def html_summary(result: AutotuneResult) -> Html:
     """Return the recommendation as an element that needs no style: figures, proof and code."""
     chosen = result.recommended
     warnings = _paragraphs(
-        [*interruption_in_words(result), *loader_faults(result), *drifts_in_words(result)], "strong"
+        [*interruption_in_words(result), *missing_in_words(result), *drifts_in_words(result)],
+        "strong",
     )
     if chosen is None:
-        headline = element("p", element("strong", "No configuration is feasible."))
+        headline = element("p", element("strong", why_no_choice(result)))
         return element("div", headline, *warnings, *_paragraphs([why_nothing(result)]))
     return element(
         "div",

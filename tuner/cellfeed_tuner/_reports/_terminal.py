@@ -23,6 +23,7 @@ from cellfeed_tuner._reports._wording import (
     interval,
     labels_in_words,
     loader_faults,
+    missing_in_words,
     mixing_in_words,
     proof_of_choice,
     ranges_in_words,
@@ -31,6 +32,7 @@ from cellfeed_tuner._reports._wording import (
     throughput,
     untimed_in_words,
     use_in_words,
+    why_no_choice,
     why_nothing,
 )
 from cellfeed_tuner._results._autotune_result import AutotuneResult
@@ -60,12 +62,28 @@ def print_report(
     """
     console = report_console(to_stderr=to_stderr, width=100)
     notes = map(Text, few_rounds_in_words(result.configurations))
-    console.print(_setting(result), _grid(result), *notes, _recommendation(result), sep="\n")
+    console.print(
+        *_alarm(result),
+        _setting(result),
+        _grid(result),
+        *notes,
+        _recommendation(result),
+        sep="\n",
+    )
     if result.recommended is not None:
         paths = [Path(path) for path in result.dataset.paths]
         code = code_to_paste(paths, result.dataset.labels, saved_as, layer=layer)
         # Not wrapped at the width of the terminal, which would break it.
         console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
+
+
+def _alarm(result: AutotuneResult) -> list[RenderableType]:
+    """Say before all else that the loader is wrong, if it is."""
+    if result.loader_fault is None:
+        return []
+    headline = Text(f"\n{why_no_choice(result)}", style="bold red reverse")
+    faults = [Text(fault, style="bold red") for fault in loader_faults(result)]
+    return [Group(headline, *faults, "")]
 
 
 def _setting(result: AutotuneResult) -> RenderableType:
@@ -139,7 +157,7 @@ def _row(rows: list[ConfigurationResult]) -> list[str]:
         "" if entropy.measured is None else _short(entropy.measured.value),
         _short(entropy.expected.value),
         f"{first.least_mixed.share_of_random:.0%}",
-        f"{_short(entropy.lower_bound)}-{_short(entropy.upper_bound)}",
+        "-".join(map(_short, entropy.bounds)),
         entropy.verdict,
         _short(first.peak_memory_bytes / 1e9) if first.peak_memory_bytes else "",
     ]
@@ -177,11 +195,10 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
 
 
 def _proof(result: AutotuneResult) -> list[Text]:
-    """Say what the entropy of the choice proves, which loaders are wrong, and what to beware of."""
-    faults = [Text(fault, style="bold red") for fault in loader_faults(result)]
-    warnings = [*drifts_in_words(result), *busy_in_words(result)]
+    """Say what the entropy of the choice proves, and what to beware of."""
+    warnings = [*missing_in_words(result), *drifts_in_words(result), *busy_in_words(result)]
     said = [Text(each, style="bold yellow") for each in warnings]
-    return [*faults, *map(Text, proof_of_choice(result)), *said]
+    return [*map(Text, proof_of_choice(result)), *said]
 
 
 def _interruption(result: AutotuneResult) -> list[Text]:
@@ -198,7 +215,7 @@ def _remarks(result: AutotuneResult) -> list[Text]:
 
 
 def _nothing_feasible(result: AutotuneResult) -> RenderableType:
-    headline = Text("\nNo configuration is feasible.", style="bold red")
+    headline = Text(f"\n{why_no_choice(result)}", style="bold red")
     if result.nearest is None:
         return Group(headline, *_interruption(result), Text(why_nothing(result)))
     said = [*ranges_in_words(result), why_nothing(result)]

@@ -29,6 +29,7 @@ __all__ = [
     "key_figures",
     "labels_in_words",
     "loader_faults",
+    "missing_in_words",
     "mixing_in_words",
     "proof_of_choice",
     "ranges_in_words",
@@ -37,6 +38,7 @@ __all__ = [
     "throughput",
     "untimed_in_words",
     "use_in_words",
+    "why_no_choice",
     "why_nothing",
 ]
 
@@ -48,6 +50,8 @@ _SHORT_FORMS = (
     (999_950, 10**3, 1, "k"),
     (9_999_500, 10**3, 0, "k"),
 )
+# Share of cells that has a label if it is not called mostly missing.
+_MOSTLY = 0.5
 
 
 def interval(speed: Estimate, *, shorten: bool = False) -> str:
@@ -184,13 +188,42 @@ def interruption_in_words(result: AutotuneResult) -> list[str]:
     return [said]
 
 
+def why_no_choice(result: AutotuneResult) -> str:
+    """Return the headline where nothing is recommended."""
+    if result.loader_fault is not None:
+        return "THE LOADER IS WRONG, so nothing is recommended: do not train with it."
+    return "No configuration is feasible."
+
+
 def loader_faults(result: AutotuneResult) -> list[str]:
-    """Return a sentence for each loader that did not deliver what was planned, the first few."""
-    return [
+    """Return what the loader delivered that it should not have, with the first few faults."""
+    if result.loader_fault is None:
+        return []
+    others = [
         f"{each.configuration}: {each.verdict.sentence}"
         for each in result.configurations
-        if each.verdict is not None and each.verdict.kind == "loader"
-    ][:_MOST_FAULTS]
+        if each.verdict is not None
+        and each.verdict.kind == "loader"
+        and not result.loader_fault.startswith(f"{each.configuration}: ")
+    ]
+    return [f"{result.loader_fault}; please report this.", *others[: _MOST_FAULTS - 1]]
+
+
+def missing_in_words(result: AutotuneResult) -> list[str]:
+    """Return a warning for each label that most cells lack."""
+    dataset = result.dataset
+    censuses: list[Dataset | LabelCensus] = [dataset, *dataset.further_labels.values()]
+    lines = list[str]()
+    for label, census in zip(dataset.labels, censuses, strict=True):
+        known = 1 - census.n_missing / dataset.n_cells
+        if known < _MOSTLY:
+            lines.append(
+                f"{label} is missing in {1 - known:.2%} of the cells: entropy is that of the "
+                f"others, of which a minibatch has {known * dataset.batch_size:.2g} on average, "
+                "and its share that of random samples with as many. Choose a label that most "
+                "cells have, if there is one."
+            )
+    return lines
 
 
 def labels_in_words(result: AutotuneResult) -> list[str]:
@@ -227,7 +260,7 @@ def mixing_in_words(result: AutotuneResult) -> list[str]:
 def _expected(name: str, entropy: EntropyBits | ConditionalEntropyBits) -> str:
     return (
         f"{name}: {entropy.expected.value:.3f} bits, {entropy.share_of_random:.1%} of random "
-        f"sampling's {entropy.random:.3f}"
+        f"sampling's {entropy.random_alike:.3f}"
     )
 
 
@@ -248,6 +281,11 @@ def proof_of_choice(result: AutotuneResult) -> list[str]:
     lines += _courses_in_words(result, drift=False)
     if result.storage_order is not None and result.storage_order.already_shuffled:
         lines.append(result.storage_order.sentence)
+    if chosen is not None and result.n_cells_compared:
+        lines.append(
+            f"{result.n_cells_compared} of the cells that came out were read from the files once "
+            "more, without cellfeed, and are the same."
+        )
     return lines
 
 
@@ -344,6 +382,8 @@ def untimed_in_words(result: AutotuneResult) -> list[str]:
 
 def why_nothing(result: AutotuneResult) -> str:
     """Return what comes nearest where nothing is feasible, or why nothing could be timed."""
+    if result.loader_fault is not None:
+        return " ".join(loader_faults(result))
     if result.nearest is not None:
         return f"Nearest is {result.nearest.configuration}, but {result.nearest.problem}."
     reasons = {each.note or each.status for each in result.configurations}

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from cellfeed import FormatError, PathError, __version__
+from cellfeed import FormatError, ParameterError, PathError, __version__
 from cellfeed_tuner._entropy._epoch_course import EpochCourse
 from cellfeed_tuner._entropy._storage_order import StorageOrder
 from cellfeed_tuner._explain._bottleneck import Bottleneck
@@ -20,6 +20,7 @@ from cellfeed_tuner._results._configuration_result import ConfigurationResult, E
 from cellfeed_tuner._results._dataset import Dataset
 from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended
 from cellfeed_tuner._results._records_from_json import record_from_json
+from cellfeed_tuner._results._replaced_file import replaced_file
 from cellfeed_tuner._results._result_json import (
     bottleneck_json,
     configuration_json,
@@ -72,7 +73,8 @@ class AutotuneResult:
     recommended
         The choice, or None.
     nearest
-        Where there is no choice, what comes nearest; None if nothing was measured.
+        Where there is no choice, what comes nearest; None if nothing was measured, or the loader
+        is wrong.
     seconds
         Time that it took.
     date
@@ -95,6 +97,11 @@ class AutotuneResult:
         How busy other programs kept the machine; None if that was not looked at.
     interrupted
         Whether Ctrl-C ended the run, so that all of this rests on what was measured by then.
+    loader_fault
+        What the loader delivered that it should not have, in words; None if nothing was found.
+        There is no choice then, since what is wrong may be so in any configuration.
+    n_cells_compared
+        Delivered cells that were read once more through h5py or zarr, and compared.
     """
 
     machine: Machine
@@ -114,6 +121,17 @@ class AutotuneResult:
     ranges: Ranges | None = None
     busy: Busy | None = None
     interrupted: bool = False
+    loader_fault: str | None = None
+    n_cells_compared: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that nothing is recommended of a loader that is wrong."""
+        if self.loader_fault is not None and self.recommended is not None:
+            msg = (
+                "a loader that is wrong cannot be recommended, but got "
+                f"{self.recommended.configuration} and loader_fault={self.loader_fault!r}"
+            )
+            raise ParameterError(msg)
 
     @property
     def chosen(self) -> ConfigurationResult | None:
@@ -194,11 +212,21 @@ class AutotuneResult:
             ],
             "ranges": self.ranges and asdict(self.ranges),
             "busy": self.busy and asdict(self.busy) | {"sentence": self.busy.sentence},
+            "loader_fault": self.loader_fault,
+            "n_cells_compared": self.n_cells_compared,
         }
 
     def save(self, path: Path) -> None:
-        """Write the result as JSON."""
-        path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+        """Write the result as JSON: all of it, or nothing, so that an older one stays.
+
+        Raises
+        ------
+        OSError
+            The disk is full, or the folder is missing or cannot be written to; names the path.
+        """
+        text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
+        with replaced_file(path) as file:
+            file.write(text.encode())
 
     @classmethod
     def load(cls, path: Path) -> "AutotuneResult":

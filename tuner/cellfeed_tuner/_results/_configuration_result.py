@@ -3,14 +3,18 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Literal
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._interval import BEYOND_CHANCE, CONFIDENCE, Estimate
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = ["ConditionalEntropyBits", "ConfigurationResult", "EntropyBits", "LabelResult", "Status"]
+
+# What chance does not explain, as so many halves of an interval.
+_MARGIN = BEYOND_CHANCE / NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 Status = Literal[
     "measured",
@@ -33,9 +37,14 @@ class _MinibatchEntropyBits:
     random: float
 
     @property
+    def random_alike(self) -> float:
+        """Entropy of random samples that minibatches are held against."""
+        return self.random
+
+    @property
     def share_of_random(self) -> float:
         """Expected entropy as a share of true random sampling's."""
-        return self.expected.value / self.random if self.random else 1.0
+        return self.expected.value / self.random_alike if self.random_alike else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,31 +61,57 @@ class EntropyBits(_MinibatchEntropyBits):
     homogeneous
         Exact expectation if every block held one label; see `theory.expected_entropy_bits`.
     lower_bound, upper_bound
-        The paper's bounds.
+        The paper's bounds, which are first-order expansions.
     random
         Exact expectation of true random sampling from these labels.
+    random_of_known
+        Where labels are missing: that of random samples which have as many labelled cells as the
+        plan's minibatches; None where none are missing.
     """
 
     homogeneous: float
     lower_bound: float
     upper_bound: float
+    random_of_known: float | None = None
+
+    @property
+    def random_alike(self) -> float:
+        """Entropy of random samples that minibatches are held against.
+
+        Where labels are missing, they have as many labelled cells as the minibatches.
+        """
+        return self.random if self.random_of_known is None else self.random_of_known
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The paper's bounds, moved where their expansion excludes what is exact.
+
+        That is homogeneous blocks below and true random sampling above.
+        """
+        return (
+            min(self.lower_bound, self.homogeneous),
+            max(self.upper_bound, self.homogeneous, self.random),
+        )
 
     @property
     def verdict(self) -> str:
-        """Whether the measured entropy (or the expected one) is inside the paper's bounds.
+        """Whether the measured entropy (or the expected one) is inside the `bounds`.
 
         "inside", or how far outside: "+0.010" above the upper bound, "-0.020" below the lower;
-        "n/a" where so many labels meet so small a minibatch that the bounds say nothing.
+        "n/a" where so many labels meet so small a minibatch that the paper's say nothing.
         """
         if self.upper_bound <= 0:
             return "n/a"
         shown = self.expected
         if self.measured is not None and math.isfinite(self.measured.low):
             shown = self.measured
-        if shown.low > self.upper_bound:
-            return f"{shown.value - self.upper_bound:+.3f}"
-        if shown.high < self.lower_bound:
-            return f"{shown.value - self.lower_bound:+.3f}"
+        lower, upper = self.bounds
+        # Among as many configurations as a grid has, some leave their 95 % interval by chance.
+        margin = _MARGIN * (shown.high - shown.value)
+        if shown.value - margin > upper:
+            return f"{shown.value - upper:+.3f}"
+        if shown.value + margin < lower:
+            return f"{shown.value - lower:+.3f}"
         return "inside"
 
 

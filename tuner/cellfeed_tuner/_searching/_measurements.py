@@ -1,14 +1,16 @@
 """All that a search measures, replicate by replicate."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cellfeed import CellDataset, Collection
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._machine._busy import OtherPrograms
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._labels import LabelWithin
 from cellfeed_tuner._measuring._measure import (
     FEWEST_ROUNDS,
@@ -18,7 +20,8 @@ from cellfeed_tuner._measuring._measure import (
     pooled,
 )
 from cellfeed_tuner._measuring._measuring_process import Runs
-from cellfeed_tuner._measuring._timing import SLICE_SECONDS, TimingRequest
+from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
+from cellfeed_tuner._measuring._timing import SLICE_SECONDS, MakeDataset, TimingRequest
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._searching._time_budget import TimeBudget
 
@@ -41,11 +44,17 @@ class Measurements:
         What there is time for: it says when a measurement is stopped.
     on_progress
         Told how much of the budget is spent.
+    make_dataset
+        Makes the data set that is measured; see `autotune`.
 
     Attributes
     ----------
     faults
-        Configurations whose minibatches were not those of the plan, and how they were not.
+        Configurations whose minibatches were not those of the plan or of the files, and how they
+        were not.
+    sampled
+        Cells that came out of each configuration when it was measured last, the last one at the
+        end.
     n_replicates
         How often anything was measured.
     """
@@ -58,9 +67,13 @@ class Measurements:
     budget: TimeBudget
     given: str | None = None
     on_progress: Progress = silent
+    make_dataset: MakeDataset = CellDataset
     faults: dict[Configuration, str] = field(default_factory=dict, init=False)
     n_replicates: int = field(default=0, init=False)
     others: OtherPrograms = field(default_factory=OtherPrograms, init=False)
+    sampled: dict[Configuration, tuple[DeliveredCell, ...]] = field(
+        default_factory=dict, init=False
+    )
     _replicates: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
     # Those of them that were measured in turns with others.
     _in_turns: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
@@ -159,13 +172,24 @@ class Measurements:
                 seconds=seconds,
                 number=self.n_replicates,
                 step_seconds=step_seconds,
+                make_dataset=self.make_dataset,
             ),
             limit_seconds=limit_seconds or self.budget.limit_seconds,
         )
         self.others += found.others
         if found.delivery_fault:
             self.faults.setdefault(configuration, found.delivery_fault)
-        return found
+        if found.sampled:
+            self.sampled.pop(configuration, None)
+            self.sampled[configuration] = found.sampled
+        return replace(found, sampled=())
+
+    def compare_with_files(self, collection: Collection) -> int:
+        """Hold cells that came out against the files, note faults, and return how many they are."""
+        found = compare_with_files(collection, self.sampled)
+        for configuration, fault in found.faults.items():
+            self.faults.setdefault(configuration, fault)
+        return found.n_cells
 
     def replicates(self, configuration: Configuration) -> list[float]:
         """Return seconds per cell of each replicate; empty where it failed."""

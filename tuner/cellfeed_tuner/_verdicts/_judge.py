@@ -85,6 +85,7 @@ class Judge:
             homogeneous=theory.expected_entropy_bits(counts, batch_size, block_size, fetch_factor),
             lower_bound=theory.lower_bound_bits(counts, batch_size, block_size),
             upper_bound=theory.upper_bound_bits(counts, batch_size),
+            random=self._counted.random_entropy_bits(batch_size),
             departures=departures(
                 self._counted,
                 self._within_block_bits(block_size),

@@ -15,7 +15,7 @@ __all__ = ["Measured", "Theory", "Verdict", "VerdictKind", "convicted", "verdict
 
 VerdictKind = Literal[
     "inside",  # as planned, and as theory has it
-    "outside",  # as planned, but outside the bounds (or theory's expectation) though it applies
+    "outside",  # as planned, but outside the bounds or off theory's expectation though it applies
     "assumptions",  # as planned, but the collection is not as theory assumes
     "loader",  # not as planned: something is wrong with the loader
 ]
@@ -58,7 +58,9 @@ class Theory:
     homogeneous
         Exact expectation for homogeneous blocks.
     lower_bound, upper_bound
-        The paper's bounds.
+        The paper's bounds, which are first-order expansions.
+    random
+        Exact expectation of true random sampling.
     departures
         How far the collection is from what theory assumes.
     """
@@ -66,7 +68,26 @@ class Theory:
     homogeneous: float
     lower_bound: float
     upper_bound: float
+    random: float
     departures: Sequence[Departure]
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The bounds, moved where their expansion excludes what is exact."""
+        return (
+            min(self.lower_bound, self.homogeneous),
+            max(self.upper_bound, self.homogeneous, self.random),
+        )
+
+    @property
+    def bounds_in_words(self) -> str:
+        """The bounds, and whose they are."""
+        low, high = self.bounds
+        are_the_papers = (low, high) == (self.lower_bound, self.upper_bound)
+        whose = (
+            "the paper's bounds" if are_the_papers else "bounds, exact where the paper's are loose"
+        )
+        return f"{whose} ({low:.3f} to {high:.3f})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +98,7 @@ class Verdict:
     ----------
     kind
         "inside": as planned and as theory has it. "outside": as planned, but outside the
-        paper's bounds, or off the exact expectation, although theory should apply.
+        bounds, or off the exact expectation, although theory should apply.
         "assumptions": as planned, but theory does not apply. "loader": not as planned.
     bits
         By how much: 0 if inside, and if the loader is wrong, which is told by its cells; from the
@@ -142,11 +163,11 @@ def verdict(
     # Partial fetches are not measured: what they do to an epoch is known from the plan.
     off_exact = _beyond(value, theory.homogeneous, theory.homogeneous, error)
     off_epoch = _beyond(epoch_bits, theory.homogeneous, theory.homogeneous, error)
-    off_bounds = _beyond(value, theory.lower_bound, theory.upper_bound, error)
+    off_bounds = _beyond(value, *theory.bounds, error)
     off = off_exact or off_epoch
     if off and sum(each.bits for each in theory.departures) + error >= abs(off):
         return _not_applicable(value, epoch_bits, off_exact, error, theory)
-    if off_bounds or off_exact:
+    if off_exact:  # what is outside the bounds is off what is exact, which they do not exclude
         return _outside(value, off_bounds, off_exact, error, theory)
     return Verdict(
         kind="inside",
@@ -154,8 +175,8 @@ def verdict(
         error_bits=error,
         assumptions=(),
         sentence=(
-            f"Measured {value:.3f} bits, as the plan gives ({planned.mean:.3f}), inside the "
-            f"paper's bounds ({theory.lower_bound:.3f} to {theory.upper_bound:.3f})."
+            f"Measured {value:.3f} bits, as the plan gives ({planned.mean:.3f}), inside "
+            f"{theory.bounds_in_words}."
         ),
     )
 
@@ -224,13 +245,11 @@ def _not_applicable(
 def _outside(
     value: float, off_bounds: float, off_exact: float, error: float, theory: Theory
 ) -> Verdict:
-    bounds = f"the paper's bounds ({theory.lower_bound:.3f} to {theory.upper_bound:.3f})"
+    bounds = theory.bounds_in_words
     where = f"{off_bounds:+.3f} outside {bounds}" if off_bounds else f"inside {bounds}"
     why = (
         f"but {off_exact:+.3f} off the exact expectation ({theory.homogeneous:.3f}), though no "
         "assumption is known to fail"
-        if off_exact
-        else f"as the exact expectation is ({theory.homogeneous:.3f}); the bounds are an expansion"
     )
     return Verdict(
         kind="outside",

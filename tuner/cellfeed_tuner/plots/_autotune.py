@@ -33,7 +33,8 @@ def autotune_figure(result: AutotuneResult) -> Figure:
 
 def _headline(result: AutotuneResult) -> str:
     if result.recommended is None:
-        return "autotune: no configuration is feasible"
+        wrong = "the loader is wrong, so nothing is recommended"
+        return f"autotune: {wrong if result.loader_fault else 'no configuration is feasible'}"
     chosen, speed = result.recommended.configuration, result.recommended.cells_per_second
     return (
         f"Recommended: {chosen}; {speed.value:,.0f} cells/s ({speed.low:,.0f} to {speed.high:,.0f})"

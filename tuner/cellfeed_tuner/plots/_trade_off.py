@@ -55,7 +55,7 @@ def draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
         axes.errorbar(
             each.least_mixed.share_of_random,
             speed.value,
-            xerr=around(each.least_mixed.expected, unit=each.least_mixed.random or 1.0),
+            xerr=around(each.least_mixed.expected, unit=each.least_mixed.random_alike or 1.0),
             yerr=around(speed),
             fmt=_marker(workers, each.configuration.num_workers),
             color=colours[each.configuration.block_size],

@@ -77,7 +77,7 @@ def _row(each: ConfigurationResult, result: AutotuneResult, *, is_chosen: bool) 
         _bits(entropy.measured),
         f"{entropy.expected.value:.3f}",
         f"{entropy.share_of_random:.1%}",
-        f"{entropy.lower_bound:.3f} to {entropy.upper_bound:.3f}",
+        "{:.3f} to {:.3f}".format(*entropy.bounds),
         entropy.verdict,
         format_bytes(each.peak_memory_bytes) if each.peak_memory_bytes else "",
         "" if amplification is None else f"{amplification:.1f}",

@@ -14,12 +14,13 @@ from cellfeed_tuner._reports._wording import (
     drifts_in_words,
     interruption_in_words,
     key_figures,
-    loader_faults,
+    missing_in_words,
     mixing_in_words,
     proof_of_choice,
     ranges_in_words,
     untimed_in_words,
     use_in_words,
+    why_no_choice,
     why_nothing,
 )
 from cellfeed_tuner._results._autotune_result import AutotuneResult
@@ -86,8 +87,9 @@ def _paragraphs(lines: Iterable[str], **attributes: str) -> list[Html]:
 def _recommendation(result: AutotuneResult) -> list[Html]:
     chosen = result.recommended
     if chosen is None:
-        headline = element("p", "No configuration is feasible.", class_="choice alarm")
-        said = [headline, element("p", why_nothing(result))]
+        headline = element("p", why_no_choice(result), class_="choice alarm")
+        alarm = {} if result.loader_fault is None else {"class_": "alarm"}
+        said = [headline, element("p", why_nothing(result), **alarm)]
     else:
         headline = element("p", chosen.configuration, class_="choice")
         figures = (definitions([each]) for each in key_figures(result).items())
@@ -99,9 +101,15 @@ def _recommendation(result: AutotuneResult) -> list[Html]:
         said += _paragraphs(use_in_words(result))
     return [
         *said,
-        *_paragraphs(interruption_in_words(result), class_="alarm"),
-        *_paragraphs(loader_faults(result), class_="alarm"),
-        *_paragraphs([*drifts_in_words(result), *busy_in_words(result)], class_="alarm"),
+        *_paragraphs(
+            [
+                *interruption_in_words(result),
+                *missing_in_words(result),
+                *drifts_in_words(result),
+                *busy_in_words(result),
+            ],
+            class_="alarm",
+        ),
         *_paragraphs(mixing_in_words(result)),
         *_paragraphs(proof_of_choice(result)),
         *_paragraphs([result.earlier.sentence] if result.earlier else []),

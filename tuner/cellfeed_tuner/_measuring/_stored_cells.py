@@ -1,0 +1,132 @@
+"""Cells as files have them, read through h5py, zarr and anndata, and by nothing of cellfeed's.
+
+So that what a loader delivers is held against something that does not share its mistakes. Little
+is read: slices of arrays, whatever the size of the files; but where obs is in a form that anndata
+no longer writes, all of it.
+"""
+
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import zarr
+from anndata.io import read_elem
+from numpy.typing import NDArray
+
+from cellfeed import Collection
+
+__all__ = ["StoredCells"]
+
+
+class StoredCells:
+    """Rows of a collection's files; a context manager that keeps open what it has read from.
+
+    Parameters
+    ----------
+    collection
+        Says which files there are, and which of their matrices is meant.
+    """
+
+    def __init__(self, collection: Collection) -> None:
+        self._paths, self._elements = collection.paths, collection.elements
+        self._ends = np.cumsum(collection.cells_per_path)
+        self._n_vars = collection.n_vars
+        self._opened = ExitStack()
+        self._file = cache(self._open)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def path(self, row: int) -> Path:
+        """Return the file that a row lies in."""
+        return self._paths[self._place(row)[0]]
+
+    def expression(self, row: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return the value of each gene, shape (n_vars,), with those of one column added up."""
+        number, local = self._place(row)
+        stored = self._file(number).root[self._elements[number]]
+        with np.errstate(over="ignore", invalid="ignore"):
+            if hasattr(stored, "dtype"):
+                genes: NDArray[Any] = np.asarray(stored[local : local + 1])[0].astype(dtype)
+                return genes
+            start, stop = np.asarray(stored["indptr"][local : local + 2]).tolist()
+            values = np.asarray(stored["data"][start:stop]).astype(dtype)
+            dense = np.zeros(self._n_vars, dtype)
+            np.add.at(dense, np.asarray(stored["indices"][start:stop]).astype(np.int64), values)
+        return dense
+
+    def label(self, row: int, name: str) -> Any:
+        """Return what an obs column has for a row, None if that is missing."""
+        number, local = self._place(row)
+        value = self._file(number).label(name, local)
+        return None if pd.isna(value) else value
+
+    def _place(self, row: int) -> tuple[int, int]:
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        return number, row - (int(self._ends[number - 1]) if number else 0)
+
+    def _open(self, number: int) -> "_StoredFile":
+        path = self._paths[number]
+        if path.is_dir():
+            return _StoredFile(path, zarr.open_group(path, mode="r"))
+        return _StoredFile(path, self._opened.enter_context(h5py.File(path, "r")))
+
+
+class _StoredFile:
+    """One file; h5py and zarr give groups and arrays of the same form."""
+
+    def __init__(self, path: Path, root: Any) -> None:
+        self._path = path
+        self.root = root
+        self._frame = cache(self._read_frame)
+        self._reader = cache(self._column)
+
+    def label(self, name: str, row: int) -> Any:
+        """Return what an obs column has for a row."""
+        return self._reader(name)(row)
+
+    def _column(self, name: str) -> Callable[[int], Any]:
+        """Return what reads one row of an obs column."""
+        obs = self.root["obs"]
+        if obs.attrs.get("encoding-version") != "0.2.0":
+            series = self._frame()[name]
+            return lambda row: series.iloc[row]
+        column = obs[name]
+        if hasattr(column, "dtype"):
+            return lambda row: _element(column, row)
+        if "categories" in column:
+            categories: list[Any] = [*read_elem(column["categories"]), None]  # which is -1
+            return lambda row: categories[int(_element(column["codes"], row))]
+        if "mask" in column:
+            return lambda row: (
+                None if _element(column["mask"], row) else _element(column["values"], row)
+            )
+        whole = pd.Series(read_elem(column))
+        return lambda row: whole.iloc[row]
+
+    def _read_frame(self) -> pd.DataFrame:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a file is old is no news
+            if self._path.is_dir():
+                frame: pd.DataFrame = read_elem(self.root["obs"])
+            else:
+                adata = ad.read_h5ad(self._path, backed="r")
+                frame = adata.obs
+                adata.file.close()
+        return frame
+
+
+def _element(array: Any, row: int) -> Any:
+    if isinstance(array, h5py.Dataset) and array.dtype.kind == "O":
+        array = array.asstr()
+    return np.asarray(array[row : row + 1])[0]
