@@ -15,8 +15,15 @@ def damage_named(path: Path, element: str, runs: Runs | None = None) -> Iterator
     """Turn what h5py, zarr and anndata raise on damaged bytes into one line that says where."""
     try:
         yield
-    except (CellfeedError, MemoryError):
+    except CellfeedError:
         raise
+    except MemoryError as error:
+        words = " ".join(str(error).split())
+        msg = (
+            f"{path}: `{element}` takes more memory than there is ({words or 'of unknown size'}); "
+            "read fewer rows at once or, if it should be small, copy or download the file again"
+        )
+        raise FormatError(msg) from error
     except Exception as error:  # they have no common base, nor a list of what they raise
         rows = "" if runs is None or not len(runs) else f", rows {runs[0, 0]} to {runs[-1, 1]}"
         words = " ".join(str(error).split())  # some are of several lines
