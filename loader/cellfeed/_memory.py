@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._errors import ParameterError
+
 __all__ = ["Loan", "MemoryPool"]
 
 Bytes = NDArray[np.uint8]
@@ -140,7 +142,14 @@ def _map(capacity: int) -> Bytes:
     gaps that nobody else can use. It is private, since another process may be forked.
     """
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return np.frombuffer(mmap.mmap(-1, capacity, flags=private), np.uint8)
+    try:
+        return np.frombuffer(mmap.mmap(-1, capacity, flags=private), np.uint8)
+    except (OSError, OverflowError) as error:
+        msg = (
+            f"no {capacity:,} bytes of memory are to be had for rows ({error}); "
+            "read fewer at once, such as with a lower `fetch_factor`"
+        )
+        raise ParameterError(msg) from error
 
 
 def _round_up(n_bytes: int) -> int:

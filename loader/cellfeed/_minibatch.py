@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellfeed._chunks import densify
+from cellfeed._obs import require_int64
 
 __all__ = ["Cells", "CsrRows", "Minibatch", "summable"]
 
@@ -181,11 +182,12 @@ class Cells:
             csr = self.X if isinstance(self.X, CsrRows) else self.X.tocsr()
             crow, col, values = map(torch.from_numpy, (csr.indptr, csr.indices, csr.data))
             matrix = _csr_tensor(crow, col, values, csr.shape)
-        obs = {name: _obs_tensor(values) for name, values in self.obs.items()}
+        obs = {name: _obs_tensor(name, values) for name, values in self.obs.items()}
         return Minibatch(matrix, obs, torch.from_numpy(self.rows))
 
 
-def _obs_tensor(values: NDArray[Any]) -> torch.Tensor:
+def _obs_tensor(name: str, values: NDArray[Any]) -> torch.Tensor:
+    require_int64(f"obs column {name!r}", values)
     # torch indexes and counts classes with int64, in losses above all.
     return torch.from_numpy(values.astype(np.int64) if values.dtype.kind in "iu" else values)
 

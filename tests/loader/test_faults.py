@@ -1,4 +1,4 @@
-"""Files that are damaged, replaced, removed or unreadable: a clear error, and never a wrong row."""
+"""Files that are damaged, replaced, removed or unreadable: a clear error where it can be seen."""
 
 import multiprocessing
 import os

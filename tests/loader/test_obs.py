@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cellfeed import (
     CategoricalColumn,
+    Cells,
     ColumnError,
     FormatError,
     MismatchError,
@@ -139,6 +140,81 @@ KINDS = {
     "booleans": [True, False],
     "categories that are numbers": pd.Categorical([1, 2]),
 }
+
+
+def numbers_of(column):
+    assert isinstance(column, NumericColumn)
+    return column.values  # noqa: PD011 - not pandas'
+
+
+class TestIntegers:
+    """They come out exactly, or are refused."""
+
+    @pytest.mark.parametrize("dtype", ["<u8", ">u8"])
+    def test_above_int64_are_refused(self, write_h5ad, dtype):
+        values = np.array([1, 1 << 63], dtype)
+        path = write_h5ad(np.zeros((2, 1), np.float32), {"column": values})
+        problem = f"^{path}: obs column 'column' holds 9223372036854775808, above the largest int64"
+        with pytest.raises(ColumnError, match=problem):
+            open_collection(path, obs=["column"])
+
+    def test_up_to_int64_are_kept(self, open_column):
+        values = np.array([0, (1 << 63) - 1], np.uint64)
+        column = open_column(values)
+        assert numbers_of(column).tolist() == values.tolist()
+
+    @pytest.mark.parametrize("dtypes", [("i8", "u8"), ("u8", "i8"), ("i4", "u8"), ("u8", "i1")])
+    def test_signed_beside_unsigned_are_kept(self, write_h5ad, dtypes):
+        largest = [min((1 << 63) - 1, int(np.iinfo(dtype).max)) for dtype in dtypes]
+        files = [
+            write_h5ad(np.zeros((2, 1), np.float32), {"column": np.array([5, n], dtype)})
+            for n, dtype in zip(largest, dtypes, strict=True)
+        ]
+        collection = open_collection(files, obs=["column"])
+        numbers = numbers_of(collection.obs["column"])
+        assert numbers.dtype == np.int64
+        assert numbers.tolist() == [5, largest[0], 5, largest[1]]
+        assert collection[:].to_torch().obs["column"].tolist() == [5, largest[0], 5, largest[1]]
+
+    @pytest.mark.parametrize("number", [1 << 63, (1 << 64) - 1])
+    def test_signed_beside_unsigned_that_do_not_fit(self, open_column, number):
+        first, second = np.array([-1], np.int64), np.array([number], np.uint64)
+        with pytest.raises(ColumnError, match=f"holds {number}, which int64 cannot hold, the dty"):
+            open_column(first, second)
+
+    @pytest.mark.parametrize("number", [(1 << 53) + 1, -(1 << 53) - 1, (1 << 63) - 1])
+    def test_beside_fractions_that_do_not_fit(self, open_column, number):
+        first, second = np.array([0.5]), np.array([1, number], np.int64)
+        with pytest.raises(ColumnError, match=f"holds {number}, which float64 cannot hold, the"):
+            open_column(first, second)
+
+    def test_beside_fractions_that_fit(self, open_column):
+        column = open_column(np.array([0.5]), np.array([1 << 53, -(1 << 60)], np.int64))
+        assert numbers_of(column).tolist() == [0.5, float(1 << 53), -float(1 << 60)]
+
+    @pytest.mark.parametrize("missing", [True, False])
+    def test_nullable_that_do_not_fit(self, open_column, missing):
+        number = (1 << 53) + 1
+        values = pd.array([1, number, *([None] if missing else [])], dtype="Int64")
+        with pytest.raises(ColumnError, match=f"holds {number}, which float64 cannot hold"):
+            open_column(values)
+
+    def test_that_a_transform_makes_are_refused_too(self, plates):
+        cells = open_collection(plates[0], obs=["number"])[:2]
+        made = Cells(cells.X, {"hash": np.array([1, 1 << 63], np.uint64)}, cells.rows)
+        with pytest.raises(ColumnError, match=f"^obs column 'hash' holds {1 << 63}, above"):
+            made.to_torch()
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="it is float64 here")
+def test_longdouble_is_refused(write_h5ad, replace):
+    def edit(file):
+        replace(file, "obs/column", file["obs/column"][:].astype(np.longdouble))
+
+    path = write_h5ad(np.zeros((2, 1), np.float32), {"column": np.arange(2.0)}, edit=edit)
+    problem = rf"^{path}: obs column 'column' has dtype float\d+, which is no number that torch has"
+    with pytest.raises(ColumnError, match=problem):
+        open_collection(path, obs=["column"])
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations(KINDS, 2)))

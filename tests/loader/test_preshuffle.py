@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from cellfeed import (
     BlockShuffling,
+    ColumnError,
     EpochPlan,
     FormatError,
     MismatchError,
@@ -292,6 +293,27 @@ def test_provenance_gives_way_to_columns_of_that_name(write_h5ad, out):
     obs = parts_of(out)[0].obs
     assert obs["source_row"].tolist() == ["mine"] * 3
     assert sorted(obs["source_row_2"]) == [0, 1, 2]
+
+
+def test_integers_of_obs_are_kept_or_refused(write_h5ad, out, tmp_path):
+    X = np.eye(2, dtype=np.float32)
+
+    def write(dtype, largest):
+        return write_h5ad(X, {"number": np.array([5, largest], dtype)})
+
+    signed, unsigned = write("i8", (1 << 53) + 1), write("u8", (1 << 63) - 1)
+    preshuffle([signed, unsigned], out)
+    assert sorted(written_obs(out)["number"]) == [5, 5, (1 << 53) + 1, (1 << 63) - 1]
+    alone = tmp_path / "alone.zarr"
+    preshuffle([write("u8", 1 << 63)], alone)
+    assert sorted(written_obs(alone)["number"]) == [5, 1 << 63]
+    for k, paths in enumerate(
+        ([signed, write("u8", 1 << 63)], [signed, write_h5ad(X, {"number": [0.5, 1.5]})])
+    ):
+        with pytest.raises(
+            ColumnError, match=r"'number' holds \d+, which (int|float)64 cannot hold"
+        ):
+            preshuffle(paths, tmp_path / f"{k}.zarr")
 
 
 def test_columns_that_do_not_fit(write_h5ad, out):

@@ -7,7 +7,7 @@ threads work off together: read, decompress, and copy each element once, to its 
 
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks
 from cellfeed._chunks._casts import can_cast
-from cellfeed._chunks._grid import chunk_grid
+from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._hdf5 import hdf5_array
 from cellfeed._chunks._kernels import copy_all, densify
 from cellfeed._chunks._placing import place_elements
@@ -24,6 +24,7 @@ __all__ = [
     "ZarrFiles",
     "ZarrLayout",
     "can_cast",
+    "check_grid",
     "chunk_grid",
     "copy_all",
     "densify",

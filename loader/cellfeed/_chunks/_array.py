@@ -1,5 +1,6 @@
 """A stored array as chunks: where their bytes lie, and what is to be read for given elements."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._grid import chunk_grid
+from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._placing import array_row
 from cellfeed._chunks._planning import plan_flat, plan_grid, trim
 from cellfeed._chunks._reads import ChunkReads
@@ -29,7 +30,8 @@ class Located:
     skipped
         Which steps were left out when it was written: 1 compression, 2 shuffling; 4 if the
         chunk is all zero and was left out for that; 8 if the chunk is all of its file, of at
-        most this size; 16 if it is not there, for whatever reason.
+        most this size; 16 if it is not there, for whatever reason; 32 if it is not compressed, and
+        alone in its file.
     """
 
     files: NDArray[np.int64]
@@ -159,6 +161,11 @@ class ChunkedArray:
     lost_is_zero
         Whether chunks that are not there are zero; else that is damage, unless they are column
         indices of rows with no other element there.
+
+    Raises
+    ------
+    ValueError
+        There can be no such chunks; see `check_grid`.
     """
 
     name: str
@@ -170,6 +177,10 @@ class ChunkedArray:
     places: ChunkPlaces
     files: ChunkFiles
     lost_is_zero: bool
+
+    def __post_init__(self) -> None:
+        # Compiled code multiplies these numbers, and takes memory and addresses to be as they say.
+        check_grid(self.shape, self.chunk_shape, self.dtype.itemsize)
 
     def reads_of_ranges(
         self,
@@ -243,7 +254,7 @@ class ChunkedArray:
         array = array_row(self.dtype, out_dtype, index_limit=index_limit)
         array[kernels.CODEC] = self.codec
         array[kernels.SHUFFLED] = self.shuffled
-        array[kernels.DECODED_BYTES] = self.dtype.itemsize * int(np.prod(self.chunk_shape))
+        array[kernels.DECODED_BYTES] = self.dtype.itemsize * math.prod(self.chunk_shape)
         array[kernels.LOST_IS_ZERO] = self.lost_is_zero
         return ChunkReads(
             arrays=array[None],

@@ -1,8 +1,13 @@
 """The grid of chunks that an array is cut into."""
 
+import math
 from collections.abc import Sequence
 
-__all__ = ["chunk_grid"]
+__all__ = ["check_grid", "chunk_grid"]
+
+_LARGEST_BEYOND = 1 << 30  # bytes that a chunk, or a table of chunks, may take beyond its array
+_TABLE_BYTES = 16  # of one chunk: where it lies, and how large it is
+_MOST_BYTES = (1 << 63) - 1  # which addresses count
 
 
 def chunk_grid(shape: Sequence[int], chunk_shape: Sequence[int]) -> tuple[int, ...]:
@@ -14,3 +19,66 @@ def chunk_grid(shape: Sequence[int], chunk_shape: Sequence[int]) -> tuple[int, .
     (4, 1)
     """
     return tuple(-(-n // c) for n, c in zip(shape, chunk_shape, strict=True))
+
+
+def check_grid(
+    shape: Sequence[int],
+    chunk_shape: Sequence[int],
+    itemsize: int,
+    *,
+    shard_shape: Sequence[int] | None = None,
+) -> None:
+    """Check that what metadata says of an array can be, before memory is taken for it.
+
+    Chunks may reach beyond the array, since those at the border are stored whole, but memory for
+    one of them, and for the table of all, stays within that of the array or within 1 GiB.
+
+    Parameters
+    ----------
+    shape, chunk_shape
+        Of the array and of what is encoded by itself; Python integers, which do not overflow.
+    itemsize
+        Bytes of an element.
+    shard_shape
+        Shape of a file that holds many chunks, if there are such.
+
+    Raises
+    ------
+    ValueError
+        It cannot be.
+
+    Examples
+    --------
+    >>> check_grid((10, 4), (1000, 4), 4)
+    >>> check_grid((10, 4), (1 << 32, 1 << 32), 4)
+    Traceback (most recent call last):
+    ValueError: chunks of shape (4294967296, 4294967296) take 73786976294838206464 bytes each, ...
+    """
+    n_bytes = math.prod(shape) * itemsize
+    if any(n < 0 for n in shape) or n_bytes > _MOST_BYTES:
+        raise ValueError(f"there is no array of shape {tuple(shape)}")
+    if n_bytes == 0:
+        return
+    for part in (chunk_shape, shard_shape or chunk_shape):
+        if len(part) != len(shape) or any(n < 1 for n in part):
+            raise ValueError(f"an array of shape {tuple(shape)} has no chunks of shape {part}")
+    largest = max(n_bytes, _LARGEST_BEYOND)
+    chunk_bytes = math.prod(chunk_shape) * itemsize
+    if chunk_bytes > largest:
+        msg = (
+            f"chunks of shape {tuple(chunk_shape)} take {chunk_bytes} bytes each, "
+            f"but the array of shape {tuple(shape)} only {n_bytes}"
+        )
+        raise ValueError(msg)
+    n_chunks = math.prod(chunk_grid(shape, chunk_shape))
+    if shard_shape is not None:
+        if any(n % c for n, c in zip(shard_shape, chunk_shape, strict=True)):
+            msg = f"shards of shape {tuple(shard_shape)} are no multiple of {tuple(chunk_shape)}"
+            raise ValueError(msg)
+        n_chunks = max(n_chunks, math.prod(chunk_grid(shard_shape, chunk_shape)))
+    if n_chunks * _TABLE_BYTES > largest:
+        msg = (
+            f"the table of {n_chunks} chunks takes more bytes than the array of shape "
+            f"{tuple(shape)}, which takes {n_bytes}"
+        )
+        raise ValueError(msg)

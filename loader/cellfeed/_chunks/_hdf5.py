@@ -155,7 +155,8 @@ def _table(
     if (offsets < 0).any() and dataset.fillvalue != 0:
         return None
     if compression is None and (sizes[offsets >= 0] != chunk_bytes).any():
-        return None
+        # HDF5 itself would read whatever is in memory behind a smaller one.
+        raise ValueError(f"there are chunks of another size than {chunk_bytes} bytes")
     skipped = np.zeros(n_chunks, np.uint8)
     for place, bit in ((compression, kernels.UNCOMPRESSED), (shuffle, kernels.UNSHUFFLED)):
         if place is not None:

@@ -66,6 +66,7 @@ STORED, ZLIB, ZSTD, BLOSC, LZF, GZIP, LZ4 = range(7)
 FD, OFFSET, SIZE, SKIPPED, ARRAY, FIRST_SEGMENT, N_CHUNK_COLUMNS = range(7)
 UNCOMPRESSED, UNSHUFFLED, ABSENT = 1, 2, 4  # ABSENT: there is no such chunk; its elements are 0
 WHOLE_FILE, LOST = 8, 16  # the chunk is all of its file, of at most SIZE bytes; it is not there
+OWN_FILE = 32  # the file has to be as large as a chunk that is not compressed
 
 # Columns of a table of segments: elements of a chunk that go to one place.
 FROM, COUNT, TO, N_SEGMENT_COLUMNS = range(4)
@@ -73,7 +74,7 @@ FROM, COUNT, TO, N_SEGMENT_COLUMNS = range(4)
 # What `decode` reports: a failure (0 if none), the chunk where it was, and whether the columns of
 # each row ascend as far as they lie in one chunk.
 FAILURE, FAILED_CHUNK, NEXT_TASK, ASCENDING, N_REPORTS = range(5)
-UNREADABLE, TRUNCATED, UNDECODABLE, WRONG_SIZE, BAD_INDEX, MISSING, STOPPED = range(1, 8)
+UNREADABLE, TRUNCATED, UNDECODABLE, WRONG_SIZE, BAD_INDEX, MISSING, STOPPED, TOO_LARGE = range(1, 9)
 UNORDERED, OUTSIDE = range(1, 3)
 
 (
@@ -91,9 +92,11 @@ UNORDERED, OUTSIDE = range(1, 3)
     _LZ4,
     _OPEN,
     _CLOSE,
+    _SEEK,
     _ERRNO,
 ) = range(len(C_FUNCTIONS))
 _WILL_NEED = 3
+_FROM_END = 2
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 _NO_SUCH_FILE = errno.ENOENT
 _LZ4_HEADER = 4  # bytes: numcodecs puts the size there
@@ -166,9 +169,9 @@ def _open(path: int, flags: int, functions: NDArray[np.int64]) -> Any:
     return (MISSING if number == _NO_SUCH_FILE else UNREADABLE), fd
 
 
-@njit("Tuple((int64, int64))(int64[::1], int64, int64, int64[::1])", nogil=True, cache=True)
+@njit("Tuple((int64, int64))(int64[::1], int64, int64, int64, int64[::1])", nogil=True, cache=True)
 def _read_from(
-    chunk: NDArray[np.int64], target: int, size: int, functions: NDArray[np.int64]
+    chunk: NDArray[np.int64], target: int, size: int, expected: int, functions: NDArray[np.int64]
 ) -> Any:
     """Read bytes from where a chunk begins; return a failure, and the bytes read."""
     if size == 0:
@@ -179,6 +182,9 @@ def _read_from(
         if failure:
             return failure, 0
     failure, n = _read(fd, target, size, chunk[OFFSET], functions)
+    if failure == 0 and chunk[SKIPPED] & OWN_FILE:
+        is_right = call(functions[_SEEK], (fd, 0, _FROM_END)) == expected
+        failure = 0 if is_right else WRONG_SIZE
     if chunk[FD] < 0:
         call(functions[_CLOSE], (fd,))
     if chunk[SKIPPED] & WHOLE_FILE:
@@ -188,19 +194,24 @@ def _read_from(
 
 
 @njit(
-    f"Tuple((int64, int64, int64))({_int64_2d}, int64, int64, int64, int64[::1])",
+    f"Tuple((int64, int64, int64))({_int64_2d}, int64, int64, int64, int64, int64[::1])",
     nogil=True,
     cache=True,
 )
 def _read_ahead(
-    chunks: NDArray[np.int64], first: int, stop: int, target: int, functions: NDArray[np.int64]
+    chunks: NDArray[np.int64],
+    first: int,
+    stop: int,
+    target: int,
+    expected: int,
+    functions: NDArray[np.int64],
 ) -> Any:
     """Read a chunk and those that lie beside it; return a failure, where they end, and bytes."""
     end, size = _extent(chunks, first, stop)
-    failure, n = _read_from(chunks[first], target, size, functions)
+    failure, n = _read_from(chunks[first], target, size, expected, functions)
     if failure and end > first + 1:  # find out which chunk it is
         end = first + 1
-        failure, n = _read_from(chunks[first], target, chunks[first, SIZE], functions)
+        failure, n = _read_from(chunks[first], target, chunks[first, SIZE], expected, functions)
     return failure, end, n
 
 
@@ -404,6 +415,16 @@ def _may_be_lost(array: NDArray[np.int64], segments: NDArray[np.int64]) -> bool:
     return bool(array[INDEX_LIMIT] >= 0 and np.all(segments[:, COUNT] <= 1))
 
 
+@njit("void(int64[:,::1], int64, uint8[::1])", nogil=True, cache=True)
+def _take_zeros(segments: NDArray[np.int64], itemsize: int, room: NDArray[np.uint8]) -> None:
+    """Let all segments begin at zeros, no more of which are made than the longest takes."""
+    longest = 0
+    for k in range(len(segments)):
+        segments[k, FROM] = 0
+        longest = max(longest, segments[k, COUNT])
+    room[: longest * itemsize] = 0
+
+
 @njit(
     f"int64({_int64_2d}, {_int64_2d}, {_int64_2d}, int64[::1], int64[::1], "
     "uint8[::1], uint8[::1], uint8[::1])",
@@ -452,11 +473,12 @@ def decode(
         begin = end = first  # chunks whose bytes are at hand
         for c in range(first, stop):
             failure = 0
+            array = arrays[chunks[c, ARRAY]]
             if c >= end:
                 begin = c
-                failure, end, n = _read_ahead(chunks, c, stop, raw, functions)
+                expected = array[DECODED_BYTES]
+                failure, end, n = _read_ahead(chunks, c, stop, raw, expected, functions)
                 n_read += n
-            array = arrays[chunks[c, ARRAY]]
             here = raw + chunks[c, OFFSET] - chunks[begin, OFFSET]
             first_segment, last_segment = chunks[c, FIRST_SEGMENT], chunks[c + 1, FIRST_SEGMENT]
             absent = failure == 0 and chunks[c, SKIPPED] & ABSENT
@@ -464,7 +486,7 @@ def decode(
                 absent = _may_be_lost(array, segments[first_segment:last_segment])
                 failure = 0 if absent else MISSING
             if absent:
-                decoded_room[: array[DECODED_BYTES]] = 0
+                _take_zeros(segments[first_segment:last_segment], array[ITEMSIZE], decoded_room)
                 here = room
             elif failure == 0:
                 failure = _decompress(array, chunks[c], here, room, functions, zlib, zstd)

@@ -48,6 +48,7 @@ C_FUNCTIONS = {
     "LZ4_decompress_safe": "numcodecs.blosc",
     "open": None,
     "close": None,
+    "lseek": None,
     "__error" if sys.platform == "darwin" else "__errno_location": None,
 }
 

@@ -171,6 +171,8 @@ class ChunkReads:
         FormatError
             A chunk is damaged or missing; names file, element and bytes.
         """
+        if not self.n_chunks:
+            return Done(0, 0, ascending=True)
         functions = function_addresses()
         segments, joins = self.segments.copy(), bind(self.joins, bases)
         segments[:, kernels.TO] = bind(segments[:, kernels.TO], bases)
@@ -185,7 +187,12 @@ class ChunkReads:
         arrays[:, kernels.STREAMED] = placed > _CACHE_BYTES
 
         def work() -> int:
-            rooms = (np.empty(n, np.uint8) for n in (raw, decoded, decoded))
+            try:
+                rooms = [np.empty(n, np.uint8) for n in (raw, decoded, decoded)]
+            except MemoryError:
+                report[kernels.FAILED_CHUNK] = self._largest_chunk()
+                report[kernels.FAILURE] = kernels.TOO_LARGE
+                return 0
             tables = (arrays, self.chunks, segments)
             return int(kernels.decode(*tables, functions, report, *rooms))
 
@@ -207,6 +214,12 @@ class ChunkReads:
             ascending = bool(kernels.joins_ascend(joins, self.join_itemsize))
         return Done(n_bytes, self.n_chunks, ascending)
 
+    def _largest_chunk(self) -> int:
+        arrays = self.arrays[self.chunks[:-1, kernels.ARRAY]]
+        return int(
+            np.maximum(self.chunks[:-1, kernels.SIZE], arrays[:, kernels.DECODED_BYTES]).argmax()
+        )
+
     def _damage(self, failure: int, chunk: int) -> FormatError:
         origin = self.origins[self.chunks[chunk, kernels.ARRAY]]
         where = origin.describe(int(self.chunk_numbers[chunk]))
@@ -221,6 +234,7 @@ _FAILURES = {
     "the file is damaged, copy or download it again",
     kernels.BAD_INDEX: "hold a column index outside of the matrix; "
     "the file is damaged, copy or download it again",
+    kernels.TOO_LARGE: "take more memory to decompress than there is; write them in smaller chunks",
     kernels.MISSING: "are missing; copy or download it again, "
     "or, if they are zeros that were never written, write those too",
 }

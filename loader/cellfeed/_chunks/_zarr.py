@@ -1,5 +1,6 @@
 """Arrays of zarr stores as chunks."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -71,7 +72,9 @@ class _Files:
             files=chunks,
             offsets=np.zeros(len(chunks), np.int64),
             sizes=np.full(len(chunks), size, np.int64),
-            skipped=np.full(len(chunks), 0 if is_stored else kernels.WHOLE_FILE, np.int64),
+            skipped=np.full(
+                len(chunks), kernels.OWN_FILE if is_stored else kernels.WHOLE_FILE, np.int64
+            ),
         )
 
 
@@ -108,23 +111,20 @@ class _Shards:
 
 def _shards(layout: ZarrLayout, files: ZarrFiles, name: str) -> _Shards:
     inner = layout.chunks_of_a_file
-    # One axis for the place of the file, and one for the place in it, for each dimension.
-    table = np.full(
-        [n for pair in zip(layout.file_grid, inner, strict=True) for n in pair] + [2], -1, np.int64
-    )
-    by_file = table if len(inner) == 1 else table.swapaxes(1, 2)
+    table = np.full((*layout.chunk_grid, 2), -1, np.int64)
     present = np.flatnonzero(files.sizes >= 0)
     files.check_unchanged(present)
 
     def read(file: int) -> None:
         entries = _read_index(layout, files, file, name).reshape(*inner, 2)
-        by_file[np.unravel_index(file, layout.file_grid)] = entries
+        place = np.unravel_index(file, layout.file_grid)
+        here = tuple(slice(k * n, (k + 1) * n) for k, n in zip(place, inner, strict=True))
+        # Chunks of a shard that are outside the array are left out.
+        table[here] = entries[tuple(slice(n) for n in table[here].shape[:-1])]
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="cellfeed-index") as threads:
         list(threads.map(read, present.tolist()))
-    padded = [n * k for n, k in zip(layout.file_grid, inner, strict=True)]
-    within = tuple(slice(n) for n in layout.chunk_grid)
-    table = table.reshape(*padded, 2)[within].reshape(-1, 2)
+    table = table.reshape(-1, 2)
     offsets = np.ascontiguousarray(table[:, 0])
     sizes = np.where(offsets < 0, 0, table[:, 1])
     return _Shards(layout, offsets, sizes, files.sizes < 0)
@@ -132,7 +132,7 @@ def _shards(layout: ZarrLayout, files: ZarrFiles, name: str) -> _Shards:
 
 def _read_index(layout: ZarrLayout, files: ZarrFiles, file: int, name: str) -> NDArray[np.int64]:
     """Return offset and size of each chunk of a shard; -1 where there is none."""
-    n_bytes = int(np.prod(layout.chunks_of_a_file)) * _ENTRY_BYTES
+    n_bytes = math.prod(layout.chunks_of_a_file) * _ENTRY_BYTES
     n_stored = n_bytes + _CHECKSUM_BYTES * layout.index_has_checksum
     file_bytes = int(files.sizes[file])
     first = file_bytes - n_stored if layout.index_at_end else 0

@@ -1,5 +1,6 @@
 """The files of a zarr array: shards, which stay open, and chunks in a file each, which do not."""
 
+import math
 import os
 import resource
 import sys
@@ -39,7 +40,7 @@ class ZarrFiles:
         self._folder = folder
         self._absolute = folder.absolute()  # it stays the same where the working folder changes
         self._layout = layout
-        n_files = int(np.prod(layout.file_grid)) if layout.sharded else 0
+        n_files = math.prod(layout.file_grid) if layout.sharded else 0
         found = self._found(np.arange(n_files, dtype=np.int64))
         self._identities = np.array(found, np.int64).reshape(n_files, 2)
         self._process = -1
@@ -147,6 +148,7 @@ class _OpenFile:
     """A file that is open for reading as long as this object lives."""
 
     count = 0  # in this process
+    _close = staticmethod(os.close)  # modules are gone when the interpreter exits
 
     def __init__(self, path: Path) -> None:
         self.descriptor = -1
@@ -155,8 +157,8 @@ class _OpenFile:
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
-            os.close(self.descriptor)
-            _OpenFile.count -= 1
+            self._close(self.descriptor)
+            type(self).count -= 1
 
 
 def _identity_of(path: bytes) -> Identity:

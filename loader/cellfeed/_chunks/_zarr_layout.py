@@ -24,6 +24,7 @@ _CODECS = {
     "zstd": kernels.ZSTD,
 }
 _MOST_DIMENSIONS = 2
+_MOST_SHARDS = 1 << 22  # each is looked for when the array is opened
 
 Shape = tuple[int, ...]
 
@@ -111,7 +112,9 @@ def zarr_layout(metadata: Mapping[str, Any]) -> ZarrLayout | None:
     shape = tuple(int(n) for n in metadata["shape"])
     if not 1 <= len(shape) <= _MOST_DIMENSIONS or 0 in shape:
         return None
-    return _v2(metadata, shape) if metadata["zarr_format"] == 2 else _v3(metadata, shape)  # noqa: PLR2004 - of the format
+    layout = _v2(metadata, shape) if metadata["zarr_format"] == 2 else _v3(metadata, shape)  # noqa: PLR2004 - of the format
+    too_many = layout is not None and layout.sharded and math.prod(layout.file_grid) > _MOST_SHARDS
+    return None if too_many else layout
 
 
 def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | None:

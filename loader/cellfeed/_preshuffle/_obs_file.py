@@ -17,6 +17,7 @@ from cellfeed._errors import FormatError
 from cellfeed._preshuffle._inputs import opened
 from cellfeed._preshuffle._row_reading import pick, runs_with_gaps
 from cellfeed._runs import Runs
+from cellfeed._sources._annotations import count_rows
 from cellfeed._sources._damage import damage_named
 
 __all__ = ["INDEX", "ObsFile", "read_var"]
@@ -54,7 +55,7 @@ class ObsFile:
                 self.columns = tuple(str(name) for name in obs.attrs["column-order"])
                 self._index = str(obs.attrs["_index"])
                 self.index_name = None if self._index == "_index" else self._index
-                found = _length(obs[self._index])
+                found = count_rows(obs)
             else:
                 self._table = _read_old(path)["obs"]
                 self.columns = tuple(self._table.columns)
@@ -143,9 +144,3 @@ def _read_old(path: str) -> dict[str, pd.DataFrame]:
 
 def _is_group(element: Any) -> bool:
     return not hasattr(element, "dtype")
-
-
-def _length(element: Any) -> int:
-    if _is_group(element):
-        element = element["codes" if "codes" in element else "values"]
-    return int(element.shape[0])

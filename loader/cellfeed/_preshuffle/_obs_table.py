@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._obs import NumericColumn, join_column
+from cellfeed._obs import NumericColumn, exact_numbers, join_column
 from cellfeed._preshuffle._inputs import file_labels
 from cellfeed._preshuffle._obs_file import INDEX, ObsFile
 from cellfeed._runs import expand, merge_consecutive, split_at
@@ -79,7 +79,12 @@ class ObsTable:
         read = dict(zip(present, values[1:], strict=True))
         table: dict[str | None, Any] = {INDEX: np.asarray(values[0], dtype=object)}
         for name, dtype in self._dtypes.items():
-            table[name] = _cast(read.get(name), dtype, rows.size)
+            values = read.get(name)
+            if values is not None and isinstance(dtype, np.dtype) and dtype.kind in "iuf":
+                column = pd.Series(values)
+                table[name] = pd.Series(exact_numbers(name, Path(file.path), column, dtype))
+            else:
+                table[name] = _cast(values, dtype, rows.size)
         return table
 
     def _dtype(self, name: str) -> Any:

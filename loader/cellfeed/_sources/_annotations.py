@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cellfeed._errors import ColumnError
 from cellfeed._sources._file import AnnDataFile
 
-__all__ = ["obs_names", "read_obs", "read_var_names"]
+__all__ = ["count_rows", "obs_names", "read_obs", "read_var_names"]
 
 
 def obs_names(file: AnnDataFile) -> tuple[str, ...]:
@@ -24,6 +24,22 @@ def obs_names(file: AnnDataFile) -> tuple[str, ...]:
     if "column-order" in obs.attrs:
         return tuple(str(name) for name in obs.attrs["column-order"])
     return tuple(str(name) for name in file.read_old_frame("obs").columns)
+
+
+def count_rows(table: Any) -> int:
+    """Return how many rows a table such as obs has, and read none of them.
+
+    Parameters
+    ----------
+    table
+        The group or compound dataset that holds it.
+    """
+    if not _is_group(table):  # anndata before 0.7
+        return int(table.shape[0])
+    index = table[table.attrs["_index"]]
+    if _is_group(index):
+        index = index["codes" if "codes" in index else "values"]
+    return int(index.shape[0])
 
 
 def read_obs(file: AnnDataFile, columns: Sequence[str]) -> pd.DataFrame:
@@ -60,3 +76,7 @@ def read_var_names(file: AnnDataFile, var: str) -> NDArray[np.object_]:
 
 def _is_current(frame: Any) -> bool:
     return bool(frame.attrs.get("encoding-version") == "0.2.0")
+
+
+def _is_group(element: Any) -> bool:
+    return not hasattr(element, "dtype")

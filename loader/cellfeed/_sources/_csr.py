@@ -12,7 +12,7 @@ from cellfeed._minibatch import summable
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._base import Layout
 from cellfeed._sources._file import AnnDataFile
-from cellfeed._sources._matrix import MatrixSource, native
+from cellfeed._sources._matrix import MatrixSource, is_number, native
 from cellfeed._targets import CsrTarget, RowTarget
 
 __all__ = ["CsrSource"]
@@ -30,18 +30,18 @@ class CsrSource(MatrixSource):
     """
 
     layout: Layout = "csr"
-    # Values that are stored are not zero: a chunk that is not there is one that was lost.
-    _lost_is_zero = False
 
     def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
         super().__init__(file, element, var)
         with self._damage_named(element):
             group = self._stored
             data, indices, indptr = (group[name] for name in ("data", "indices", "indptr"))
-            for stored in (data, indices, indptr):
-                if stored.ndim != 1 or stored.dtype.kind not in "biuf":
+            for stored, kinds in ((data, "biuf"), (indices, "iu"), (indptr, "iu")):
+                is_right = is_number(stored.dtype) and stored.dtype.kind in kinds
+                if stored.ndim != 1 or not is_right:
+                    what = "numbers of 64 bits at most" if "f" in kinds else "integers"
                     raise self._inconsistent(
-                        f"{stored.name} is not a list of numbers, but has shape {stored.shape} "
+                        f"{stored.name} is not a list of {what}, but has shape {stored.shape} "
                         f"and dtype {stored.dtype}"
                     )
             self.shape = _shape(group)
@@ -54,6 +54,7 @@ class CsrSource(MatrixSource):
                     f"the row pointers end at {last}, but there are {data.size} values "
                     f"and {indices.size} indices"
                 )
+            self._check_tables(self.shape)
             self.rows_per_chunk = _rows_per_chunk(self.shape[0], data.size, data.chunks)
             self._n_elements = last
             file.watch(self._array_names)
@@ -129,12 +130,13 @@ class CsrSource(MatrixSource):
             raise FormatError(msg)
 
     def _chunked(self, name: str) -> ChunkedArray | None:
-        return self._chunked_array(f"{self._element}/{name}")
+        # Values that are stored are not zero: a chunk that is not there is one that was lost.
+        # Row pointers are zero as long as cells have no elements.
+        return self._chunked_array(f"{self._element}/{name}", lost_is_zero=name == "indptr")
 
     def _pointer(self) -> NDArray[np.int64]:
         if self._row_pointer is None:
-            with self._damage_named(f"{self._element}/indptr"):
-                pointer = np.asarray(self._stored["indptr"][:]).astype(np.int64)
+            pointer = self._read_pointer()
             if (
                 pointer.size != self.shape[0] + 1
                 or (pointer[0], pointer[-1]) != (0, self._n_elements)
@@ -145,6 +147,17 @@ class CsrSource(MatrixSource):
                 )
             self._row_pointer = pointer
         return self._row_pointer
+
+    def _read_pointer(self) -> NDArray[np.int64]:
+        stored = self._chunked("indptr")
+        with self._damage_named(f"{self._element}/indptr"):
+            if stored is None or not can_cast(stored.dtype, np.dtype(np.int64)):
+                return np.asarray(self._stored["indptr"][:]).astype(np.int64)
+            pointer = np.empty(stored.shape[0], np.int64)
+            first, count = np.zeros(1, np.int64), np.array([pointer.size], np.int64)
+            reads = stored.reads_of_ranges(first, count, first, pointer.dtype)
+            reads.run(np.array([pointer.ctypes.data], np.int64))
+            return pointer
 
 
 def _shape(group: Any) -> tuple[int, int]:

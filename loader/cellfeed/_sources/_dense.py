@@ -7,7 +7,7 @@ from cellfeed._chunks import ChunkReads, can_cast
 from cellfeed._runs import Runs, count_rows, expand
 from cellfeed._sources._base import Layout
 from cellfeed._sources._file import AnnDataFile
-from cellfeed._sources._matrix import MatrixSource, native
+from cellfeed._sources._matrix import MatrixSource, is_number, native
 from cellfeed._targets import DenseTarget, RowTarget
 
 __all__ = ["DenseSource"]
@@ -27,12 +27,13 @@ class DenseSource(MatrixSource):
     def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
         super().__init__(file, element, var)
         stored = self._stored
-        if stored.ndim != 2 or stored.dtype.kind not in "biuf":  # noqa: PLR2004 - cells x genes
+        if stored.ndim != 2 or not is_number(stored.dtype):  # noqa: PLR2004 - cells x genes
             raise self._inconsistent(
-                f"cells x genes of numbers expected, but it has shape {stored.shape} "
-                f"and dtype {stored.dtype}"
+                "cells x genes of numbers of 64 bits at most expected, but it has shape "
+                f"{stored.shape} and dtype {stored.dtype}"
             )
         self.shape = (int(stored.shape[0]), int(stored.shape[1]))
+        self._check_tables(self.shape)
         self.dtype = native(stored.dtype)
         self.rows_per_chunk = float(stored.chunks[0]) if stored.chunks else 1.0
         file.watch(self._array_names)
@@ -43,7 +44,7 @@ class DenseSource(MatrixSource):
 
     def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
         """Return what to read, None if only the format's own library can read it."""
-        stored = self._chunked_array(self._element)
+        stored = self._chunked_array(self._element, lost_is_zero=True)
         if stored is None or not isinstance(target, DenseTarget):
             return None
         if not can_cast(stored.dtype, target.dtype):

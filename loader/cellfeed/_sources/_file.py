@@ -28,7 +28,13 @@ class AnnDataFile(Protocol):
         ...
 
     def watch(self, names: Sequence[str]) -> None:
-        """Remember where these arrays are stored, so that a change is noticed."""
+        """Remember where these arrays are stored, so that a change is noticed.
+
+        Raises
+        ------
+        ValueError
+            One of them cannot be: its chunks take more memory than it could need.
+        """
         ...
 
     def check_unchanged(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._chunks import ChunkedArray, chunk_grid, hdf5_array
+from cellfeed._chunks import ChunkedArray, check_grid, chunk_grid, hdf5_array
 from cellfeed._errors import FormatError, PathError
 from cellfeed._identity import Identity, identity, removed, replaced
 
@@ -96,7 +96,11 @@ class H5File:
         return self.path
 
     def watch(self, names: Sequence[str]) -> None:
-        """Do nothing: all arrays are in the one file, which is watched."""
+        """Check that these arrays can be; they are all in the one file, which is watched."""
+        for name in names:
+            stored = self()[name]
+            if stored.chunks is not None:
+                check_grid(stored.shape, stored.chunks, stored.dtype.itemsize)
 
     def check_unchanged(self) -> None:
         """Check that the path still holds the file that was opened first, in any process.

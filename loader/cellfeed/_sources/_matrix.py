@@ -16,7 +16,7 @@ from cellfeed._sources import _annotations as annotations
 from cellfeed._sources._damage import damage_named
 from cellfeed._sources._file import AnnDataFile
 
-__all__ = ["MatrixSource", "native"]
+__all__ = ["MatrixSource", "is_number", "native"]
 
 
 class MatrixSource:
@@ -31,8 +31,6 @@ class MatrixSource:
     var
         The table of its genes.
     """
-
-    _lost_is_zero = True
 
     def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
         self._file = file
@@ -62,6 +60,18 @@ class MatrixSource:
     def _stored(self) -> Any:
         return self._file()[self._element]
 
+    def _check_tables(self, shape: tuple[int, int]) -> None:
+        """Check that cells and genes are those of the tables, before memory is taken for them."""
+        for table, n, what in (("obs", shape[0], "rows"), (self._var, shape[1], "columns")):
+            with self._damage_named(table):
+                found = annotations.count_rows(self._file()[table])
+            if found != n:
+                msg = (
+                    f"{self.path}: {table} has {found} rows, the matrix {n} {what}; "
+                    "write the file anew with anndata"
+                )
+                raise FormatError(msg)
+
     def stored_bytes(self) -> int:
         """Return how many bytes the values, and where they are, take in storage."""
         with self._damage_named(self._element):
@@ -82,12 +92,12 @@ class MatrixSource:
         with self._damage_named("obs"):
             return annotations.read_obs(self._file, columns)
 
-    def _chunked_array(self, name: str) -> ChunkedArray | None:
+    def _chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
         """Return an array as chunks; where they lie is read once."""
         if name not in self._chunked_arrays:
             with self._damage_named(name):
                 self._chunked_arrays[name] = self._file.chunked_array(
-                    name, lost_is_zero=self._lost_is_zero
+                    name, lost_is_zero=lost_is_zero
                 )
         return self._chunked_arrays[name]
 
@@ -120,6 +130,11 @@ class MatrixSource:
     def _inconsistent(self, what: str) -> FormatError:
         msg = f"{self.path}: `{self._element}` is inconsistent: {what}; write the file anew"
         return FormatError(msg)
+
+
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Return whether torch has such numbers: of 64 bits at most, and not complex."""
+    return dtype.kind in "biuf" and dtype.itemsize <= np.dtype(np.float64).itemsize
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import zarr
 
 from cellfeed._errors import FormatError
+from cellfeed._sources._damage import damage_named
 
 __all__ = ["anndata_groups", "is_zarr", "open_group"]
 
@@ -55,8 +56,9 @@ def anndata_groups(path: Path) -> list[Path]:
         The store holds something else, or lacks one of its data sets.
     """
     root = open_group(path, path.absolute())
-    if "obs" in root and "var" in root:
-        return [path]
+    with damage_named(path, "obs"):
+        if "obs" in root and "var" in root:
+            return [path]
     if (path / _UNFINISHED).is_dir():
         msg = f"{path}: `cellfeed preshuffle` has not finished it; run the same command again"
         raise FormatError(msg)

@@ -15,6 +15,7 @@ from cellfeed._chunks import (
     ChunkedArray,
     ZarrFiles,
     ZarrLayout,
+    check_grid,
     chunk_grid,
     zarr_array,
     zarr_layout,
@@ -70,6 +71,8 @@ class ZarrStore:
         """Remember metadata and shards of these arrays, so that a change is noticed."""
         for name in names:
             array = self.array(name)
+            itemsize = array.dtype.itemsize
+            check_grid(array.shape, array.chunks, itemsize, shard_shape=array.shards)
             metadata = Path(name) / _METADATA[array.metadata.zarr_format]
             self._identities[metadata] = self._identity(metadata)
             self._layouts[name] = zarr_layout(array.metadata.to_dict())
