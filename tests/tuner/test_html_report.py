@@ -103,7 +103,7 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
         ("not enough samples", "trade-off", "No throughput could be measured"),
         ("not enough samples", "bounds", "No measured configuration could be judged"),
         ("not enough samples", "conditions", "storage ordernot checked"),
-        ("wrong loader", "recommendation", "0 workers: THE LOADER IS WRONG"),
+        ("wrong loader", "recommendation", "0 workers: minibatch 0 has plate p3; please"),
         ("wrong loader", "bounds", "1 loader: not as planned"),
         ("recommended", "bounds", "4 inside: as planned"),
         ("recommended", "conditions", "cold, dropped before each epoch"),

@@ -9,7 +9,6 @@ from cellfeed_tuner._reports._wording import (
     interruption_in_words,
     interval,
     key_figures,
-    loader_faults,
     missing_in_words,
     mixing_in_words,
     proof_of_choice,
@@ -28,7 +27,7 @@ def text_summary(result: AutotuneResult) -> str:
     chosen = result.recommended
     if chosen is None:
         if result.loader_fault is not None:
-            return " ".join([why_no_choice(result), *loader_faults(result)])
+            return f"THE LOADER IS WRONG: {result.loader_fault}"
         return "no configuration is feasible"
     speed = f"{interval(chosen.cells_per_second)} cells/s"
     return ", ".join(filter(None, [f"{chosen.configuration}; {speed}", from_few_rounds(result)]))
