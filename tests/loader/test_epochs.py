@@ -1,12 +1,13 @@
 """Epochs over many iterations, worker processes and ranks."""
 
-import os
+import multiprocessing
 import pickle
-import subprocess
-import sys
-import textwrap
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,13 @@ def minibatches_of_epoch(dataset: CellDataset, epoch: int) -> Counter[tuple[int,
     return found
 
 
+def is_epoch(dataset: CellDataset, found: list[list[int]], epoch: int) -> bool:
+    return Counter(map(tuple, found)) == minibatches_of_epoch(dataset, epoch)
+
+
 def assert_is_epoch(dataset: CellDataset, found: list[list[int]], epoch: int) -> None:
     assert sorted(row for batch in found for row in batch) == list(range(N_ROWS))
-    assert Counter(map(tuple, found)) == minibatches_of_epoch(dataset, epoch)
+    assert is_epoch(dataset, found, epoch)
 
 
 class TestInOneProcess:
@@ -113,6 +118,83 @@ class TestWorkers:
             assert_is_epoch(dataset, batches(loader), epoch)
 
 
+class SlowToStart:
+    """A worker that comes late, or never, to its first iteration."""
+
+    def __init__(self, folder: Path, worker: int) -> None:
+        self.folder, self.worker = folder, worker
+
+    def __call__(self, worker: int) -> None:
+        while worker == self.worker and not (self.folder / "go").exists():
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["own", "plain"])
+class TestWorkersThatComeLate:
+    @pytest.fixture
+    def make_loader(self, dataset, kind, tmp_path):
+        def make(late: int | None = None, seed: int = 0) -> DataLoader[Any]:
+            options: dict[str, Any] = {
+                "num_workers": 2,
+                "prefetch_factor": 2,
+                "multiprocessing_context": "fork",
+                "worker_init_fn": None if late is None else SlowToStart(tmp_path, late),
+                "generator": torch.Generator().manual_seed(seed),
+            }
+            if kind == "own":
+                return dataset.loader(**options)  # type: ignore[no-any-return]
+            return DataLoader(dataset, batch_size=None, **options)
+
+        return make
+
+    @pytest.mark.parametrize("late", [0, 1])
+    def test_or_never_leave_the_next_epochs_whole(self, dataset, make_loader, kind, late):
+        """Though every iteration has the same base seed."""
+        begun = iter(make_loader(late))
+        if late == 1:
+            next(begun)  # by the first worker; the second has not begun
+        for process in begun._workers:
+            process.kill()
+            process.join()
+        del begun
+        found = [batches(make_loader()) for _ in range(3)]
+        epochs = [epoch for each in found for epoch in range(5) if is_epoch(dataset, each, epoch)]
+        # Of other DataLoaders' epochs, those count that a worker began.
+        assert epochs == ([0, 1, 2] if kind == "plain" and late == 0 else [1, 2, 3])
+
+    def test_while_another_loader_runs_leave_both_epochs_whole(
+        self, dataset, make_loader, tmp_path
+    ):
+        """Two loaders at once, of one base seed; the second loader's workers come first."""
+        first, second = iter(make_loader(late=1)), iter(make_loader())
+        later = batches(second)
+        (tmp_path / "go").touch()
+        earlier = batches(first)
+        assert_is_epoch(dataset, earlier, 0)
+        assert_is_epoch(dataset, later, 1)
+        assert_is_epoch(dataset, batches(make_loader()), 2)
+
+    def test_in_one_of_two_threads(self, dataset, make_loader):
+        """Both start their workers at once, of one base seed, in turns."""
+        start_in_turns = threading.Barrier(2, timeout=60)
+
+        class Context(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
+            def Process(self, *arguments: Any, **options: Any) -> Any:
+                start_in_turns.wait()
+                return super().Process(*arguments, **options)
+
+        def run() -> list[list[int]]:
+            loader = make_loader()
+            loader.multiprocessing_context = Context()
+            return batches(loader)
+
+        with ThreadPoolExecutor(2) as threads:
+            found = [task.result() for task in [threads.submit(run) for _ in range(2)]]
+        assert {
+            epoch for each in found for epoch in range(3) if is_epoch(dataset, each, epoch)
+        } == {0, 1}
+
+
 def test_loaders_with_different_numbers_of_workers_count_together(dataset):
     for epoch, num_workers in enumerate([0, 2, 1, 2]):
         loader = DataLoader(dataset, batch_size=None, num_workers=num_workers)
@@ -177,48 +259,3 @@ def test_workers_read_files_that_the_parent_has_open(plates, in_memory, method):
     assert (
         next(iter(dataset)).rows.tolist() == dataset.plan(epoch=6).delivered_rows(0)[0, :8].tolist()
     )
-
-
-def test_ranks_are_those_of_torch_distributed_and_share_a_seed(tmp_path):
-    script = """
-        import os, sys
-        import numpy as np
-        import torch.distributed as dist
-        from cellfeed import BlockShuffling, CellDataset
-
-        rank = int(sys.argv[1])
-        dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
-        dataset = CellDataset(np.arange(101), BlockShuffling(4), 8, 2)
-        print(dataset.rank, dataset.world_size, dataset.seed)
-        for _ in range(2):
-            print(*[len(batch) for batch in dataset])
-        dataset.set_epoch(0)
-        for _ in range(2):
-            print(*np.concatenate(list(dataset)))
-        dist.barrier()
-        dist.destroy_process_group()
-    """
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script), str(rank), f"file://{tmp_path}/meet"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    (head_0, *lines_0), (head_1, *lines_1) = outputs
-    assert head_0.split()[:2] == ["0", "2"]
-    assert head_1.split()[:2] == ["1", "2"]
-    assert head_0.split()[2] == head_1.split()[2]
-    assert lines_0[:2] == lines_1[:2] == ["8 8 8 8 8 8 3"] * 2
-    for epoch in (2, 3):
-        counts = Counter(f"{lines_0[epoch]} {lines_1[epoch]}".split())
-        assert len(counts) == 101
-        assert counts.total() == 102
-    assert lines_0[2] != lines_0[3]
