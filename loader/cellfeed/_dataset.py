@@ -200,7 +200,7 @@ class CellDataset(IterableDataset[Any]):
 
     @property
     def rank(self) -> int:
-        """This process's number among those that train together, now."""
+        """Number of this process among those that train together, now."""
         return self._ranks.look()[0]
 
     @property

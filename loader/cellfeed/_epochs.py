@@ -87,7 +87,7 @@ class _Starts(threading.local):
 
 
 class _Process:
-    """This process: a number that no other has, and how it was started if it was forked."""
+    """A number that no other process has, and how this one was started if it was forked."""
 
     def __init__(self) -> None:
         self.starts = _Starts()

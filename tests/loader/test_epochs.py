@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from cellfeed import BlockShuffling, CellDataset, open_collection
+from cellfeed import BlockShuffling, CellDataset, ParameterError, open_collection
 
 N_ROWS = 100
 
@@ -71,6 +71,23 @@ class TestInOneProcess:
         assert_is_epoch(dataset, batches(dataset), 7)
         assert_is_epoch(dataset, batches(dataset), 8)
 
+    @pytest.mark.parametrize("epoch", [2**70, -1, 2**62])
+    def test_an_epoch_that_nobody_reaches_is_refused(self, dataset, epoch):
+        with pytest.raises(ParameterError, match=f"`0 <= epoch < {2**62}` must hold, but got "):
+            dataset.set_epoch(epoch)
+
+    def test_a_rank_that_looks_at_a_minibatch_goes_on_with_set_epoch(self):
+        ranks = [
+            CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=0, rank=r, world_size=2)
+            for r in range(2)
+        ]
+        next(iter(ranks[0]))
+        for epoch in range(2):
+            for rank in ranks:
+                rank.set_epoch(epoch)
+            rows = [row for rank in ranks for batch in batches(rank) for row in batch]
+            assert sorted(rows) == list(range(N_ROWS))
+
     def test_a_pickled_copy_counts_on_by_itself(self, dataset):
         batches(dataset)
         copy = pickle.loads(pickle.dumps(dataset))
@@ -118,14 +135,14 @@ class TestWorkers:
             assert_is_epoch(dataset, batches(loader), epoch)
 
 
-class SlowToStart:
-    """A worker that comes late, or never, to its first iteration."""
+class Late:
+    """Workers that begin when they are told to, or never."""
 
-    def __init__(self, folder: Path, worker: int) -> None:
-        self.folder, self.worker = folder, worker
+    def __init__(self, folder: Path, *workers: int) -> None:
+        self.folder, self.workers = folder, workers
 
     def __call__(self, worker: int) -> None:
-        while worker == self.worker and not (self.folder / "go").exists():
+        while worker in self.workers and not (self.folder / "go").exists():
             time.sleep(0.01)
 
 
@@ -133,13 +150,13 @@ class SlowToStart:
 class TestWorkersThatComeLate:
     @pytest.fixture
     def make_loader(self, dataset, kind, tmp_path):
-        def make(late: int | None = None, seed: int = 0) -> DataLoader[Any]:
+        def make(*late: int) -> DataLoader[Any]:
             options: dict[str, Any] = {
                 "num_workers": 2,
                 "prefetch_factor": 2,
                 "multiprocessing_context": "fork",
-                "worker_init_fn": None if late is None else SlowToStart(tmp_path, late),
-                "generator": torch.Generator().manual_seed(seed),
+                "worker_init_fn": Late(tmp_path, *late),
+                "generator": torch.Generator().manual_seed(0),
             }
             if kind == "own":
                 return dataset.loader(**options)  # type: ignore[no-any-return]
@@ -147,52 +164,63 @@ class TestWorkersThatComeLate:
 
         return make
 
-    @pytest.mark.parametrize("late", [0, 1])
+    @pytest.mark.parametrize("late", [(0, 1), (1,)], ids=["none begins", "one begins"])
     def test_or_never_leave_the_next_epochs_whole(self, dataset, make_loader, kind, late):
         """Though every iteration has the same base seed."""
-        begun = iter(make_loader(late))
-        if late == 1:
-            next(begun)  # by the first worker; the second has not begun
+        begun = iter(make_loader(*late))
+        if late == (1,):
+            next(begun)  # by the first worker
         for process in begun._workers:
             process.kill()
             process.join()
         del begun
-        found = [batches(make_loader()) for _ in range(3)]
-        epochs = [epoch for each in found for epoch in range(5) if is_epoch(dataset, each, epoch)]
-        # Of other DataLoaders' epochs, those count that a worker began.
-        assert epochs == ([0, 1, 2] if kind == "plain" and late == 0 else [1, 2, 3])
+        # Of other DataLoaders' iterations, those count that a worker began.
+        first = 0 if kind == "plain" and late == (0, 1) else 1
+        for epoch in range(first, first + 3):
+            assert_is_epoch(dataset, batches(make_loader()), epoch)
 
     def test_while_another_loader_runs_leave_both_epochs_whole(
-        self, dataset, make_loader, tmp_path
+        self, dataset, make_loader, kind, tmp_path
     ):
-        """Two loaders at once, of one base seed; the second loader's workers come first."""
-        first, second = iter(make_loader(late=1)), iter(make_loader())
-        later = batches(second)
+        """Two loaders at once, of one base seed; the workers of the second come first."""
+        late = (0, 1) if kind == "own" else (1,)
+        first = iter(make_loader(*late))
+        earlier = [next(first).tolist()] if kind == "plain" else []
+        later = batches(make_loader())
         (tmp_path / "go").touch()
-        earlier = batches(first)
+        earlier += batches(first)
         assert_is_epoch(dataset, earlier, 0)
         assert_is_epoch(dataset, later, 1)
         assert_is_epoch(dataset, batches(make_loader()), 2)
 
-    def test_in_one_of_two_threads(self, dataset, make_loader):
-        """Both start their workers at once, of one base seed, in turns."""
-        start_in_turns = threading.Barrier(2, timeout=60)
+    def test_workers_that_two_threads_start_in_turns(self, dataset, make_loader):
+        """Of one base seed: a worker of one loader, one of the other, and so on."""
+        is_started = [threading.Event() for _ in range(4)]
 
-        class Context(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
-            def Process(self, *arguments: Any, **options: Any) -> Any:
-                start_in_turns.wait()
+        class InTurns(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
+            def __init__(self, place: int) -> None:
+                super().__init__()
+                self.place = place
+
+            def Process(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
+                if self.place > 1:
+                    is_started[self.place - 2].set()
+                if self.place > 0:
+                    is_started[self.place - 1].wait(timeout=60)
+                self.place += 2
                 return super().Process(*arguments, **options)
 
-        def run() -> list[list[int]]:
+        def start(place: int) -> Iterable[Any]:
             loader = make_loader()
-            loader.multiprocessing_context = Context()
-            return batches(loader)
+            loader.multiprocessing_context = InTurns(place)
+            iterator = iter(loader)
+            is_started[place + 2].set()
+            return iterator
 
         with ThreadPoolExecutor(2) as threads:
-            found = [task.result() for task in [threads.submit(run) for _ in range(2)]]
-        assert {
-            epoch for each in found for epoch in range(3) if is_epoch(dataset, each, epoch)
-        } == {0, 1}
+            found = [batches(iterator) for iterator in list(threads.map(start, range(2)))]
+        epochs = {epoch for each in found for epoch in range(3) if is_epoch(dataset, each, epoch)}
+        assert epochs == {0, 1}
 
 
 def test_loaders_with_different_numbers_of_workers_count_together(dataset):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,18 @@ import pytest
 from cellfeed import BlockShuffling, CellDataset, ParameterError
 
 N_ROWS, N_RANKS, N_EPOCHS = 101, 2, 2
+# When the data set is made, whose DataLoader it is, and how workers start (which takes seconds
+# where they are not forked).
+CASES = [
+    *(
+        f"{made} {kind} {method}"
+        for made in ("before", "after")
+        for kind in ("own", "plain")
+        for method in ("0", "fork")
+    ),
+    "before own spawn",
+    "after plain spawn",
+]
 
 # A rank's script begins with this, and ends by saying what it found.
 PROLOGUE = """
@@ -53,12 +66,15 @@ EPILOGUE = """
 """
 
 
-def run_ranks(folder: Path, body: str, **environment: str) -> list[dict[str, Any]]:
+def run_ranks(
+    folder: Path, body: str, arguments: Sequence[str] = (), **environment: str
+) -> list[dict[str, Any]]:
     """Run a script as two processes that meet, and return what each of them found."""
+    python = sys.executable, "-W", "error::UserWarning", "-c"
     script = "".join(map(textwrap.dedent, (PROLOGUE, body, EPILOGUE)))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "error::UserWarning", "-c", script, str(rank), meeting_point],
+            [*python, script, str(rank), meeting_point, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -92,41 +108,35 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
     return run_ranks(
         tmp_path_factory.mktemp("ranks"),
         """
-        before = {way: make() for way in ["plain 0", "plain fork", "plain spawn",
-                                          "own 0", "own fork", "own spawn"]}
+        made = {case: make() for case in sys.argv[3:] if case.startswith("before")}
         join()
         found = {"lengths": {}, "epochs": {}, "ranks": []}
-        for moment in ("before", "after"):
-            for way in before:
-                kind, method = way.split()
-                dataset = before[way] if moment == "before" else make()
-                options = {} if method == "0" else {
-                    "num_workers": 2,
-                    "multiprocessing_context": method,
-                    "persistent_workers": way != "plain fork",
-                }
-                if kind == "own":
-                    loader = dataset.loader(**options)
-                else:
-                    loader = DataLoader(dataset, batch_size=None, **options)
-                found["epochs"][f"{moment} {way}"] = epochs(loader)
-                found["lengths"][f"{moment} {way}"] = len(loader)
-                plan = dataset.plan(epoch=0)
-                found["ranks"] += [[dataset.rank, dataset.world_size], [plan.rank, plan.world_size]]
+        for case in sys.argv[3:]:
+            _, kind, method = case.split()
+            dataset = made.get(case) or make()
+            options = {} if method == "0" else {
+                "num_workers": 2,
+                "multiprocessing_context": method,
+                "persistent_workers": case != "before plain fork",
+            }
+            if kind == "own":
+                loader = dataset.loader(**options)
+            else:
+                loader = DataLoader(dataset, batch_size=None, **options)
+            found["epochs"][case], found["lengths"][case] = epochs(loader), len(loader)
+            plan = dataset.plan(epoch=0)
+            found["ranks"] += [[dataset.rank, dataset.world_size], [plan.rank, plan.world_size]]
         """,
+        CASES,
     )
 
 
-WAYS = [f"{kind} {method}" for kind in ("own", "plain") for method in ("0", "fork", "spawn")]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_ranks_share_the_rows_whenever_the_data_set_is_made(ranks, moment, way):
-    epochs = [rank["epochs"][f"{moment} {way}"] for rank in ranks]
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_share_the_rows_whenever_the_data_set_is_made(ranks, case):
+    epochs = [rank["epochs"][case] for rank in ranks]
     assert_is_divided(epochs)
     for rank, delivered in zip(ranks, epochs, strict=True):
-        length = rank["lengths"][f"{moment} {way}"]
+        length = rank["lengths"][case]
         assert [len(minibatches) for minibatches in delivered] == [length] * N_EPOCHS
     assert epochs[0][0] != epochs[0][1]
 
@@ -266,7 +276,7 @@ class TestRanksThatAreGiven:
 
     def test_one_without_the_other(self):
         for parameters in ({"rank": 0}, {"world_size": 1}):
-            with pytest.raises(ParameterError, match="go together, .*; give both, or neither"):
+            with pytest.raises(ParameterError, match=r"go together, .*; give both, or neither"):
                 CellDataset(np.arange(9), BlockShuffling(4), 8, **parameters)
 
 
