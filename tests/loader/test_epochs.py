@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -210,15 +209,20 @@ class TestWorkersThatComeLate:
                 self.place += 2
                 return super().Process(*arguments, **options)
 
-        def start(place: int) -> Iterable[Any]:
+        iterators = []
+
+        def start(place: int) -> None:
             loader = make_loader()
             loader.multiprocessing_context = InTurns(place)
-            iterator = iter(loader)
+            iterators.append(iter(loader))
             is_started[place + 2].set()
-            return iterator
 
-        with ThreadPoolExecutor(2) as threads:
-            found = [batches(iterator) for iterator in list(threads.map(start, range(2)))]
+        threads = [threading.Thread(target=start, args=(place,)) for place in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = list(map(batches, iterators))
         epochs = {epoch for each in found for epoch in range(3) if is_epoch(dataset, each, epoch)}
         assert epochs == {0, 1}
 
