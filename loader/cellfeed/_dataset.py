@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cellfeed._collection import Collection
+from cellfeed._epoch_loader import EpochLoader
 from cellfeed._epochs import EpochCounter, Start
 from cellfeed._errors import ParameterError, require_positive
-from cellfeed._loader import EpochLoader
 from cellfeed._memory import MemoryPool
 from cellfeed._minibatch import Cells
-from cellfeed._multi_indexable import MultiIndexable, count_indexable_rows
+from cellfeed._multi_indexable import MultiIndexable, count_indexable_rows, require_indexable
 from cellfeed._plan import EpochPlan
 from cellfeed._prefetch import one_ahead
 from cellfeed._ranks import CommonSeed, Ranks
@@ -145,6 +145,8 @@ class CellDataset(IterableDataset[Any]):
         self._seed = CommonSeed(seed)
         self._seed.agree(self._ranks.look()[1])
         self._n_rows = _n_rows(collection)
+        if fetch_callback is None:
+            require_indexable(collection)
         self._epochs = EpochCounter()
         self._pool = MemoryPool()  # for all epochs, so that memory is new to the system only once
         self._plan(*self._ranks.look())  # which refuses what cannot be
@@ -153,7 +155,13 @@ class CellDataset(IterableDataset[Any]):
 
     @classmethod
     def from_autotune(
-        cls, collection: Any, result: str | os.PathLike[str] | Recommending, **parameters: Any
+        cls,
+        collection: Any,
+        result: str | os.PathLike[str] | Recommending,
+        *,
+        strategy: SamplingStrategy | None = None,
+        indices: ArrayLike | None = None,
+        **parameters: Any,
     ) -> "CellDataset":
         """Make a data set with the configuration that ``autotune`` recommended.
 
@@ -164,6 +172,11 @@ class CellDataset(IterableDataset[Any]):
         result
             The ``autotune.json``, or what `cellfeed_tuner.autotune` returned. Its block size,
             batch size, fetch factor and, for `loader`, number of workers are used.
+        strategy
+            A strategy in place of `BlockShuffling` with the recommended block size.
+        indices
+            The rows to visit, such as those of a training set, in blocks of the recommended
+            size; all rows if None.
         **parameters
             Other parameters of the class, such as ``seed``.
 
@@ -172,15 +185,28 @@ class CellDataset(IterableDataset[Any]):
         PathError
             There is no such file.
         FormatError
-            The file is not a result of ``autotune``, or the result recommends nothing.
+            The file is not a result of ``autotune``, the result recommends nothing, or it says
+            that what it measured was wrong.
+        ParameterError
+            Both ``strategy`` and ``indices`` are given; and as of the class.
+
+        Warns
+        -----
+        UserWarning
+            The result is of another collection, batch size or machine.
         """
+        if strategy is not None and indices is not None:
+            msg = "`indices` and `strategy` do not go together; give the strategy the indices"
+            raise ParameterError(msg)
         recommended = read_recommendation(result)
-        strategy = BlockShuffling(block_size=recommended.block_size)
+        if strategy is None:
+            strategy = BlockShuffling(block_size=recommended.block_size, indices=indices)
         sizes = {
             "batch_size": recommended.batch_size,
             "fetch_factor": recommended.fetch_factor,
         }
         dataset = cls(collection, strategy, **(sizes | parameters))
+        recommended.warn_of_differences(collection, dataset.batch_size)
         dataset.num_workers = recommended.num_workers
         return dataset
 

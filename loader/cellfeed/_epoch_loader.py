@@ -1,4 +1,4 @@
-"""The DataLoader of a data set."""
+"""A DataLoader of which each epoch begins in the process that trains."""
 
 from typing import TYPE_CHECKING, Any
 
