@@ -1,25 +1,25 @@
 """The data set that a training loop iterates over."""
 
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cellfeed._collection import Collection
-from cellfeed._epochs import EpochCounter
-from cellfeed._errors import ParameterError, require_integer, require_positive
+from cellfeed._epoch_loader import EpochLoader
+from cellfeed._epochs import EpochCounter, Start
+from cellfeed._errors import ParameterError, require_positive
 from cellfeed._memory import MemoryPool
 from cellfeed._minibatch import Cells
-from cellfeed._multi_indexable import MultiIndexable, count_indexable_rows
+from cellfeed._multi_indexable import MultiIndexable, count_indexable_rows, require_indexable
 from cellfeed._plan import EpochPlan
 from cellfeed._prefetch import one_ahead
+from cellfeed._ranks import CommonSeed, Ranks
 from cellfeed._reader import PlannedRead, Reader
 from cellfeed._recommendation import Recommending, read_recommendation
 from cellfeed._strategies import BlockShuffling, SamplingStrategy
@@ -69,11 +69,14 @@ class CellDataset(IterableDataset[Any]):
     batch_transform
         ``batch_transform(batch)`` changes a minibatch.
     rank, world_size
-        This process and the number of processes that train together; asked of
-        torch.distributed if None, where it is initialised.
+        This process and the number of processes that train together; if None, torch.distributed
+        is asked when an epoch begins, and this process is by itself where that is not
+        initialised. ``rank=0, world_size=1`` reads everything, whatever the number of ranks.
+        All ranks have to begin the same epochs; where one of them looks at a minibatch of its
+        own, call `set_epoch` before each epoch on all.
     seed
         Fixes the order of all epochs. If None, one is drawn, and with several ranks the first
-        rank's is used by all.
+        rank's is used by all, as soon as they have met.
     dense
         Whether minibatches of a `Collection` carry dense ``X`` even if it is stored sparse.
     dtype
@@ -86,8 +89,10 @@ class CellDataset(IterableDataset[Any]):
     Raises
     ------
     ParameterError
-        A size is below one, the strategy asks for rows that do not exist, or ``seed`` is None
-        with several ranks and torch.distributed is not initialised.
+        A size is below one, the strategy asks for rows that do not exist, ranks are given that
+        cannot be, or ``seed`` is None with several ranks and torch.distributed is not
+        initialised. Also when an epoch begins: ranks met, but this process has used a seed that
+        it drew by itself.
 
     Examples
     --------
@@ -136,23 +141,27 @@ class CellDataset(IterableDataset[Any]):
             None if num_threads is None else require_positive("num_threads", num_threads)
         )
         self.num_workers = 0
-        self.rank, self.world_size = _ranks(rank, world_size)
-        self.seed = _common_seed(seed, self.world_size)
+        self._ranks = Ranks(rank, world_size)
+        self._seed = CommonSeed(seed)
+        self._seed.agree(self._ranks.look()[1])
         self._n_rows = _n_rows(collection)
+        if fetch_callback is None:
+            require_indexable(collection)
         self._epochs = EpochCounter()
         self._pool = MemoryPool()  # for all epochs, so that memory is new to the system only once
-        if self.plan(epoch=0).n_minibatches == 0:
-            msg = (
-                f"nothing is left of {self._n_rows:,} rows, since `drop_last` drops what does not "
-                "fill a minibatch or a block; use smaller sizes, or keep what is left over"
-            )
-            raise ParameterError(msg)
+        self._plan(*self._ranks.look())  # which refuses what cannot be
         if isinstance(collection, Collection) and fetch_callback is None:
             collection.load_tables()  # once, for all worker processes that are forked
 
     @classmethod
     def from_autotune(
-        cls, collection: Any, result: str | os.PathLike[str] | Recommending, **parameters: Any
+        cls,
+        collection: Any,
+        result: str | os.PathLike[str] | Recommending,
+        *,
+        strategy: SamplingStrategy | None = None,
+        indices: ArrayLike | None = None,
+        **parameters: Any,
     ) -> "CellDataset":
         """Make a data set with the configuration that ``autotune`` recommended.
 
@@ -163,6 +172,11 @@ class CellDataset(IterableDataset[Any]):
         result
             The ``autotune.json``, or what `cellfeed_tuner.autotune` returned. Its block size,
             batch size, fetch factor and, for `loader`, number of workers are used.
+        strategy
+            A strategy in place of `BlockShuffling` with the recommended block size.
+        indices
+            The rows to visit, such as those of a training set, in blocks of the recommended
+            size; all rows if None.
         **parameters
             Other parameters of the class, such as ``seed``.
 
@@ -171,29 +185,59 @@ class CellDataset(IterableDataset[Any]):
         PathError
             There is no such file.
         FormatError
-            The file is not a result of ``autotune``, or the result recommends nothing.
+            The file is not a result of ``autotune``, the result recommends nothing, or it says
+            that what it measured was wrong.
+        ParameterError
+            Both ``strategy`` and ``indices`` are given; and as of the class.
+
+        Warns
+        -----
+        UserWarning
+            The result is of another collection, batch size or machine.
         """
+        if strategy is not None and indices is not None:
+            msg = "`indices` and `strategy` do not go together; give the strategy the indices"
+            raise ParameterError(msg)
         recommended = read_recommendation(result)
-        strategy = BlockShuffling(block_size=recommended.block_size)
+        if strategy is None:
+            strategy = BlockShuffling(block_size=recommended.block_size, indices=indices)
         sizes = {
             "batch_size": recommended.batch_size,
             "fetch_factor": recommended.fetch_factor,
         }
         dataset = cls(collection, strategy, **(sizes | parameters))
+        recommended.warn_of_differences(collection, dataset.batch_size)
         dataset.num_workers = recommended.num_workers
         return dataset
 
     def __len__(self) -> int:
         """Return the number of minibatches that an epoch delivers to this rank."""
-        return self.plan(epoch=0).n_minibatches
+        return self._plan(*self._ranks.now()).n_minibatches
 
     def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        if worker is None:
+            self._meet()
         # The epoch is claimed here and not in the generator, which starts at its first use.
         plan = self.plan(epoch=self._epochs.claim())
-        worker = get_worker_info()
         if worker is None:
             return self._minibatches(plan, range(plan.n_fetches))
         return self._minibatches(plan, range(worker.id, plan.n_fetches, worker.num_workers))
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among those that train together, now."""
+        return self._ranks.look()[0]
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes that train together, now."""
+        return self._ranks.look()[1]
+
+    @property
+    def seed(self) -> int:
+        """What fixes the order of all epochs."""
+        return self._seed.use(self.world_size)
 
     @property
     def buffer_bytes(self) -> int:
@@ -216,23 +260,52 @@ class CellDataset(IterableDataset[Any]):
         Raises
         ------
         ParameterError
-            ``epoch`` is not an integer.
+            ``epoch`` is not an integer, negative or huge.
         """
-        self._epochs.next_epoch = require_integer("epoch", epoch)
+        self._epochs.next_epoch = epoch
 
     def plan(self, *, epoch: int) -> EpochPlan:
-        """Return the plan of an epoch: which rows come when."""
-        return EpochPlan(
+        """Return the plan of an epoch: which rows come when, on this rank.
+
+        Raises
+        ------
+        ParameterError
+            ``epoch`` is not an integer, or ``seed`` was not given and ranks have not agreed on
+            one yet.
+        """
+        rank, world_size = self._ranks.now()
+        return self._plan(rank, world_size, seed=self._seed.use(world_size), epoch=epoch)
+
+    def _plan(self, rank: int, world_size: int, *, seed: int = 0, epoch: int = 0) -> EpochPlan:
+        plan = EpochPlan(
             strategy=self.strategy,
             n_rows=self._n_rows,
             batch_size=self.batch_size,
             fetch_factor=self.fetch_factor,
             drop_last=self.drop_last,
-            seed=self.seed,
+            seed=seed,
             epoch=epoch,
-            rank=self.rank,
-            world_size=self.world_size,
+            rank=rank,
+            world_size=world_size,
         )
+        if plan.n_minibatches == 0:
+            msg = (
+                f"nothing is left of {self._n_rows:,} rows, since `drop_last` drops what does not "
+                "fill a minibatch or a block; use smaller sizes, or keep what is left over"
+            )
+            raise ParameterError(msg)
+        return plan
+
+    def _meet(self) -> None:
+        """Agree on the seed with other ranks, which all come here when an epoch begins."""
+        _, world_size = self._ranks.now()
+        self._seed.agree(world_size)
+        self._seed.use(world_size)
+
+    def _begin_for_workers(self, first: Start | None, iteration: int) -> Start:
+        """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
+        self._meet()
+        return self._epochs.claim_for_workers(first, iteration)
 
     def loader(self, num_workers: int | None = None, **options: Any) -> DataLoader[Any]:
         """Return a DataLoader that passes minibatches on as they are.
@@ -253,7 +326,7 @@ class CellDataset(IterableDataset[Any]):
             ahead = _MINIBATCHES_AHEAD if self._is_placed else self.fetch_factor + 1
             most = max(2, _MOST_MINIBATCHES_AHEAD // workers)
             options.setdefault("prefetch_factor", min(ahead, self.fetch_factor + 1, most))
-        return DataLoader(self, batch_size=None, num_workers=workers, **options)
+        return EpochLoader(self, batch_size=None, num_workers=workers, **options)
 
     @property
     def _is_read_ahead(self) -> bool:
@@ -389,29 +462,3 @@ def _numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:
         )
         raise ParameterError(msg)
     return numpy_dtype
-
-
-def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        msg = f"`rank` and `world_size` go together, but got {rank=}, {world_size=}"
-        raise ParameterError(msg)
-    if rank is not None and world_size is not None:
-        return require_integer("rank", rank), require_positive("world_size", world_size)
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
-def _common_seed(seed: int | None, world_size: int) -> int:
-    if seed is not None:
-        return require_integer("seed", seed)
-    drawn = [secrets.randbits(63)]
-    if world_size > 1:
-        if not (dist.is_available() and dist.is_initialized()):
-            msg = (
-                f"`seed` must be given with {world_size=}, so that all ranks have one order; "
-                "or initialise torch.distributed first, and one is shared"
-            )
-            raise ParameterError(msg)
-        dist.broadcast_object_list(drawn, src=0)
-    return drawn[0]

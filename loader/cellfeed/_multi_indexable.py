@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
 
-__all__ = ["MultiIndexable", "count_indexable_rows"]
+__all__ = ["MultiIndexable", "count_indexable_rows", "require_indexable"]
 
 
 class MultiIndexable:
@@ -47,6 +47,9 @@ class MultiIndexable:
         unstructured: Mapping[str, Any] | None = None,
         **named_indexables: Any,
     ) -> None:
+        if unstructured is not None and not isinstance(unstructured, Mapping):
+            msg = f"`unstructured` must be a mapping by name, but got {unstructured!r}"  # type: ignore[unreachable]
+            raise ParameterError(msg)
         by_name = dict(named_indexables)
         if len(indexables) == 1 and isinstance(indexables[0], Mapping):
             by_name = {**indexables[0], **by_name}
@@ -87,18 +90,27 @@ class MultiIndexable:
     def __iter__(self) -> Iterator[Any]:
         return iter(self._indexables)
 
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """Iterate over (name, indexable).
+    @property
+    def count(self) -> int:
+        """The number of indexables."""
+        return len(self._indexables)
 
-        Raises
-        ------
-        ParameterError
-            The indexables were given by place, without names.
-        """
-        if self.names is None:
-            msg = "these indexables have no names; give `names`, or iterate over the indexables"
-            raise ParameterError(msg)
-        return zip(self.names, self._indexables, strict=True)
+    @property
+    def unstructured_keys(self) -> list[str]:
+        """The names of what is unstructured."""
+        return list(self.unstructured)
+
+    def keys(self) -> list[Any]:
+        """Return the names of the indexables; without names, 0, 1, 2, ..."""
+        return list(range(self.count) if self.names is None else self.names)
+
+    def values(self) -> list[Any]:
+        """Return the indexables."""
+        return list(self._indexables)
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Iterate over (key, indexable)."""
+        return zip(self.keys(), self._indexables, strict=True)
 
     def __repr__(self) -> str:
         parts = ", ".join(self.names or map(str, range(len(self._indexables))))
@@ -106,5 +118,41 @@ class MultiIndexable:
 
 
 def count_indexable_rows(indexable: Any) -> int:
-    """Return the number of rows; SciPy's sparse matrices have a shape but no length."""
-    return int(indexable.shape[0]) if hasattr(indexable, "shape") else len(indexable)
+    """Return the number of rows; SciPy's sparse matrices have a shape but no length.
+
+    Raises
+    ------
+    ParameterError
+        There are no rows to count.
+    """
+    try:
+        return int(indexable.shape[0]) if hasattr(indexable, "shape") else len(indexable)
+    except (TypeError, IndexError) as error:
+        what = "None" if indexable is None else f"one of type {type(indexable).__name__}"
+        msg = f"an indexable must have a length, but got {what}; give it `__len__` or a shape"
+        raise ParameterError(msg) from error
+
+
+def require_indexable(indexable: Any) -> None:
+    """Check that something may take an array of row numbers in brackets.
+
+    Raises
+    ------
+    ParameterError
+        It is known that it does not.
+    """
+    if isinstance(indexable, MultiIndexable):
+        for each in indexable:
+            require_indexable(each)
+        return
+    # In brackets, a data frame takes names of columns, or a series labels of rows.
+    is_of_names = hasattr(indexable, "iloc") or isinstance(indexable, Mapping)
+    is_of_numbers = hasattr(indexable, "__getitem__") and not isinstance(
+        indexable, list | tuple | range | bytes
+    )
+    if is_of_names or not is_of_numbers:
+        msg = (
+            f"a {type(indexable).__name__} does not take an array of row numbers in brackets; "
+            "make it an array, a sparse matrix or AnnData, or give a `fetch_callback`"
+        )
+        raise ParameterError(msg)

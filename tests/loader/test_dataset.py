@@ -345,7 +345,39 @@ BAD_PARAMETERS = [
     ({"strategy": Streaming(indices=[N_ROWS])}, f"`indices < {N_ROWS}`"),
     ({"collection": np.empty((0, 3))}, "the collection has no rows"),
     ({"collection": sp.csr_matrix((0, 3))}, "the collection has no rows"),
+    ({"collection": None}, "an indexable must have a length, but got None; give it `__len__` or"),
+    ({"collection": 5}, "an indexable must have a length, but got one of type int; give it"),
+    ({"collection": np.array(5)}, "must have a length, but got one of type ndarray; give it"),
+    ({"collection": (row for row in range(9))}, "must have a length, .* of type generator; give"),
+    *(
+        ({"collection": collection}, f"a {kind} does not take an array of row numbers .*; make it")
+        for kind, collection in {
+            "list": [1, 2, 3],
+            "tuple": (1, 2, 3),
+            "range": range(9),
+            "dict": {0: 1},
+            "set": {1, 2},
+            "DataFrame": pd.DataFrame({"a": [1, 2]}),
+            "Series": pd.Series([1, 2], index=[1, 0]),
+        }.items()
+    ),
+    ({"collection": MultiIndexable(np.arange(3), [1, 2, 3])}, "a list does not take an array"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("collection", "read"),
+    [
+        (range(100, 100 + N_ROWS), lambda values, rows: np.array([values[row] for row in rows])),
+        (
+            pd.DataFrame({"a": np.arange(100, 100 + N_ROWS)}),
+            lambda table, rows: table["a"].iloc[rows].to_numpy(),
+        ),
+    ],
+)
+def test_anything_with_a_length_can_be_read_by_a_fetch_callback(collection, read):
+    dataset = CellDataset(collection, BlockShuffling(4), 8, fetch_callback=read)
+    assert sorted(np.concatenate(list(dataset))) == list(range(100, 100 + N_ROWS))
 
 
 @pytest.mark.parametrize(("parameters", "problem"), BAD_PARAMETERS)

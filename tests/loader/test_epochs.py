@@ -1,12 +1,12 @@
 """Epochs over many iterations, worker processes and ranks."""
 
-import os
+import multiprocessing
 import pickle
-import subprocess
-import sys
-import textwrap
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from cellfeed import BlockShuffling, CellDataset, open_collection
+from cellfeed import BlockShuffling, CellDataset, ParameterError, open_collection
 
 N_ROWS = 100
 
@@ -42,9 +42,13 @@ def minibatches_of_epoch(dataset: CellDataset, epoch: int) -> Counter[tuple[int,
     return found
 
 
+def is_epoch(dataset: CellDataset, found: list[list[int]], epoch: int) -> bool:
+    return Counter(map(tuple, found)) == minibatches_of_epoch(dataset, epoch)
+
+
 def assert_is_epoch(dataset: CellDataset, found: list[list[int]], epoch: int) -> None:
     assert sorted(row for batch in found for row in batch) == list(range(N_ROWS))
-    assert Counter(map(tuple, found)) == minibatches_of_epoch(dataset, epoch)
+    assert is_epoch(dataset, found, epoch)
 
 
 class TestInOneProcess:
@@ -65,6 +69,23 @@ class TestInOneProcess:
         dataset.set_epoch(7)
         assert_is_epoch(dataset, batches(dataset), 7)
         assert_is_epoch(dataset, batches(dataset), 8)
+
+    @pytest.mark.parametrize("epoch", [2**70, -1, 2**62])
+    def test_an_epoch_that_nobody_reaches_is_refused(self, dataset, epoch):
+        with pytest.raises(ParameterError, match=f"`0 <= epoch < {2**62}` must hold, but got "):
+            dataset.set_epoch(epoch)
+
+    def test_a_rank_that_looks_at_a_minibatch_goes_on_with_set_epoch(self):
+        ranks = [
+            CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=0, rank=r, world_size=2)
+            for r in range(2)
+        ]
+        next(iter(ranks[0]))
+        for epoch in range(2):
+            for rank in ranks:
+                rank.set_epoch(epoch)
+            rows = [row for rank in ranks for batch in batches(rank) for row in batch]
+            assert sorted(rows) == list(range(N_ROWS))
 
     def test_a_pickled_copy_counts_on_by_itself(self, dataset):
         batches(dataset)
@@ -111,6 +132,99 @@ class TestWorkers:
         for epoch in range(3):
             torch.manual_seed(0)
             assert_is_epoch(dataset, batches(loader), epoch)
+
+
+class Late:
+    """Workers that begin when they are told to, or never."""
+
+    def __init__(self, folder: Path, *workers: int) -> None:
+        self.folder, self.workers = folder, workers
+
+    def __call__(self, worker: int) -> None:
+        while worker in self.workers and not (self.folder / "go").exists():
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["own", "plain"])
+class TestWorkersThatComeLate:
+    @pytest.fixture
+    def make_loader(self, dataset, kind, tmp_path):
+        def make(*late: int) -> DataLoader[Any]:
+            options: dict[str, Any] = {
+                "num_workers": 2,
+                "prefetch_factor": 2,
+                "multiprocessing_context": "fork",
+                "worker_init_fn": Late(tmp_path, *late),
+                "generator": torch.Generator().manual_seed(0),
+            }
+            if kind == "own":
+                return dataset.loader(**options)  # type: ignore[no-any-return]
+            return DataLoader(dataset, batch_size=None, **options)
+
+        return make
+
+    @pytest.mark.parametrize("late", [(0, 1), (1,)], ids=["none begins", "one begins"])
+    def test_or_never_leave_the_next_epochs_whole(self, dataset, make_loader, kind, late):
+        """Though every iteration has the same base seed."""
+        begun = iter(make_loader(*late))
+        if late == (1,):
+            next(begun)  # by the first worker
+        for process in begun._workers:
+            process.kill()
+            process.join()
+        del begun
+        # Of other DataLoaders' iterations, those count that a worker began.
+        first = 0 if kind == "plain" and late == (0, 1) else 1
+        for epoch in range(first, first + 3):
+            assert_is_epoch(dataset, batches(make_loader()), epoch)
+
+    def test_while_another_loader_runs_leave_both_epochs_whole(
+        self, dataset, make_loader, kind, tmp_path
+    ):
+        """Two loaders at once, of one base seed; the workers of the second come first."""
+        late = (0, 1) if kind == "own" else (1,)
+        first = iter(make_loader(*late))
+        earlier = [next(first).tolist()] if kind == "plain" else []
+        later = batches(make_loader())
+        (tmp_path / "go").touch()
+        earlier += batches(first)
+        assert_is_epoch(dataset, earlier, 0)
+        assert_is_epoch(dataset, later, 1)
+        assert_is_epoch(dataset, batches(make_loader()), 2)
+
+    def test_workers_that_two_threads_start_in_turns(self, dataset, make_loader):
+        """Of one base seed: a worker of one loader, one of the other, and so on."""
+        is_started = [threading.Event() for _ in range(4)]
+
+        class InTurns(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
+            def __init__(self, place: int) -> None:
+                super().__init__()
+                self.place = place
+
+            def Process(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
+                if self.place > 1:
+                    is_started[self.place - 2].set()
+                if self.place > 0:
+                    is_started[self.place - 1].wait(timeout=60)
+                self.place += 2
+                return super().Process(*arguments, **options)
+
+        iterators = []
+
+        def start(place: int) -> None:
+            loader = make_loader()
+            loader.multiprocessing_context = InTurns(place)
+            iterators.append(iter(loader))
+            is_started[place + 2].set()
+
+        threads = [threading.Thread(target=start, args=(place,)) for place in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = list(map(batches, iterators))
+        epochs = {epoch for each in found for epoch in range(3) if is_epoch(dataset, each, epoch)}
+        assert epochs == {0, 1}
 
 
 def test_loaders_with_different_numbers_of_workers_count_together(dataset):
@@ -177,48 +291,3 @@ def test_workers_read_files_that_the_parent_has_open(plates, in_memory, method):
     assert (
         next(iter(dataset)).rows.tolist() == dataset.plan(epoch=6).delivered_rows(0)[0, :8].tolist()
     )
-
-
-def test_ranks_are_those_of_torch_distributed_and_share_a_seed(tmp_path):
-    script = """
-        import os, sys
-        import numpy as np
-        import torch.distributed as dist
-        from cellfeed import BlockShuffling, CellDataset
-
-        rank = int(sys.argv[1])
-        dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
-        dataset = CellDataset(np.arange(101), BlockShuffling(4), 8, 2)
-        print(dataset.rank, dataset.world_size, dataset.seed)
-        for _ in range(2):
-            print(*[len(batch) for batch in dataset])
-        dataset.set_epoch(0)
-        for _ in range(2):
-            print(*np.concatenate(list(dataset)))
-        dist.barrier()
-        dist.destroy_process_group()
-    """
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script), str(rank), f"file://{tmp_path}/meet"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    (head_0, *lines_0), (head_1, *lines_1) = outputs
-    assert head_0.split()[:2] == ["0", "2"]
-    assert head_1.split()[:2] == ["1", "2"]
-    assert head_0.split()[2] == head_1.split()[2]
-    assert lines_0[:2] == lines_1[:2] == ["8 8 8 8 8 8 3"] * 2
-    for epoch in (2, 3):
-        counts = Counter(f"{lines_0[epoch]} {lines_1[epoch]}".split())
-        assert len(counts) == 101
-        assert counts.total() == 102
-    assert lines_0[2] != lines_0[3]

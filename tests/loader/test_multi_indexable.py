@@ -22,6 +22,12 @@ class TestNamed:
 
     def test_has_names_and_items(self, make):
         assert make().names == ["X", "y"]
+        assert make().keys() == ["X", "y"]
+        assert [part is whole for part, whole in zip(make().values(), (X, Y), strict=True)] == [
+            True,
+            True,
+        ]
+        assert make().count == 2
         assert dict(make().items()) == {"X": X, "y": Y}
         assert [part is whole for part, whole in zip(make(), (X, Y), strict=True)] == [True, True]
         assert repr(make()) == "MultiIndexable(X, y; 4 rows)"
@@ -48,8 +54,9 @@ def test_without_names():
     multi = MultiIndexable(X, Y)
     assert multi.names is None
     assert [part.shape for part in multi] == [(4, 3), (4,)]
-    with pytest.raises(ParameterError, match="have no names; give `names`, or iterate over"):
-        multi.items()
+    assert multi.count == 2
+    assert multi.keys() == [0, 1]
+    assert dict(multi.items()) == {0: X, 1: Y} == dict(enumerate(multi.values()))
     assert multi[[2]][1].tolist() == [0]
     assert repr(multi) == "MultiIndexable(0, 1; 4 rows)"
     with pytest.raises(KeyError, match="no indexable is named 'X'"):
@@ -59,6 +66,8 @@ def test_without_names():
 def test_what_is_unstructured_stays_as_it_is():
     multi = MultiIndexable(X=X, unstructured={"genes": ["a", "b", "c"]})
     assert multi[[1]][slice(0, 1)].unstructured == {"genes": ["a", "b", "c"]}
+    assert multi.unstructured_keys == ["genes"]
+    assert MultiIndexable(X).unstructured_keys == []
 
 
 def test_takes_whatever_has_rows():
@@ -79,6 +88,10 @@ def test_takes_whatever_has_rows():
         (lambda: MultiIndexable(X, Y[:3]), r"must have one length, but got lengths \[3, 4\]"),
         (lambda: MultiIndexable(X, y=Y), "must all be named or all be unnamed, but got both"),
         (lambda: MultiIndexable(X, Y, names=["X"]), "`names` must name each .* got 1 for 2"),
+        (lambda: MultiIndexable(X, unstructured="x"), "`unstructured` must be .*, but got 'x'"),
+        (lambda: MultiIndexable(X, unstructured=[1]), "`unstructured` must be a mapping by name"),
+        (lambda: MultiIndexable(X, 5), "must have a length, but got one of type int; give it"),
+        (lambda: MultiIndexable(None), "an indexable must have a length, but got None; give it"),
         (lambda: MultiIndexable(X=X, names=["X"]), "`names` must name each .* got 1 for 0"),
     ],
 )

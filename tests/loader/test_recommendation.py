@@ -1,9 +1,23 @@
 import json
+import platform
+import re
+import warnings
 
 import numpy as np
+import psutil
 import pytest
+import scipy.sparse as sp
 
-from cellfeed import BlockShuffling, CellDataset, FormatError, PathError
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    FormatError,
+    ParameterError,
+    PathError,
+    Streaming,
+    open_collection,
+)
+from cellfeed.machine import usable_cores
 
 RESULT = {
     "schema": "cellfeed.autotune/1",
@@ -44,6 +58,93 @@ def test_the_recommended_settings_are_used(path, kind):
 def test_what_is_new_in_the_file_is_no_obstacle(path):
     path.write_text(changed("recommended", "reason", value="it was the fastest"))
     assert CellDataset.from_autotune(ROWS, path).batch_size == 32
+
+
+@pytest.mark.parametrize("indices", [np.arange(0, 1000, 3), [5, 6, 7]])
+def test_the_rows_to_visit_may_be_given(path, indices):
+    path.write_text(json.dumps(RESULT))
+    dataset = CellDataset.from_autotune(ROWS, path, indices=indices)
+    assert dataset.strategy.block_size == 8  # type: ignore[attr-defined]
+    assert sorted(np.concatenate(list(dataset))) == list(indices)
+
+
+def test_a_strategy_may_be_given(path):
+    path.write_text(json.dumps(RESULT))
+    strategy = Streaming(indices=[3, 4])
+    dataset = CellDataset.from_autotune(ROWS, path, strategy=strategy)
+    assert dataset.strategy is strategy
+    assert (dataset.batch_size, dataset.fetch_factor, dataset.num_workers) == (32, 4, 2)
+    with pytest.raises(ParameterError, match="`indices` and `strategy` do not go together; give"):
+        CellDataset.from_autotune(ROWS, path, strategy=strategy, indices=[3])
+
+
+HERE = {
+    "cpu": {"model": "unknown", "logical_cores": 64, "usable_cores": usable_cores()},
+    "memory": {"total_bytes": psutil.virtual_memory().total, "available_bytes": 1},
+    "platform": {"architecture": platform.machine()},
+}
+COLLECTION = {"n_cells": 40, "n_vars": 9, "layout": "csr", "dtype": "float32", "batch_size": 4}
+
+
+class TestWhatWasMeasured:
+    @pytest.fixture
+    def make(self, path, write_h5ad):
+        collection = open_collection(write_h5ad(sp.random(40, 9, 0.5, "csr", np.float32)))
+
+        def make(dataset=None, machine=None, **parameters) -> list[str]:
+            result = RESULT | {
+                "dataset": COLLECTION | (dataset or {}),
+                "machine": HERE | (machine or {}),
+            }
+            path.write_text(json.dumps(result))
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                CellDataset.from_autotune(collection, path, **parameters)
+            assert all(each.filename == __file__ for each in caught)
+            return [str(each.message) for each in caught]
+
+        return make
+
+    def test_is_not_spoken_of_where_it_is_the_same(self, make):
+        assert make() == []
+        assert make(batch_size=4) == []
+
+    @pytest.mark.parametrize("machine", [None, "unknown", {}, {"cpu": "unknown"}, {"cpu": {}}])
+    def test_need_not_be_known(self, path, machine):
+        path.write_text(changed("machine", value=machine))
+        CellDataset.from_autotune(ROWS, path)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("n_cells", 39), ("n_vars", 8), ("layout", "dense"), ("dtype", "float64")],
+    )
+    def test_of_another_collection(self, make, path, name, value):
+        (said,) = make({name: value})
+        assert said == (
+            f"{path}: was measured with {name}={value}, which is {COLLECTION[name]} here; its "
+            "settings may be far from the best, so run autotune again"
+        )
+
+    def test_of_another_batch_size(self, make):
+        (said,) = make(batch_size=8)
+        assert "was measured with batch_size=4, which is 8 here; " in said
+
+    @pytest.mark.parametrize(
+        ("machine", "expected"),
+        [
+            ({"cpu": {"usable_cores": 1000.5}}, "with 1000.5 usable cores, of which there are"),
+            ({"memory": {"total_bytes": 10**15}}, r"with 1e\+06 GB of memory, of which there are"),
+            ({"platform": {"architecture": "vax"}}, "with a processor of type vax, which is"),
+        ],
+    )
+    def test_on_another_machine(self, make, machine, expected):
+        (said,) = make(machine=machine)
+        assert re.search(expected, said)
+
+    def test_all_differences_are_said_at_once(self, make):
+        (said,) = make({"n_cells": 1, "n_vars": 2}, {"cpu": {"usable_cores": 1000}})
+        assert said.count(" here; ") == 3
+        assert "\n" not in said
 
 
 GARBLED = {
@@ -89,6 +190,18 @@ def test_that_recommends_nothing(path):
     path.write_text(changed("recommended", value=None))
     with pytest.raises(FormatError, match=rf"^{path}: recommends nothing, .*; run autotune again$"):
         CellDataset.from_autotune(ROWS, path)
+
+
+def test_that_found_the_loader_wrong(path):
+    fault = "row 5 of a.h5ad: X differs"
+    for recommended in (None, RESULT["recommended"]):
+        result = RESULT | {"recommended": recommended, "loader_fault": fault}
+        path.write_text(json.dumps(result))
+        expected = f"{path}: recommends nothing, since what was delivered was wrong: {fault}"
+        with pytest.raises(FormatError, match=f"^{re.escape(expected)}$"):
+            CellDataset.from_autotune(ROWS, path)
+    path.write_text(changed("loader_fault", value=None))
+    assert CellDataset.from_autotune(ROWS, path).batch_size == 32
 
 
 def test_that_is_missing(path):

@@ -1,0 +1,184 @@
+"""Which of the processes that train together this one is, and the seed that they share.
+
+A data set is often made before these processes meet: Lightning starts the other ranks, and
+initialises torch.distributed, in ``fit``. So both are asked for when an epoch begins, or a plan
+is asked for, and not when a data set is made.
+"""
+
+import os
+import secrets
+import warnings
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import get_worker_info
+
+from cellfeed._errors import ParameterError, require_integer, require_positive
+
+__all__ = ["CommonSeed", "Ranks"]
+
+Rank = tuple[int, int]  # rank, and the number of ranks
+
+
+class Ranks:
+    """The rank of this process, and the number of ranks, at any moment.
+
+    What was given holds; else what torch.distributed says, where it is initialised; else this
+    process is by itself. A worker process that was not forked is told by the process that
+    started it.
+
+    Parameters
+    ----------
+    rank, world_size
+        Both, or neither.
+
+    Raises
+    ------
+    ParameterError
+        One is given without the other, or ``rank`` is outside [0, world_size).
+    """
+
+    def __init__(self, rank: int | None, world_size: int | None) -> None:
+        self._given: Rank | None = None
+        self._told: tuple[int, Rank] | None = None  # the process that was told, and what
+        self._has_warned = False
+        if rank is None and world_size is None:
+            return
+        if rank is None or world_size is None:
+            msg = (
+                f"`rank` and `world_size` go together, but got {rank=}, {world_size=}; give both, "
+                "or neither, and torch.distributed is asked"
+            )
+            raise ParameterError(msg)
+        rank, world_size = require_integer("rank", rank), require_positive("world_size", world_size)
+        if not 0 <= rank < world_size:
+            msg = f"`0 <= rank < world_size` must hold, but got {rank=}, {world_size=}"
+            raise ParameterError(msg)
+        self._given = rank, world_size
+
+    def now(self) -> Rank:
+        """Return rank and number of ranks; see `look` for one that says nothing.
+
+        Raises
+        ------
+        ParameterError
+            What was given cannot be, as torch.distributed has it.
+
+        Warns
+        -----
+        UserWarning
+            Once, if ``WORLD_SIZE`` says that there are others, whom this process has not met.
+        """
+        expected, worker = os.environ.get("WORLD_SIZE", ""), get_worker_info()
+        is_alone = self._given is None and self.look() == (0, 1) and not _is_in_group()
+        is_first = not self._has_warned and (worker is None or worker.id == 0)
+        if is_alone and is_first and expected.isdecimal() and int(expected) > 1:
+            self._has_warned = True
+            warnings.warn(
+                f"WORLD_SIZE={expected}, but torch.distributed is not initialised, so that this "
+                "process reads all rows; initialise it first, or give `rank` and `world_size`",
+                UserWarning,
+                stacklevel=4,
+            )
+        return self.look()
+
+    def look(self) -> Rank:
+        """Return rank and number of ranks as `now` does, without a warning."""
+        if self._given is not None:
+            return self._checked(*self._given)
+        if _is_in_group():
+            return dist.get_rank(), dist.get_world_size()
+        if self._told is not None and self._told[0] == os.getpid() and get_worker_info():
+            return self._told[1]
+        return 0, 1
+
+    def _checked(self, rank: int, world_size: int) -> Rank:
+        """Return what was given, if it can be: processes may train in several groups alike."""
+        if _is_in_group():
+            rank_there, size_there = dist.get_rank(), dist.get_world_size()
+            is_another = world_size == size_there and rank != rank_there
+            if is_another or size_there % world_size:
+                msg = (
+                    f"{rank=} and {world_size=} were given, but torch.distributed has rank "
+                    f"{rank_there} of {size_there}; leave both out, and it is asked"
+                )
+                raise ParameterError(msg)
+        return rank, world_size
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_told"] = self.look() if get_spawning_popen() is not None else None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._told = state["_told"] and (os.getpid(), state["_told"])
+
+
+class CommonSeed:
+    """A seed that is the same on all ranks.
+
+    Parameters
+    ----------
+    seed
+        The seed; if None, one is drawn, and the first rank's is used by all as soon as they have
+        met.
+
+    Raises
+    ------
+    ParameterError
+        ``seed`` is not an integer.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._seed = secrets.randbits(63) if seed is None else require_integer("seed", seed)
+        self._is_common = seed is not None
+        self._is_used = False
+
+    def agree(self, world_size: int) -> None:
+        """Take the first rank's seed. All ranks have to come here.
+
+        Raises
+        ------
+        ParameterError
+            The seed of this process has been used already, or the ranks have not met.
+        """
+        if self._is_common or world_size == 1:
+            return
+        if not _is_in_group():
+            msg = (
+                f"`seed` must be given with {world_size=}, so that all ranks have one order; "
+                "or initialise torch.distributed first, and one is shared"
+            )
+            raise ParameterError(msg)
+        if self._is_used:
+            msg = (
+                "the seed was drawn by this process alone and has been used, but there are "
+                f"{world_size} ranks now, which need one seed; give `seed`"
+            )
+            raise ParameterError(msg)
+        drawn = [self._seed]
+        dist.broadcast_object_list(drawn, src=0)
+        self._seed, self._is_common = drawn[0], True
+
+    def use(self, world_size: int) -> int:
+        """Return the seed, which must not change from now on.
+
+        Raises
+        ------
+        ParameterError
+            Ranks have not agreed on it.
+        """
+        if world_size > 1 and not self._is_common:
+            msg = (
+                f"`seed` was drawn by this process alone, but there are {world_size} ranks now; "
+                "give `seed`, or iterate over `dataset.loader()`, where all ranks take the first's"
+            )
+            raise ParameterError(msg)
+        self._is_used = True
+        return self._seed
+
+
+def _is_in_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
