@@ -15,7 +15,7 @@ from cellfeed._epoch_loader import EpochLoader
 from cellfeed._epochs import EpochCounter, Start
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._memory import MemoryPool
-from cellfeed._minibatch import Cells
+from cellfeed._minibatch import Cells, require_torch_dtype
 from cellfeed._multi_indexable import MultiIndexable, count_indexable_rows, require_indexable
 from cellfeed._plan import EpochPlan
 from cellfeed._prefetch import one_ahead
@@ -137,6 +137,8 @@ class CellDataset(IterableDataset[Any]):
         self.batch_transform = batch_transform
         self.dense = dense
         self.dtype = None if dtype is None else _numpy_dtype(dtype)
+        if isinstance(collection, Collection):
+            require_torch_dtype(collection.dtype if self.dtype is None else self.dtype)
         self.num_threads = (
             None if num_threads is None else require_positive("num_threads", num_threads)
         )

@@ -6,15 +6,12 @@ taken, and nothing is read.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
-import psutil
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from cellfeed._errors import ParameterError
 from cellfeed._memory import Loan
 from cellfeed._minibatch import CsrRows, summable
 from cellfeed._places import place
@@ -121,22 +118,6 @@ class Copies:
     sizes: NDArray[np.int64]
 
 
-def _check_room(groups: "Sequence[CsrGroup | DenseGroup]") -> None:
-    """Check that rows are not larger than all memory, before tables are made of their places."""
-    n_bytes = sum(group.n_bytes for group in groups)
-    if n_bytes > _all_memory():
-        msg = (
-            f"these rows take {n_bytes:,} bytes, but this machine has {_all_memory():,} bytes of "
-            "memory; read fewer at once or, if they should be small, copy the files again"
-        )
-        raise ParameterError(msg)
-
-
-@cache
-def _all_memory() -> int:
-    return int(psutil.virtual_memory().total)
-
-
 def csr_groups(
     lengths: NDArray[np.int64],
     order: NDArray[np.intp],
@@ -161,11 +142,6 @@ def csr_groups(
     Returns
     -------
     The groups; where the distinct rows go; and what is to be copied after.
-
-    Raises
-    ------
-    ParameterError
-        The rows are larger than the machine's memory.
     """
     ends = np.concatenate([[0], np.cumsum(lengths[order])])
     # SciPy and torch want one dtype for both; int32 halves the memory while it suffices.
@@ -175,7 +151,6 @@ def csr_groups(
         CsrGroup((ends[first : stop + 1] - ends[first]).astype(index_dtype), dtype, n_vars)
         for first, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     ]
-    _check_room(groups)
     numbers = np.repeat(np.arange(len(groups)), np.diff(bounds))
     elements = ends[:-1] - ends[bounds[:-1]][numbers]
     data_starts = np.array([group.data_start for group in groups], np.int64)[numbers]
@@ -212,7 +187,6 @@ def dense_groups(
     row_bytes = n_vars * dtype.itemsize
     counts = np.diff(bounds)
     groups = [DenseGroup(n_rows, n_vars, dtype) for n_rows in counts.tolist()]
-    _check_room(groups)
     numbers = np.repeat(np.arange(len(groups)), counts)
     places = place(numbers, (np.arange(order.size) - bounds[numbers]) * row_bytes)
     first, again = _first_deliveries(order, n_distinct)

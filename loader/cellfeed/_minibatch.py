@@ -11,14 +11,28 @@ import torch
 from numpy.typing import NDArray
 
 from cellfeed._chunks import densify
+from cellfeed._errors import ParameterError
 from cellfeed._obs import require_int64
 
-__all__ = ["Cells", "CsrRows", "Minibatch", "summable"]
+__all__ = ["Cells", "CsrRows", "Minibatch", "require_torch_dtype", "summable"]
 
 
 def summable(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype that sparse values have in SciPy, which knows no float16."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def require_torch_dtype(dtype: np.dtype[Any]) -> None:
+    """Check that torch has a dtype of numbers, which it has up to 64 bits.
+
+    Raises
+    ------
+    ParameterError
+        It has not.
+    """
+    if dtype.itemsize > np.dtype(np.float64).itemsize and dtype.kind == "f":
+        msg = f"values are stored as {dtype}, which torch does not have; give `dtype='float64'`"
+        raise ParameterError(msg)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,7 +187,15 @@ class Cells:
         ----------
         dense
             Whether ``X`` is made dense if it is sparse.
+
+        Raises
+        ------
+        ParameterError
+            ``X`` has a dtype that torch has not, which is longdouble.
+        ColumnError
+            An obs column has numbers above the largest int64.
         """
+        require_torch_dtype((self.X.data if isinstance(self.X, CsrRows) else self.X).dtype)
         if isinstance(self.X, np.ndarray):
             matrix = torch.from_numpy(self.X)
         elif dense:

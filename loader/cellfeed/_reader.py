@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, Self
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from cellfeed._chunks import ChunkReads, copy_all
+from cellfeed._errors import ParameterError
 from cellfeed._groups import Copies, CsrGroup, DenseGroup, csr_groups, dense_groups
 from cellfeed._memory import Loan, MemoryPool
 from cellfeed._minibatch import Cells, CsrRows
@@ -164,6 +167,8 @@ class Reader:
         ------
         FormatError
             A file is damaged, or is not the one that was opened.
+        ParameterError
+            The rows are larger than the machine's memory.
         """
         bounds = np.append(np.arange(0, max(1, order.size), group_size), order.size)
         runs = merge_consecutive(rows)
@@ -172,8 +177,10 @@ class Reader:
         target: RowTarget
         if self._collection.layout == "csr":
             lengths = self._collection.row_lengths(runs)
+            _check_room(lengths[order].sum(dtype=np.float64) * dtype.itemsize)
             groups, target, copies = csr_groups(lengths, order, bounds, n_vars=n_vars, dtype=dtype)
         else:
+            _check_room(float(order.size) * n_vars * dtype.itemsize)
             groups, target, copies = dense_groups(
                 rows.size, order, bounds, n_vars=n_vars, dtype=dtype
             )
@@ -226,6 +233,21 @@ class Reader:
         dense = group.over(self._dense_pool.take(group.n_bytes))
         cells.X.densify_into(dense)
         return Cells(dense, cells.obs, cells.rows)
+
+
+def _check_room(n_bytes: float) -> None:
+    """Check that rows are not larger than all memory, before tables are made of their places."""
+    if n_bytes > _all_memory():
+        msg = (
+            f"these rows take {n_bytes:,.0f} bytes, but this machine has {_all_memory():,} bytes "
+            "of memory; read fewer at once or, if they should be small, copy the files again"
+        )
+        raise ParameterError(msg)
+
+
+@cache
+def _all_memory() -> int:
+    return int(psutil.virtual_memory().total)
 
 
 def _groups_of(planned: PlannedRead, loans: list[Loan], *, ordered: bool) -> Iterator[Cells]:

@@ -92,9 +92,8 @@ def write_matrix(file: h5py.File, rng: np.random.Generator) -> str:
         indices[where] = number
         what += f", indices[{where}] = {number}"
     odd = rng.integers(4)
-    for k, (name, values) in enumerate(
-        (("indptr", indptr), ("indices", indices), ("data", CSR.data))
-    ):
+    arrays: dict[str, Rows] = {"indptr": indptr, "indices": indices, "data": CSR.data}
+    for k, (name, values) in enumerate(arrays.items()):
         what += f", {name} {write_array(X, name, values, rng, odd=odd == k)}"
     return what
 
@@ -148,7 +147,7 @@ def read_hdf5(path: Path) -> Rows:
             return small(X)
         shape = tuple(int(n) for n in X.attrs["shape"])
         assert shape == (N_ROWS, N_VARS)
-        return dense_rows(*(small(X[name]) for name in ("data", "indices", "indptr")), shape)
+        return dense_rows(small(X["data"]), small(X["indices"]), small(X["indptr"]), shape)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import hdf5plugin
@@ -14,9 +16,9 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from cellfeed import FormatError, ParameterError, open_collection
-from cellfeed._groups import csr_groups, dense_groups
+from cellfeed import CellDataset, FormatError, ParameterError, Streaming, open_collection
 from cellfeed._memory import MemoryPool
+from cellfeed._reader import Reader
 
 ROOT = Path(__file__).parents[2]
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(40, 12)).astype(np.float32)
@@ -197,25 +199,45 @@ class TestNumbers:
             open_collection(path)
 
     @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="it is float64 here")
+    @pytest.mark.parametrize("dense", [False, True])
     @pytest.mark.parametrize("name", ["X", "X/data"])
-    def test_longdouble_is_refused(self, write_h5ad, replace, name):
+    def test_longdouble_becomes_what_torch_has_or_is_refused(
+        self, write_h5ad, replace, name, dense
+    ):
         def edit(file):
             replace(file, name, file[name][:].astype(np.longdouble))
 
-        path = write_h5ad(COUNTS if name == "X" else sp.csr_matrix(COUNTS), edit=edit)
-        with pytest.raises(FormatError, match=f"^{path}: `X` is inconsistent: .*64 bits at most"):
-            open_collection(path)
+        X = COUNTS if name == "X" else sp.csr_matrix(COUNTS)
+        collection = open_collection(write_h5ad(X, edit=edit))
+        sizes = {"batch_size": 40, "fetch_factor": 1, "dense": dense}
+        problem = (
+            r"values are stored as float\d+, which torch does not have; give `dtype='float64'`"
+        )
+        with pytest.raises(ParameterError, match=problem):
+            CellDataset(collection, Streaming(), **sizes)
+        with pytest.raises(ParameterError, match=problem):
+            collection[:].to_torch(dense=dense)
+        (minibatch,) = CellDataset(collection, Streaming(), dtype="float64", **sizes)
+        assert np.array_equal(minibatch.X.to_dense(), COUNTS)
 
 
 class TestMemory:
-    @pytest.mark.parametrize("n", [1 << 40, 1 << 60])
-    def test_rows_that_are_larger_than_the_machine(self, n):
-        order, bounds = np.zeros(1, np.intp), np.array([0, 1])
-        options = {"dtype": np.dtype(np.float32)}
-        with pytest.raises(ParameterError, match=r"these rows take .* bytes, but this machine has"):
-            csr_groups(np.array([n]), order, bounds, n_vars=12, **options)
-        with pytest.raises(ParameterError, match=r"these rows take .* bytes, but this machine has"):
-            dense_groups(1, order, bounds, n_vars=n, **options)
+    @pytest.mark.parametrize("layout", ["csr", "dense"])
+    @pytest.mark.parametrize("n", [1 << 40, 1 << 60, (1 << 63) - 1])
+    def test_rows_that_are_larger_than_the_machine(self, n, layout):
+        collection: Any = SimpleNamespace(
+            n_vars=n,
+            dtype=np.dtype(np.float32),
+            layout=layout,
+            obs={},
+            row_lengths=lambda runs: np.array([n]),
+        )
+        rows, order = np.zeros(1, np.int64), np.zeros(8, np.intp)
+        with (
+            Reader(collection, num_threads=1) as reader,
+            pytest.raises(ParameterError, match=r"these rows take .* bytes, but this machine has"),
+        ):
+            reader.plan(rows, order, 8)
 
     @pytest.mark.parametrize("n_bytes", [1 << 60, 1 << 70])
     def test_that_the_system_refuses(self, n_bytes):

@@ -79,12 +79,12 @@ class ObsTable:
         read = dict(zip(present, values[1:], strict=True))
         table: dict[str | None, Any] = {INDEX: np.asarray(values[0], dtype=object)}
         for name, dtype in self._dtypes.items():
-            values = read.get(name)
-            if values is not None and isinstance(dtype, np.dtype) and dtype.kind in "iuf":
-                column = pd.Series(values)
-                table[name] = pd.Series(exact_numbers(name, Path(file.path), column, dtype))
+            column = read.get(name)
+            if column is not None and isinstance(dtype, np.dtype) and dtype.kind in "iuf":
+                numbers = exact_numbers(name, Path(file.path), pd.Series(column), dtype)
+                table[name] = pd.Series(numbers)
             else:
-                table[name] = _cast(values, dtype, rows.size)
+                table[name] = _cast(column, dtype, rows.size)
         return table
 
     def _dtype(self, name: str) -> Any:

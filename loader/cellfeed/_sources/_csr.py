@@ -12,7 +12,7 @@ from cellfeed._minibatch import summable
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._base import Layout
 from cellfeed._sources._file import AnnDataFile
-from cellfeed._sources._matrix import MatrixSource, is_number, native
+from cellfeed._sources._matrix import MatrixSource, native
 from cellfeed._targets import CsrTarget, RowTarget
 
 __all__ = ["CsrSource"]
@@ -37,9 +37,8 @@ class CsrSource(MatrixSource):
             group = self._stored
             data, indices, indptr = (group[name] for name in ("data", "indices", "indptr"))
             for stored, kinds in ((data, "biuf"), (indices, "iu"), (indptr, "iu")):
-                is_right = is_number(stored.dtype) and stored.dtype.kind in kinds
-                if stored.ndim != 1 or not is_right:
-                    what = "numbers of 64 bits at most" if "f" in kinds else "integers"
+                if stored.ndim != 1 or stored.dtype.kind not in kinds:
+                    what = "numbers" if "f" in kinds else "integers"
                     raise self._inconsistent(
                         f"{stored.name} is not a list of {what}, but has shape {stored.shape} "
                         f"and dtype {stored.dtype}"

@@ -7,7 +7,7 @@ from cellfeed._chunks import ChunkReads, can_cast
 from cellfeed._runs import Runs, count_rows, expand
 from cellfeed._sources._base import Layout
 from cellfeed._sources._file import AnnDataFile
-from cellfeed._sources._matrix import MatrixSource, is_number, native
+from cellfeed._sources._matrix import MatrixSource, native
 from cellfeed._targets import DenseTarget, RowTarget
 
 __all__ = ["DenseSource"]
@@ -27,10 +27,10 @@ class DenseSource(MatrixSource):
     def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
         super().__init__(file, element, var)
         stored = self._stored
-        if stored.ndim != 2 or not is_number(stored.dtype):  # noqa: PLR2004 - cells x genes
+        if stored.ndim != 2 or stored.dtype.kind not in "biuf":  # noqa: PLR2004 - cells x genes
             raise self._inconsistent(
-                "cells x genes of numbers of 64 bits at most expected, but it has shape "
-                f"{stored.shape} and dtype {stored.dtype}"
+                f"cells x genes of numbers expected, but it has shape {stored.shape} "
+                f"and dtype {stored.dtype}"
             )
         self.shape = (int(stored.shape[0]), int(stored.shape[1]))
         self._check_tables(self.shape)

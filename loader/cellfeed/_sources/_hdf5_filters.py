@@ -5,6 +5,7 @@ can read. hdf5plugin registers its filters where it is imported, in each process
 """
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,8 @@ from h5py import h5z
 
 __all__ = ["lacking_filter"]
 
-try:
-    import hdf5plugin
-except ImportError:
-    hdf5plugin = None
+with contextlib.suppress(ImportError):
+    import hdf5plugin  # noqa: F401 - registers its filters
 
 _REMEDY = "install it with `pip install hdf5plugin`"
 _OTHER_REMEDY = "write the file with another compression, such as gzip"
@@ -47,7 +46,7 @@ def _lacking_filter(element: Any) -> str | None:
     for number, _, _, name in (created.get_filter(k) for k in range(created.get_nfilters())):
         if not h5z.filter_avail(number):
             words = name.decode(errors="replace").split(";")[0] or "a filter"
-            if hdf5plugin is None:
+            if sys.modules.get("hdf5plugin") is None:
                 return f"{words} ({number}), which HDF5 reads with hdf5plugin; {_REMEDY}"
             return f"{words} ({number}), which neither HDF5 nor hdf5plugin has; {_OTHER_REMEDY}"
     return None

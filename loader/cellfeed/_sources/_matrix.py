@@ -16,7 +16,7 @@ from cellfeed._sources import _annotations as annotations
 from cellfeed._sources._damage import damage_named
 from cellfeed._sources._file import AnnDataFile
 
-__all__ = ["MatrixSource", "is_number", "native"]
+__all__ = ["MatrixSource", "native"]
 
 
 class MatrixSource:
@@ -130,11 +130,6 @@ class MatrixSource:
     def _inconsistent(self, what: str) -> FormatError:
         msg = f"{self.path}: `{self._element}` is inconsistent: {what}; write the file anew"
         return FormatError(msg)
-
-
-def is_number(dtype: np.dtype[Any]) -> bool:
-    """Return whether torch has such numbers: of 64 bits at most, and not complex."""
-    return dtype.kind in "biuf" and dtype.itemsize <= np.dtype(np.float64).itemsize
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
