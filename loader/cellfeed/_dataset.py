@@ -16,12 +16,12 @@ from cellfeed._epochs import EpochCounter, Start
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._memory import MemoryPool
 from cellfeed._minibatch import Cells, require_torch_dtype
-from cellfeed._multi_indexable import MultiIndexable, count_indexable_rows, require_indexable
 from cellfeed._plan import EpochPlan
 from cellfeed._prefetch import one_ahead
 from cellfeed._ranks import CommonSeed, Ranks
 from cellfeed._reader import PlannedRead, Reader
 from cellfeed._recommendation import Recommending, read_recommendation
+from cellfeed._rows import count_rows, in_memory
 from cellfeed._strategies import BlockShuffling, SamplingStrategy
 from cellfeed.machine import threads_per_process
 
@@ -146,9 +146,7 @@ class CellDataset(IterableDataset[Any]):
         self._ranks = Ranks(rank, world_size)
         self._seed = CommonSeed(seed)
         self._seed.agree(self._ranks.look()[1])
-        self._n_rows = _n_rows(collection)
-        if fetch_callback is None:
-            require_indexable(collection)
+        self._n_rows = count_rows(collection, is_indexed=fetch_callback is None)
         self._epochs = EpochCounter()
         self._pool = MemoryPool()  # for all epochs, so that memory is new to the system only once
         self._plan(*self._ranks.look())  # which refuses what cannot be
@@ -220,7 +218,7 @@ class CellDataset(IterableDataset[Any]):
         worker = get_worker_info()
         if worker is None:
             self._meet()
-        # The epoch is claimed here and not in the generator, which starts at its first use.
+        # Claimed here and not in the generator, which starts at its first use.
         plan = self.plan(epoch=self._epochs.claim())
         if worker is None:
             return self._minibatches(plan, range(plan.n_fetches))
@@ -257,7 +255,8 @@ class CellDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch, as after a restart.
 
-        Not needed otherwise: every iteration is the next epoch by itself.
+        Not needed otherwise, as long as all ranks begin the same iterations: each is the next
+        epoch by itself.
 
         Raises
         ------
@@ -414,7 +413,7 @@ class CellDataset(IterableDataset[Any]):
         collection, callback = self.collection, self.fetch_callback
         if callback is not None:
             return lambda rows: callback(collection, rows)
-        return lambda rows: _in_memory(collection[rows])
+        return lambda rows: in_memory(collection[rows])
 
     def _minibatch(self, fetched: Any, indices: NDArray[Any]) -> Any:
         if self.batch_callback is not None:
@@ -424,29 +423,6 @@ class CellDataset(IterableDataset[Any]):
         if isinstance(batch, Cells):
             batch = batch.to_torch(dense=self.dense)
         return batch if self.batch_transform is None else self.batch_transform(batch)
-
-
-def _in_memory(fetched: Any) -> Any:
-    """Read now what AnnData (backed) and AnnCollection would read again for each minibatch."""
-    if isinstance(fetched, MultiIndexable):
-        return MultiIndexable(
-            *map(_in_memory, fetched), names=fetched.names, unstructured=fetched.unstructured
-        )
-    for method in ("to_memory", "to_adata"):
-        if hasattr(fetched, method):
-            return getattr(fetched, method)()
-    return fetched
-
-
-def _n_rows(collection: Any) -> int:
-    if isinstance(collection, str | os.PathLike):
-        msg = f"`collection` is the path {str(collection)!r}; open it with `open_collection`"
-        raise ParameterError(msg)
-    n_rows = count_indexable_rows(collection)
-    if n_rows < 1:
-        msg = "the collection has no rows; there is nothing to iterate over"
-        raise ParameterError(msg)
-    return n_rows
 
 
 def _numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
 
-__all__ = ["MultiIndexable", "count_indexable_rows", "require_indexable"]
+__all__ = ["MultiIndexable", "count_indexable_rows"]
 
 
 class MultiIndexable:
@@ -131,28 +131,3 @@ def count_indexable_rows(indexable: Any) -> int:
         what = "None" if indexable is None else f"one of type {type(indexable).__name__}"
         msg = f"an indexable must have a length, but got {what}; give it `__len__` or a shape"
         raise ParameterError(msg) from error
-
-
-def require_indexable(indexable: Any) -> None:
-    """Check that something may take an array of row numbers in brackets.
-
-    Raises
-    ------
-    ParameterError
-        It is known that it does not.
-    """
-    if isinstance(indexable, MultiIndexable):
-        for each in indexable:
-            require_indexable(each)
-        return
-    # In brackets, a data frame takes names of columns, or a series labels of rows.
-    is_of_names = hasattr(indexable, "iloc") or isinstance(indexable, Mapping)
-    is_of_numbers = hasattr(indexable, "__getitem__") and not isinstance(
-        indexable, list | tuple | range | bytes
-    )
-    if is_of_names or not is_of_numbers:
-        msg = (
-            f"a {type(indexable).__name__} does not take an array of row numbers in brackets; "
-            "make it an array, a sparse matrix or AnnData, or give a `fetch_callback`"
-        )
-        raise ParameterError(msg)

@@ -275,7 +275,8 @@ class TestRanksThatAreGiven:
                 assert said.startswith("rank=0 and world_size=4 were given, but torch.distributed")
 
     def test_one_without_the_other(self):
-        for parameters in ({"rank": 0}, {"world_size": 1}):
+        given: list[dict[str, Any]] = [{"rank": 0}, {"world_size": 1}]
+        for parameters in given:
             with pytest.raises(ParameterError, match=r"go together, .*; give both, or neither"):
                 CellDataset(np.arange(9), BlockShuffling(4), 8, **parameters)
 
