@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from cellfeed._descriptors import closed_with
+
 __all__ = ["EpochCounter"]
 
 _NEXT, _N_CLAIMS, _FIRST_CLAIM = 0, 1, 2
@@ -44,9 +46,6 @@ class EpochCounter:
         self._open(fd)
         self._shared[_NEXT] = next_epoch
 
-    def __del__(self) -> None:
-        os.close(self._fd)
-
     @property
     def next_epoch(self) -> int:
         """The epoch that the next iteration will be; may be set."""
@@ -66,6 +65,7 @@ class EpochCounter:
 
     def _open(self, fd: int) -> None:
         self._fd = fd
+        self._closing = closed_with(fd)
         memory = mmap.mmap(fd, _SIZE * np.dtype(np.int64).itemsize)
         self._shared = np.frombuffer(memory, dtype=np.int64)
         self._seed: int | None = None
