@@ -8,6 +8,7 @@ from cellfeed._dataset import CellDataset
 from cellfeed._errors import (
     CellfeedError,
     ColumnError,
+    DeliveryError,
     FormatError,
     MismatchError,
     ParameterError,
@@ -30,6 +31,7 @@ __all__ = [
     "Cells",
     "Collection",
     "ColumnError",
+    "DeliveryError",
     "EpochPlan",
     "Fetch",
     "FormatError",

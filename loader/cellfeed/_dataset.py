@@ -1,7 +1,7 @@
 """The data set that a training loop iterates over."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cellfeed._collection import Collection
-from cellfeed._epoch_loader import EpochLoader
 from cellfeed._epochs import EpochCounter, Start
 from cellfeed._errors import ParameterError, require_positive
+from cellfeed._iteration import Iteration
+from cellfeed._loader import MinibatchLoader, errors_that_travel, n_that_fit, sent_whole
 from cellfeed._memory import MemoryPool
 from cellfeed._minibatch import Cells, require_torch_dtype
 from cellfeed._plan import EpochPlan
@@ -31,6 +32,8 @@ __all__ = ["CellDataset"]
 _MINIBATCHES_AHEAD = 8
 # Each takes a file descriptor while it waits, of which a process often has 1024.
 _MOST_MINIBATCHES_AHEAD = 512
+
+_Minibatches = Generator[Any, None, None]
 
 
 class CellDataset(IterableDataset[Any]):
@@ -214,15 +217,16 @@ class CellDataset(IterableDataset[Any]):
         """Return the number of minibatches that an epoch delivers to this rank."""
         return self._plan(*self._ranks.now()).n_minibatches
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iteration[Any]:
         worker = get_worker_info()
         if worker is None:
             self._meet()
         # Claimed here and not in the generator, which starts at its first use.
         plan = self.plan(epoch=self._epochs.claim())
         if worker is None:
-            return self._minibatches(plan, range(plan.n_fetches))
-        return self._minibatches(plan, range(worker.id, plan.n_fetches, worker.num_workers))
+            return Iteration(self._minibatches(plan, range(plan.n_fetches)))
+        fetch_numbers = range(worker.id, plan.n_fetches, worker.num_workers)
+        return Iteration(errors_that_travel(self._minibatches(plan, fetch_numbers)))
 
     @property
     def rank(self) -> int:
@@ -321,13 +325,32 @@ class CellDataset(IterableDataset[Any]):
             Worker processes; what ``autotune`` recommended if None (0 if it was not asked).
         **options
             Other parameters of `torch.utils.data.DataLoader`.
+
+        Raises
+        ------
+        DeliveryError
+            While iterating: ``/dev/shm`` has no room for what workers send, or they delivered
+            fewer minibatches than the epoch has.
         """
         workers = self.num_workers if num_workers is None else num_workers
         if workers:
             ahead = _MINIBATCHES_AHEAD if self._is_placed else self.fetch_factor + 1
             most = max(2, _MOST_MINIBATCHES_AHEAD // workers)
-            options.setdefault("prefetch_factor", min(ahead, self.fetch_factor + 1, most))
-        return EpochLoader(self, batch_size=None, num_workers=workers, **options)
+            fit = n_that_fit(self._minibatch_bytes, workers)
+            options.setdefault("prefetch_factor", min(ahead, self.fetch_factor + 1, most, fit))
+            options["collate_fn"] = sent_whole(options.get("collate_fn"))
+        return MinibatchLoader(self, batch_size=None, num_workers=workers, **options)
+
+    @property
+    def _minibatch_bytes(self) -> int:
+        """Mean size of a minibatch as it is read, in bytes; 0 if that is not known."""
+        if not isinstance(self.collection, Collection):
+            return int(getattr(self.collection, "nbytes", 0) / self._n_rows * self.batch_size)
+        row_bytes = self.collection.mean_row_bytes(self.dtype)
+        if self.dense:
+            dtype = self.dtype or self.collection.dtype
+            row_bytes = self.collection.n_vars * dtype.itemsize
+        return int(self.batch_size * row_bytes)
 
     @property
     def _is_read_ahead(self) -> bool:
@@ -340,7 +363,7 @@ class CellDataset(IterableDataset[Any]):
         is_transformed = self.fetch_transform is not None or self.batch_callback is not None
         return self._is_read_ahead and not is_transformed
 
-    def _minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
+    def _minibatches(self, plan: EpochPlan, fetch_numbers: range) -> _Minibatches:
         """Deal out an epoch's minibatches."""
         if self._is_placed:
             return self._from_collection(plan, fetch_numbers)
@@ -348,7 +371,7 @@ class CellDataset(IterableDataset[Any]):
             return self._from_transformed(plan, fetch_numbers)
         return self._from_indexable(plan, fetch_numbers)
 
-    def _from_collection(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
+    def _from_collection(self, plan: EpochPlan, fetch_numbers: range) -> _Minibatches:
         """Rows go straight into the minibatches that they leave in."""
         with self._reader() as reader, self._fetched(reader, plan, fetch_numbers) as fetches:
             for groups in fetches:
@@ -357,7 +380,7 @@ class CellDataset(IterableDataset[Any]):
                     del cells  # so that the memory is free as soon as the consumer drops it
                     yield batch if self.batch_transform is None else self.batch_transform(batch)
 
-    def _from_transformed(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
+    def _from_transformed(self, plan: EpochPlan, fetch_numbers: range) -> _Minibatches:
         """Whole fetches go through the user's functions, which take minibatches out of them."""
         orders = (plan.fetch(number).order for number in fetch_numbers)
         with (
@@ -391,7 +414,7 @@ class CellDataset(IterableDataset[Any]):
         ):
             yield fetches
 
-    def _from_indexable(self, plan: EpochPlan, fetch_numbers: range) -> Iterator[Any]:
+    def _from_indexable(self, plan: EpochPlan, fetch_numbers: range) -> _Minibatches:
         read = self._read_function()
         for number in fetch_numbers:
             fetch = plan.fetch(number)

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from cellfeed._descriptors import closed_with
 from cellfeed._errors import ParameterError, require_integer
 
 __all__ = ["EpochCounter", "Start"]
@@ -128,9 +129,6 @@ class EpochCounter:
         self._open(fd, counted_by=_this_process.number)
         self.next_epoch = next_epoch
 
-    def __del__(self) -> None:
-        os.close(self._fd)
-
     @property
     def next_epoch(self) -> int:
         """The epoch that the next iteration will be; may be set."""
@@ -178,6 +176,7 @@ class EpochCounter:
 
     def _open(self, fd: int, *, counted_by: int) -> None:
         self._fd = fd
+        self._closing = closed_with(fd)
         memory = mmap.mmap(fd, _MEMORY.itemsize)
         self._shared = np.frombuffer(memory, dtype=_MEMORY)
         self._counted_by = counted_by  # the process that used it last, this one or an ancestor

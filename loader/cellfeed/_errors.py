@@ -7,7 +7,8 @@
     ├── FormatError      (ValueError)         a file that cannot be read as AnnData
     ├── MismatchError    (ValueError)         files that do not belong to one collection
     ├── ColumnError      (LookupError)        an obs column that is absent or unusable
-    └── ParameterError   (ValueError)         a parameter outside what it may be
+    ├── ParameterError   (ValueError)         a parameter outside what it may be
+    └── DeliveryError    (RuntimeError)       minibatches that cannot reach the training loop
 
 Each message is one line: what is wrong, where, and the remedy.
 """
@@ -18,6 +19,7 @@ from typing import Any
 __all__ = [
     "CellfeedError",
     "ColumnError",
+    "DeliveryError",
     "FormatError",
     "MismatchError",
     "ParameterError",
@@ -49,6 +51,10 @@ class ColumnError(CellfeedError, LookupError):
 
 class ParameterError(CellfeedError, ValueError):
     """A parameter is outside the values that it may take."""
+
+
+class DeliveryError(CellfeedError, RuntimeError):
+    """Minibatches cannot reach the training loop: no memory to share, a lost worker, a fork."""
 
 
 def require_integer(name: str, value: Any) -> int:

@@ -5,7 +5,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,25 +38,30 @@ class MemoryPool:
     """
 
     def __init__(self) -> None:
-        self._returned = deque[Bytes]()  # appending is atomic, so that returning needs no lock
+        self._lent = set[_Lent]()
+        self._returned = deque[_Lent]()  # appending is atomic, so that returning needs no lock
         self._free: dict[int, list[Bytes]] = {}
-        self._lock = threading.Lock()
-        _POOLS.add(self)
+        self._process = os.getpid()
 
     def take(self, n_bytes: int) -> "Loan":
         """Return memory of at least ``n_bytes``, not initialised."""
         capacity = _round_up(n_bytes)
-        with self._lock:
+        with _lock:
             self._collect()
             memory = self._find(capacity)
         if memory is None:
             memory = _map(capacity)
-        return Loan(memory, self._returned)
+        loan = Loan(memory)
+        self._lent.add(_Lent(loan, self._returned, memory))
+        return loan
 
     def _collect(self) -> None:
+        if self._process != os.getpid():
+            self._process, self._free = os.getpid(), {}  # it is the parent's, to be copied
         while self._returned:
-            memory = self._returned.popleft()
-            self._free.setdefault(memory.size, []).append(memory)
+            lent = self._returned.popleft()
+            self._lent.discard(lent)
+            self._free.setdefault(lent.memory.size, []).append(lent.memory)
 
     def _find(self, capacity: int) -> Bytes | None:
         fitting = [size for size, free in self._free.items() if free and size >= capacity]
@@ -75,18 +80,14 @@ class MemoryPool:
     def __reduce__(self) -> tuple[type["MemoryPool"], tuple[()]]:
         return MemoryPool, ()  # memory does not travel
 
-    def enter_process(self) -> None:
-        """Begin anew in a forked process, where a thread that is gone may hold the lock."""
-        self._lock = threading.Lock()
-        self._free = {}
 
-
-_POOLS = weakref.WeakSet[MemoryPool]()
+_lock = threading.Lock()  # of all pools, for a moment each
 
 
 def _enter_process() -> None:
-    for pool in _POOLS:
-        pool.enter_process()
+    """Begin anew in a forked process, where a thread that is gone may hold the lock."""
+    global _lock  # noqa: PLW0603 - a lock cannot be taken from a thread
+    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_enter_process)
@@ -99,23 +100,34 @@ class Loan:
     ----------
     memory
         The piece.
-    returned
-        Where it goes in the end.
     """
 
-    __slots__ = ("_memory", "_returned", "address")
+    __slots__ = ("__weakref__", "_memory", "address")
 
-    def __init__(self, memory: Bytes, returned: deque[Bytes]) -> None:
+    def __init__(self, memory: Bytes) -> None:
         self._memory = memory
-        self._returned = returned
         self.address: int = memory.ctypes.data
-
-    def __del__(self) -> None:
-        self._returned.append(self._memory)
 
     def array(self, dtype: np.dtype[Any], n: int, *, start: int = 0) -> NDArray[Any]:
         """Return ``n`` elements from byte ``start`` on, as an array that keeps the loan alive."""
         return np.asarray(_Base(self, dtype, n, start))
+
+
+class _Lent(weakref.ref[Loan]):
+    """A loan that a pool waits for, and the memory that was lent.
+
+    When the loan is gone, `deque.append` puts this where the pool looks for it. That is C code,
+    unlike a destructor: Ctrl-C that arrived in one would be printed and forgotten.
+    """
+
+    __slots__ = ("memory",)
+
+    def __new__(cls, loan: Loan, returned: deque["_Lent"], memory: Bytes) -> Self:  # noqa: ARG004
+        return super().__new__(cls, loan, returned.append)
+
+    def __init__(self, loan: Loan, returned: deque["_Lent"], memory: Bytes) -> None:
+        super().__init__(loan, returned.append)
+        self.memory = memory
 
 
 class _Base:

@@ -21,6 +21,7 @@ import pytest
 import scipy.sparse as sp
 
 from cellfeed import CellDataset, CellfeedError, FormatError, PathError, Streaming, open_collection
+from cellfeed._iteration import wait_for_dropped
 from cellfeed._sources import open_sources
 from cellfeed._sources._damage import damage_named
 from cellfeed._sources._h5file import H5File
@@ -437,7 +438,7 @@ class TestLoops:
                 list(dataset)
             iterator = iter(dataset)
             assert next(iterator).rows.tolist() == [0, 1, 2, 3, 4]
-            iterator.close()  # type: ignore[attr-defined]
+            iterator.close()
             flip(path, (first + stop) // 2)
         assert sum(map(len, in_order(open_collection(path)))) == 60
 
@@ -447,7 +448,7 @@ class TestLoops:
         for _ in range(n_seen):
             next(iterator)
         assert cellfeed_threads() != []
-        iterator.close()  # type: ignore[attr-defined]
+        iterator.close()
         assert cellfeed_threads() == []
 
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -460,6 +461,7 @@ class TestLoops:
 
         with pytest.raises(error):
             loop()
+        wait_for_dropped()
         assert cellfeed_threads() == []
 
     def test_left_by_an_error_of_a_callback(self, path):

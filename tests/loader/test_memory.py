@@ -20,7 +20,7 @@ def test_a_fork_while_another_thread_takes_memory():
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with pool._lock:
+        with _memory._lock:
             held.set()
             done.wait()
 

@@ -434,7 +434,7 @@ class TestFiles:
         return [collection._sources[0]._file._files[f"X/{name}"] for name in ("indices", "data")]
 
     def test_more_shards_than_may_stay_open(self, write, monkeypatch):
-        opened_before = _zarr_files._OpenFile.count
+        opened_before = _zarr_files._OpenFile.count()
         monkeypatch.setattr(_zarr_files, "_most_open", lambda: opened_before + 2)
         storage = Storage(n_rows=40, shard=1)
         collection = open_collection(write(storage))

@@ -5,13 +5,15 @@ import os
 import resource
 import sys
 import time
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks._zarr_layout import ZarrLayout
+from cellfeed._descriptors import closed_with
 from cellfeed._identity import Identity, identity, removed, replaced
 
 __all__ = ["ZarrFiles"]
@@ -119,11 +121,9 @@ class ZarrFiles:
         raise removed(path) if found == _ABSENT else replaced(path)
 
     def _open_those(self, files: NDArray[np.int64]) -> None:
-        most = _most_open()
+        room = max(0, _most_open() - _OpenFile.count())
         is_closed = (self._descriptors[files] < 0) & (self.sizes[files] >= 0)
-        for file in files[is_closed].tolist():
-            if _OpenFile.count >= most:
-                break
+        for file in files[is_closed][:room].tolist():
             opened = _OpenFile(self._path(file))
             self._compare(file, identity(os.fstat(opened.descriptor)))
             self._open.append(opened)
@@ -147,18 +147,18 @@ class ZarrFiles:
 class _OpenFile:
     """A file that is open for reading as long as this object lives."""
 
-    count = 0  # in this process
-    _close = staticmethod(os.close)  # modules are gone when the interpreter exits
+    _all: ClassVar[list[weakref.ref["_OpenFile"]]] = []
 
     def __init__(self, path: Path) -> None:
-        self.descriptor = -1
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        _OpenFile.count += 1
+        self._closing = closed_with(self.descriptor)
+        _OpenFile._all.append(weakref.ref(self))
 
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            self._close(self.descriptor)
-            type(self).count -= 1
+    @staticmethod
+    def count() -> int:
+        """Return how many there are in this process."""
+        _OpenFile._all = [each for each in _OpenFile._all if each() is not None]
+        return len(_OpenFile._all)
 
 
 def _identity_of(path: bytes) -> Identity:

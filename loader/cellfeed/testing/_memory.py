@@ -34,7 +34,7 @@ class GuardedPool(MemoryPool):
         """Return memory of exactly ``n_bytes``."""
         piece = np.full(n_bytes + 2 * _GUARD_BYTES, _MARK, np.uint8)
         self._pieces.append(piece)
-        return Loan(piece[_GUARD_BYTES : _GUARD_BYTES + n_bytes], self._returned)
+        return Loan(piece[_GUARD_BYTES : _GUARD_BYTES + n_bytes])
 
     def check(self) -> None:
         """Check that nothing was written beside what was lent.

@@ -1,0 +1,157 @@
+"""Iterations that may be dropped at any moment, by any thread and at the end of the process.
+
+What a destructor raises is printed and forgotten, and so is Ctrl-C where it arrives in one. No
+Python code may therefore run where an iteration is dropped, least of all code that waits.
+"""
+
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any, Generic, Self, TypeVar
+
+from cellfeed._errors import DeliveryError
+
+__all__ = ["Iteration", "interrupts_held", "wait_for_dropped"]
+
+_Item = TypeVar("_Item")
+
+
+class Iteration(Generic[_Item]):
+    """Iterates over a generator, which a thread closes if nobody wants the rest.
+
+    Parameters
+    ----------
+    items
+        The generator; nothing else may refer to it.
+    begun
+        Whether there is something to close even before the first item.
+
+    Examples
+    --------
+    >>> list(Iteration(n * n for n in range(4)))
+    [0, 1, 4, 9]
+    """
+
+    __slots__ = ("__weakref__", "_closing", "_items", "_process")
+
+    def __init__(self, items: Generator[_Item, None, None], *, begun: bool = False) -> None:
+        self._process = os.getpid()
+        self._items = items
+        self._closing: _Closing | None = None
+        if begun:
+            self._begin()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> _Item:
+        if self._process != os.getpid():
+            msg = (
+                f"an iterator goes on in the process that made it, {self._process}, and not in "
+                f"{os.getpid()}, a fork of it, which has none of its threads; make a new one there"
+            )
+            raise DeliveryError(msg)
+        if self._closing is None and self._items.gi_frame is not None:
+            self._begin()
+        try:
+            return next(self._items)
+        finally:
+            if self._items.gi_frame is None:  # it has ended, or an error has ended it
+                self._end()
+
+    def close(self) -> None:
+        """Give up the rest, and wait until all that was under way for it has ended."""
+        if self._process == os.getpid():
+            self._items.close()
+            self._end()
+
+    def _begin(self) -> None:
+        wait_for_dropped()
+        self._closing = _Closing(self, self._items)
+        self._closing.start()
+
+    def _end(self) -> None:
+        if self._closing is not None:
+            self._closing.end()
+            self._closing = None
+
+
+class _Closing(threading.Thread):
+    """Closes a generator as soon as its iteration is gone.
+
+    Ctrl-C is raised in the main thread alone, so that nothing is lost if it comes meanwhile. At
+    the end of the process the thread just stops, and leaves the generator as it is; likewise in
+    a forked process, where closing it would disturb this one.
+    """
+
+    def __init__(self, iteration: Iteration[Any], items: Generator[Any, None, None]) -> None:
+        super().__init__(name="cellfeed-closing", daemon=True)
+        self._told = SimpleQueue[object]()
+        # `SimpleQueue.put` is C code, as all is that runs where the iteration is dropped.
+        self._iteration = weakref.ref(iteration, self._told.put)
+        self._items: Generator[Any, None, None] | None = items
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the iteration is gone."""
+        return self._iteration() is None
+
+    def start(self) -> None:
+        """Start to wait."""
+        _CLOSINGS.add(self)
+        try:
+            super().start()
+        except BaseException:
+            _CLOSINGS.discard(self)
+            raise
+
+    def run(self) -> None:
+        """Wait, and close."""
+        self._told.get()
+        items, self._items = self._items, None
+        try:
+            if items is not None:
+                items.close()
+        finally:
+            del items
+            _CLOSINGS.discard(self)
+
+    def end(self) -> None:
+        """Wait for the thread, of which nothing is wanted any more."""
+        self._told.put(None)
+        self.join()
+
+
+_CLOSINGS = set[_Closing]()  # adding and discarding are atomic
+
+
+def wait_for_dropped() -> None:
+    """Wait until iterations that were dropped are closed: two at once take twice the memory."""
+    for closing in list(_CLOSINGS):
+        if closing.is_due and closing is not threading.current_thread():
+            closing.join()
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back to the end of the block, such as one that forks.
+
+    In the hooks that Python calls at a fork it would be printed and forgotten, and the hook
+    left undone. Processes that are forked in the block leave Ctrl-C to this one.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # it is not ours to handle, or nobody does
+        return
+    held = list[tuple[Any, ...]]()
+    signal.signal(signal.SIGINT, lambda *arguments: held.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            handler(*held[0])

@@ -1,0 +1,278 @@
+"""Iterations that are dropped, interrupted, forked, or alive when Python ends."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import psutil
+import pytest
+import scipy.sparse as sp
+import zarr
+
+from cellfeed import BlockShuffling, CellDataset, DeliveryError, open_collection
+from cellfeed._iteration import interrupts_held, wait_for_dropped
+
+multi_threaded = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+COUNTS = sp.random(96, 30, density=0.3, format="csr", dtype=np.float32, random_state=0)
+
+
+@pytest.fixture(scope="module")
+def path(write_h5ad):
+    return write_h5ad(COUNTS)
+
+
+@pytest.fixture
+def interrupts_raise():
+    """What is started in the background of a shell ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def dataset_over(collection, **options):
+    sizes = {"batch_size": 4, "fetch_factor": 3, "seed": 0}
+    return CellDataset(collection, BlockShuffling(block_size=4), **(sizes | options))
+
+
+DATASETS = {
+    "sparse": lambda path: dataset_over(open_collection(path)),
+    "dense": lambda path: dataset_over(open_collection(path), dense=True),
+    "transformed": lambda path: dataset_over(open_collection(path), fetch_transform=lambda f: f),
+    "indexable": lambda path: dataset_over(np.arange(96)),
+}
+
+
+def python_calls_of_dropping(held):
+    """Return the Python functions that this thread enters where nothing refers to ``held``."""
+    called = []
+
+    def note(frame, event, argument):
+        if event == "call":
+            called.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        held.clear()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+class TestDropping:
+    """Ctrl-C that arrives in Python code which a destructor runs is printed and forgotten."""
+
+    @pytest.mark.parametrize("kind", DATASETS)
+    def test_a_minibatch_runs_no_python(self, path, kind):
+        iterator = iter(DATASETS[kind](path))
+        held = [next(iterator) for _ in range(5)]
+        assert python_calls_of_dropping(held) == []
+        iterator.close()
+
+    @multi_threaded
+    @pytest.mark.parametrize("n_workers", [None, 0, 1])
+    @pytest.mark.parametrize("kind", DATASETS)
+    def test_an_iterator_runs_no_python(self, path, kind, n_workers):
+        dataset = DATASETS[kind](path)
+        held = [iter(dataset if n_workers is None else dataset.loader(n_workers))]
+        for _ in range(4):
+            next(held[0])
+        assert python_calls_of_dropping(held) == []
+        wait_for_dropped()
+        assert not multiprocessing.active_children()
+
+    def test_a_data_set_runs_no_python(self, path):
+        held = [dataset_over(open_collection(path))]
+        list(held[0])
+        gc.collect()
+        assert python_calls_of_dropping(held) == []
+
+    def test_a_file_of_a_zarr_array_runs_no_python(self, tmp_path):
+        root = zarr.create_group(tmp_path / "x.zarr", zarr_format=3)
+        for name, values in (("data", COUNTS.data), ("indices", COUNTS.indices)):
+            root.create_array(f"X/{name}", data=values, chunks=(50,), shards=(100,))
+        root["X"].create_array("indptr", data=COUNTS.indptr)
+        root["X"].attrs.update(
+            {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": [96, 30]}
+        )
+        for name in ("obs", "var"):
+            index = [str(i) for i in range({"obs": 96, "var": 30}[name])]
+            group = root.create_group(name)
+            group.attrs.update(
+                {
+                    "encoding-type": "dataframe",
+                    "encoding-version": "0.2.0",
+                    "_index": "_index",
+                    "column-order": [],
+                }
+            )
+            group.create_array("_index", data=np.array(index, "U2"))
+        held = [open_collection(tmp_path / "x.zarr")]
+        assert held[0][:].X.shape == (96, 30)
+        assert python_calls_of_dropping(held) == []
+
+    @pytest.mark.parametrize("kind", DATASETS)
+    def test_in_another_thread(self, path, kind):
+        held = [iter(DATASETS[kind](path))]
+        next(held[0])
+        thread = threading.Thread(target=held.clear)
+        thread.start()
+        thread.join()
+        wait_for_dropped()
+        assert [t.name for t in threading.enumerate() if t.name.startswith("cellfeed")] == []
+
+    def test_with_what_refers_to_it(self, path):
+        knot = [iter(dataset_over(open_collection(path)))]
+        next(knot[0])
+        knot.append(knot)
+        del knot
+        gc.collect()
+        wait_for_dropped()
+        assert [t.name for t in threading.enumerate() if t.name.startswith("cellfeed")] == []
+
+    def test_the_next_begins_when_the_dropped_one_has_ended(self, path):
+        dataset = dataset_over(open_collection(path))
+        for _ in range(5):
+            for _minibatch in dataset:
+                break
+            names = [t.name for t in threading.enumerate()]
+            assert names.count("cellfeed-closing") <= 1
+
+
+class TestInterrupts:
+    def test_are_held_to_the_end(self, interrupts_raise):
+        done = []
+
+        def interrupted():
+            with interrupts_held():
+                signal.raise_signal(signal.SIGINT)
+                done.append("all")
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert done == ["all"]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    @multi_threaded
+    def test_in_the_fork_of_a_worker(self, path, interrupts_raise):
+        armed = [True]
+
+        def interrupt_once():
+            if armed:
+                armed.clear()
+                signal.raise_signal(signal.SIGINT)
+
+        os.register_at_fork(after_in_parent=interrupt_once)
+        loader = dataset_over(open_collection(path)).loader(1)
+        with pytest.raises(KeyboardInterrupt):
+            iter(loader)
+        assert sum(map(len, loader)) == 96
+
+    @pytest.mark.parametrize("whom", ["parent", "all"])
+    def test_leave_no_process_behind(self, path, tmp_path, whom):
+        script = tmp_path / "script.py"
+        script.write_text(_LOOP.format(path=str(path)))
+        process = subprocess.Popen(
+            [sys.executable, script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) == 2
+        (os.kill if whom == "parent" else os.killpg)(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == -signal.SIGINT, errors
+        assert not any(worker.is_running() for worker in workers)
+        left = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []  # noqa: PTH112, PTH208
+        assert not any(f"_{each.pid}_" in name for each in workers for name in left)
+
+
+_LOOP = """
+import itertools, signal
+from cellfeed import BlockShuffling, CellDataset, open_collection
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+dataset = CellDataset(
+    open_collection({path!r}), BlockShuffling(block_size=4), batch_size=4, fetch_factor=2, seed=0
+)
+for minibatch in dataset.loader(2, persistent_workers=True):
+    pass
+loader = dataset.loader(2)
+iterator = iter(loader)
+next(iterator)
+del minibatch
+print("begun", flush=True)
+while True:
+    pass
+"""
+
+
+def go_on(iterator, connection):
+    try:
+        next(iterator)
+    except DeliveryError as error:
+        connection.send(str(error))
+    held = [iterator]
+    del iterator
+    held.clear()
+    gc.collect()
+    connection.send("dropped")
+
+
+@multi_threaded
+@pytest.mark.parametrize("n_workers", [None, 2])
+@pytest.mark.parametrize("n_before", [0, 3])
+def test_an_iterator_in_a_forked_process(path, n_workers, n_before):
+    dataset = dataset_over(open_collection(path))
+    iterator = iter(dataset if n_workers is None else dataset.loader(n_workers))
+    n_rows = sum(len(next(iterator)) for _ in range(n_before))
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=go_on, args=(iterator, sending), daemon=True)
+    child.start()
+    try:
+        assert receiving.poll(120)
+        message = receiving.recv()
+        assert message.startswith(f"an iterator goes on in the process that made it, {os.getpid()}")
+        assert "\n" not in message
+        assert receiving.poll(120)
+        assert receiving.recv() == "dropped"
+    finally:
+        child.kill()
+        child.join()
+    assert n_rows + sum(map(len, iterator)) == 96
+
+
+_EXIT = """
+import sys
+from cellfeed import BlockShuffling, CellDataset, open_collection
+
+dataset = CellDataset(
+    open_collection({path!r}), BlockShuffling(block_size=4), batch_size=4, fetch_factor=3, seed=0,
+    dense={dense},
+)
+iterator = iter({what})
+for _ in range(4):
+    minibatch = next(iterator)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "del iterator", "dataset.iterator = iterator", "sys.exit()"])
+@pytest.mark.parametrize("what", ["dataset", "dataset.loader()", "dataset.loader(2)"])
+def test_python_ends_silently(path, end, what):
+    script = _EXIT.format(path=str(path), what=what, end=end, dense=end == "")
+    process = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=300
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
