@@ -317,7 +317,8 @@ class CellDataset(IterableDataset[Any]):
 
         Workers read one fetch ahead by themselves. Where a function of yours works on a whole
         fetch, or reads it, as many minibatches wait as a fetch has, so that the training loop
-        goes on meanwhile.
+        goes on meanwhile. No more wait than fit into ``/dev/shm``, through which they come; where
+        it is full all the same, they come through a pipe, slower, with a warning.
 
         Parameters
         ----------
@@ -329,8 +330,7 @@ class CellDataset(IterableDataset[Any]):
         Raises
         ------
         DeliveryError
-            While iterating: ``/dev/shm`` has no room for what workers send, or they delivered
-            fewer minibatches than the epoch has.
+            While iterating: workers delivered fewer minibatches than the epoch has.
         """
         workers = self.num_workers if num_workers is None else num_workers
         if workers:

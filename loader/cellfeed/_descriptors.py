@@ -14,4 +14,6 @@ def closed_with(descriptor: int) -> object:
     It is the one object of the standard library that takes any descriptor and closes it
     silently, in C; nothing is asked of it.
     """
-    return (select.epoll if hasattr(select, "epoll") else select.kqueue).fromfd(descriptor)
+    queue = "epoll" if hasattr(select, "epoll") else "kqueue"  # Linux, and BSD with macOS
+    closing: object = getattr(select, queue).fromfd(descriptor)
+    return closing

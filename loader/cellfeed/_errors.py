@@ -54,7 +54,7 @@ class ParameterError(CellfeedError, ValueError):
 
 
 class DeliveryError(CellfeedError, RuntimeError):
-    """Minibatches cannot reach the training loop: no memory to share, a lost worker, a fork."""
+    """Minibatches cannot reach the training loop: a worker lost some, or the process is a fork."""
 
 
 def require_integer(name: str, value: Any) -> int:

@@ -4,6 +4,7 @@ What a destructor raises is printed and forgotten, and so is Ctrl-C where it arr
 Python code may therefore run where an iteration is dropped, least of all code that waits.
 """
 
+import inspect
 import os
 import signal
 import threading
@@ -55,12 +56,12 @@ class Iteration(Generic[_Item]):
                 f"{os.getpid()}, a fork of it, which has none of its threads; make a new one there"
             )
             raise DeliveryError(msg)
-        if self._closing is None and self._items.gi_frame is not None:
+        if self._closing is None and not self._has_ended:
             self._begin()
         try:
             return next(self._items)
         finally:
-            if self._items.gi_frame is None:  # it has ended, or an error has ended it
+            if self._has_ended:  # it has ended, or an error has ended it
                 self._end()
 
     def close(self) -> None:
@@ -68,6 +69,10 @@ class Iteration(Generic[_Item]):
         if self._process == os.getpid():
             self._items.close()
             self._end()
+
+    @property
+    def _has_ended(self) -> bool:
+        return inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
 
     def _begin(self) -> None:
         wait_for_dropped()

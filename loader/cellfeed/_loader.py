@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -167,13 +168,11 @@ def _pickle(minibatch: Any) -> bytes:
     except RuntimeError as error:
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
-        raise _no_room() from error
-
-
-def _no_room() -> DeliveryError:
     size = shutil.disk_usage(_SHARED_MEMORY).total
-    return DeliveryError(
-        f"{_SHARED_MEMORY}, of {size / 1e6:,.0f} MB, has no room for another minibatch; enlarge "
-        "it (docker run --shm-size=2g), keep fewer minibatches, or use fewer workers, a smaller "
-        "`prefetch_factor` or num_workers=0"
+    warnings.warn(
+        f"{_SHARED_MEMORY}, of {size / 1e6:,.0f} MB, is full, so that minibatches come from "
+        "workers through a pipe, slower; enlarge it (docker run --shm-size=2g), keep fewer "
+        "minibatches, or use fewer workers, a smaller `prefetch_factor` or num_workers=0",
+        stacklevel=2,
     )
+    return pickle.dumps(minibatch)

@@ -125,8 +125,7 @@ class _Lent(weakref.ref[Loan]):
     def __new__(cls, loan: Loan, returned: deque["_Lent"], memory: Bytes) -> Self:  # noqa: ARG004
         return super().__new__(cls, loan, returned.append)
 
-    def __init__(self, loan: Loan, returned: deque["_Lent"], memory: Bytes) -> None:
-        super().__init__(loan, returned.append)
+    def __init__(self, loan: Loan, returned: deque["_Lent"], memory: Bytes) -> None:  # noqa: ARG002
         self.memory = memory
 
 

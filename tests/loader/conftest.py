@@ -1,6 +1,7 @@
 """Fixtures that write small AnnData files, in every form that has been seen in the wild."""
 
 import itertools
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -120,3 +121,24 @@ def shared_file() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture
+def python_calls_of_dropping() -> Callable[[list[Any]], list[str]]:
+    """Which functions in Python run in this thread where nothing refers to things any more."""
+
+    def calls(held: list[Any]) -> list[str]:
+        called = list[str]()
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            if event == "call":
+                called.append(frame.f_code.co_qualname)
+
+        sys.setprofile(note)
+        try:
+            held.clear()
+        finally:
+            sys.setprofile(None)
+        return called
+
+    return calls

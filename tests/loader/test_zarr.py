@@ -442,6 +442,15 @@ class TestFiles:
             assert np.array_equal(dense(collection[:]), storage.matrix())
         assert sum(len(files._open) for files in self.files_of(collection)) == 2
 
+    def test_are_closed_where_ctrl_c_cannot_be_lost(self, write, python_calls_of_dropping):
+        collection = open_collection(write(Storage(shard=2)))
+        collection[:]
+        held = [each for files in self.files_of(collection) for each in files._open]
+        for files in self.files_of(collection):
+            files._open = []
+        assert len(held) > 0
+        assert python_calls_of_dropping(held) == []
+
     def test_are_closed_with_the_collection(self, write):
         collection = open_collection(write(Storage(shard=2)))
         collection[:]
