@@ -43,10 +43,10 @@ from cellfeed_tuner._measuring._timing import (
 __all__ = [
     "FEWEST_ROUNDS",
     "LEAST_ROUNDS",
-    "LIMIT_TIMES",
     "MOST_ROUNDS",
     "Measurement",
     "cells_needed",
+    "limit_seconds",
     "measure",
     "measure_alone",
     "measure_with",
@@ -62,9 +62,9 @@ FEWEST_ROUNDS = 4
 MOST_ROUNDS = 200
 """Rounds after which a measurement by itself ends."""
 
-LIMIT_TIMES = 20
-"""A measurement is stopped after so many times the time that it was given."""
-
+# A measurement is stopped after so many times the time that it was given, but a slow machine has
+# so many seconds for the least number of rounds, however short that time is.
+_LIMIT_TIMES, _LEAST_LIMIT_SECONDS = 20, 60.0
 _ROUNDS_PER_EPOCH_WITH_WORKERS = 2
 # Batches into which the rounds of one process are divided for an interval: neighbouring rounds are
 # not independent.
@@ -289,7 +289,7 @@ def measure(
         files first.
     seconds
         Time to spend, if that suffices for the least number of rounds; after 20 times as much,
-        measuring is stopped.
+        and not before a minute, measuring is stopped.
     seed
         Fixes which rows are read.
     make_dataset
@@ -332,9 +332,14 @@ def measure_alone(subject: Subject, files: Sequence[Path], request: Timed[Subjec
     found_cache = prepare_cache(files, request.cache)
     with MeasuringProcess(subject) as process:
         process.start()
-        limit_seconds = LIMIT_TIMES * request.seconds
-        measurement = measure_with(process, request, limit_seconds=limit_seconds)
+        limit = limit_seconds(request.seconds)
+        measurement = measure_with(process, request, limit_seconds=limit)
     return replace(measurement, cache=found_cache)
+
+
+def limit_seconds(seconds: float) -> float:
+    """Return after how long a measurement by itself is stopped that was given this time."""
+    return max(_LIMIT_TIMES * seconds, _LEAST_LIMIT_SECONDS)
 
 
 def prepare_cache(files: Sequence[Path], cache: CacheState) -> CacheState | Literal["unknown"]:

@@ -15,7 +15,7 @@ from cellfeed import BlockShuffling, CellDataset, CellfeedError, SamplingStrateg
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._loader import SINGLE_MINIBATCHES, LoaderRequest
-from cellfeed_tuner._measuring._measure import LIMIT_TIMES, measure_with, prepare_cache
+from cellfeed_tuner._measuring._measure import limit_seconds, measure_with, prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 
 __all__ = ["storage_throughputs"]
@@ -61,8 +61,8 @@ def storage_throughputs(
     -------
     Columns ``loader``, ``strategy``, ``block_size``, ``fetch_factor`` (missing where there is
     none), over runs the median ``cells_per_second``, the smallest ``low`` and the largest
-    ``high`` (missing where a run had too few fetches in 20 times ``seconds``), and ``cache``:
-    "unknown" where the page cache could not be had in the state that was asked for.
+    ``high`` (missing where a run had too few fetches in 20 times ``seconds``, and a minute), and
+    ``cache``: "unknown" where the page cache could not be had in the state that was asked for.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def storage_throughputs(
                     seconds=seconds,
                 )
                 found_cache = prepare_cache(files, cache)
-                found = measure_with(process, request, limit_seconds=LIMIT_TIMES * seconds)
+                found = measure_with(process, request, limit_seconds=limit_seconds(seconds))
                 if found.failure:
                     msg = f"{row}: {found.failure}"
                     raise CellfeedError(msg)
