@@ -140,7 +140,7 @@ class CellDataset(IterableDataset[Any]):
         self.batch_transform = batch_transform
         self.dense = dense
         self.dtype = None if dtype is None else _numpy_dtype(dtype)
-        if isinstance(collection, Collection):
+        if isinstance(collection, Collection) and fetch_callback is None:
             require_torch_dtype(collection.dtype if self.dtype is None else self.dtype)
         self.num_threads = (
             None if num_threads is None else require_positive("num_threads", num_threads)

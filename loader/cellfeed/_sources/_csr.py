@@ -129,9 +129,11 @@ class CsrSource(MatrixSource):
             raise FormatError(msg)
 
     def _chunked(self, name: str) -> ChunkedArray | None:
-        # Values that are stored are not zero: a chunk that is not there is one that was lost.
-        # Row pointers are zero as long as cells have no elements.
-        return self._chunked_array(f"{self._element}/{name}", lost_is_zero=name == "indptr")
+        return self._chunked_array(f"{self._element}/{name}")
+
+    def _is_zero_where_lost(self, name: str) -> bool:
+        # Values that are stored are not zero, but row pointers are until a cell has elements.
+        return name.endswith("/indptr")
 
     def _pointer(self) -> NDArray[np.int64]:
         if self._row_pointer is None:

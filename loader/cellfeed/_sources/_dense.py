@@ -44,7 +44,7 @@ class DenseSource(MatrixSource):
 
     def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
         """Return what to read, None if only the format's own library can read it."""
-        stored = self._chunked_array(self._element, lost_is_zero=True)
+        stored = self._chunked_array(self._element)
         if stored is None or not isinstance(target, DenseTarget):
             return None
         if not can_cast(stored.dtype, target.dtype):

@@ -92,12 +92,16 @@ class MatrixSource:
         with self._damage_named("obs"):
             return annotations.read_obs(self._file, columns)
 
-    def _chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
+    def _is_zero_where_lost(self, name: str) -> bool:  # noqa: ARG002 - of a dense matrix, all are
+        """Return whether chunks of an array that are not there are zero; else they were lost."""
+        return True
+
+    def _chunked_array(self, name: str) -> ChunkedArray | None:
         """Return an array as chunks; where they lie is read once."""
         if name not in self._chunked_arrays:
             with self._damage_named(name):
                 self._chunked_arrays[name] = self._file.chunked_array(
-                    name, lost_is_zero=lost_is_zero
+                    name, lost_is_zero=self._is_zero_where_lost(name)
                 )
         return self._chunked_arrays[name]
 
