@@ -1,5 +1,7 @@
 """Settings of every test."""
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -14,3 +16,11 @@ def cache_folder_of_session(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CELLFEED_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_as_in_a_terminal():
+    """Ctrl-C interrupts tests and what they start, also where they run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

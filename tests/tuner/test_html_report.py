@@ -93,7 +93,7 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
     ("kind", "section", "sentence"),
     [
         (
-            "not measured again",
+            "not measured in turns",
             "recommendation",
             "throughput, not measured again9,000 [8,100, 10,800]",
         ),

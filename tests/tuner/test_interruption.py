@@ -53,14 +53,14 @@ def interrupted(collection):
 
 def test_what_was_measured_by_then_is_the_result(interrupted, collection):
     with pytest.raises(KeyboardInterrupt) as caught:
-        interrupted(4)
+        interrupted(2)
     assert isinstance(caught.value, AutotuneInterrupted)
     result = caught.value.result
     assert result.interrupted
     assert result.to_json()["interrupted"] is True
     assert len(result.configurations) == 4
     timed = [each for each in result.configurations if each.peak_memory_bytes is not None]
-    assert 1 <= len(timed) <= 3
+    assert len(timed) == 1
     assert all(each.status != "out of budget" for each in timed)
     if result.recommended is not None:
         assert result.chosen in timed
@@ -131,13 +131,13 @@ def test_it_is_said_wherever_a_result_is_shown(result_of, tmp_path, capsys):
 
 
 class InterruptedDisplay(LiveDisplay):
-    """Ctrl-C comes instead of the fourth measurement."""
+    """Ctrl-C comes instead of the second measurement."""
 
     n_told = 0
 
     def show(self, stage, done, total):
         self.n_told += stage == "throughput"
-        if self.n_told == 4:
+        if self.n_told == 2:
             signal.raise_signal(signal.SIGINT)
         super().show(stage, done, total)
 

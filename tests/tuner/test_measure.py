@@ -194,7 +194,7 @@ class TestAnyLoader:
     def test_a_slow_loader_has_the_time_for_the_least_number_of_rounds(self):
         """Which is much longer than it was given."""
         wait = partial(eval, "__import__('time').sleep(0.05)")  # with a minibatch as its globals
-        minibatches = partial(list, [{} for _ in range(20)])
+        minibatches: partial[list[object]] = partial(list, [{} for _ in range(20)])
         measured = measure_loader(minibatches, files=(), take=wait, cache="warm", seconds=0.01)
         assert measured.status == "measured"
 

@@ -2,10 +2,12 @@
 
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
 from cellfeed import __version__, open_collection
 from cellfeed.console import ByteSize, interrupted
@@ -28,6 +30,10 @@ from cellfeed_tuner._results._replaced_file import replaced_file
 from cellfeed_tuner.plots import autotune_figure
 
 __all__ = ["main"]
+
+# What takes longer has done something else before; and what is kept for the picture and the page.
+_MOST_START_SECONDS, _WRITING_SECONDS = 15.0, 2.0
+_LEAST_SHARE = 0.5
 
 
 @click.command(cls=CommandWithSubcommands)
@@ -79,6 +85,7 @@ def main(
     cache: CacheState,
     output: Path,
     as_json: bool,
+    budget: float,
     **settings: Any,
 ) -> None:
     """Measure loaders of the AnnData files at PATH, and recommend the settings to train with.
@@ -102,6 +109,7 @@ def main(
                 step_seconds=step_ms and step_ms / 1000,
                 given=given,
                 cache=cache,
+                budget=_left_of(budget),
                 on_progress=display.show,
                 on_race=display.watch,
                 **settings,
@@ -123,6 +131,13 @@ main.add_command(record_command)
 main.add_command(explain_command)
 main.add_command(replay_command)
 main.add_command(show_command)
+
+
+def _left_of(budget: float) -> float:
+    """Return what is left of a budget after the start of this program, and before its files."""
+    age = time.time() - psutil.Process().create_time()
+    spent = (age if age < _MOST_START_SECONDS else 0.0) + _WRITING_SECONDS
+    return max(budget - spent, _LEAST_SHARE * budget)
 
 
 def _write(result: AutotuneResult, output: Path, layer: str | None) -> list[Path]:

@@ -11,6 +11,9 @@ from cellfeed_tuner._history._fingerprint import Fingerprint
 from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._planning._space import Space
 
+# What is left of the same budget differs by how long a program took to start.
+_SAME_BUDGET = 0.9
+
 __all__ = ["Asked", "EarlierRun", "EarlierTrial", "Key"]
 
 
@@ -76,7 +79,7 @@ class Asked:
         """Return whether who was asked this has looked for all that the other is to look for."""
         return (
             self.is_like(other)
-            and self.budget >= other.budget
+            and self.budget >= _SAME_BUDGET * other.budget
             and self.entropy_floor <= other.entropy_floor
             and set(self.further_labels) <= set(other.further_labels)
             and self.space.covers(other.space)

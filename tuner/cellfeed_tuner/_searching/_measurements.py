@@ -92,6 +92,10 @@ class Measurements:
         """Return all that was measured of a configuration as one measurement."""
         return pooled(self._replicates[configuration])
 
+    def has_failed(self, configuration: Configuration) -> bool:
+        """Return whether a configuration was measured, and failed."""
+        return configuration in self and bool(self[configuration].failure)
+
     def by_replicate(self) -> dict[Configuration, list[float]]:
         """Return seconds per cell of each replicate of each configuration that did not fail."""
         found = {each: self.replicates(each) for each in self}

@@ -124,7 +124,7 @@ class Search:
                 self._not_timed[each] = "too slow", "as its like were"
         while self._take_turns(planner):
             self._explore(planner)
-        self._settle(planner)
+        self._settle(planner, candidates)
 
     def _explore(self, planner: Planner) -> None:
         """Measure what may be better than all that was measured."""
@@ -169,17 +169,30 @@ class Search:
         rivals = [self.turns.rival(best, each) for each in others]
         return all(each is not None and not each.is_undecided for each in rivals)
 
-    def _settle(self, planner: Planner) -> None:
-        """Give the likeliest that there is time for a throughput, if there were too few turns."""
-        for each in planner.chances():
-            missing = FEWEST_ROUNDS - len(self.measurements[each].round_seconds)
-            if missing > 0:
-                if self._durations.of(each, missing) > self._budget.left:
-                    continue
+    def _settle(self, planner: Planner, candidates: Sequence[Configuration]) -> None:
+        """Give the likeliest that there is time for a throughput, if there were too few turns.
+
+        Where there is time for none, the cheapest gets one all the same: a recommendation that
+        rests on little is better than none.
+        """
+        likely = list(planner.chances())
+        for each in likely:
+            missing = self._missing_rounds(each)
+            if missing and self._durations.of(each, missing) <= self._budget.left:
                 self._measure(each, missing)
                 self._tell(planner, each)
-            if len(self.measurements[each].round_seconds) >= FEWEST_ROUNDS:
+            if not self._missing_rounds(each):
                 return
+        cheapest = min(likely or candidates, key=self._durations.of)
+        if not self.measurements.has_failed(cheapest):
+            self._measure(cheapest, self._missing_rounds(cheapest))
+
+    def _missing_rounds(self, configuration: Configuration) -> int:
+        """Return how many rounds a throughput still lacks."""
+        if configuration not in self.measurements:
+            return FEWEST_ROUNDS
+        found = len(self.measurements[configuration].round_seconds)
+        return max(0, FEWEST_ROUNDS - found)
 
     @property
     def _left_for_turns(self) -> float:
