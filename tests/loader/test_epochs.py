@@ -166,10 +166,13 @@ class TestWorkersThatComeLate:
     @pytest.mark.parametrize("late", [(0, 1), (1,)], ids=["none begins", "one begins"])
     def test_or_never_leave_the_next_epochs_whole(self, dataset, make_loader, kind, late):
         """Though every iteration has the same base seed."""
+        others = multiprocessing.active_children()
         begun = iter(make_loader(*late))
         if late == (1,):
             next(begun)  # by the first worker
-        for process in begun._workers:
+        workers = [each for each in multiprocessing.active_children() if each not in others]
+        assert len(workers) == 2
+        for process in workers:
             process.kill()
             process.join()
         del begun

@@ -13,7 +13,7 @@ from cellfeed_tuner._reports._wording import interval
 def printed_grid(result, capsys):
     print_report(result, Path("autotune.json"))
     printed = capsys.readouterr().out
-    return printed[printed.index("\nblock ") :].split("\n\n")[0]
+    return printed[printed.index("\nblock fetch") :].split("\n\n")[0]
 
 
 def of_large_figures(result):

@@ -1,14 +1,16 @@
 """Simpler searches, with as much time, to hold the search of ``autotune`` against."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import optuna
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
-from cellfeed_tuner._quiet_optuna import quiet
 from cellfeed_tuner._searching._measurements import Measurements
+
+if TYPE_CHECKING:
+    import optuna
 
 __all__ = ["BASELINES", "Baseline"]
 
@@ -38,6 +40,11 @@ def tpe(
     measurements: Measurements, candidates: Sequence[Configuration], seed: int
 ) -> Configuration:
     """Measure what Optuna's tree-structured Parzen estimator proposes."""
+    # Not above, since the measuring process, whose memory counts, would import Optuna too.
+    import optuna  # noqa: PLC0415
+
+    from cellfeed_tuner._quiet_optuna import quiet  # noqa: PLC0415
+
     place = {each: number for number, each in enumerate(candidates)}
     sizes = {
         name: sorted({getattr(each, name) for each in candidates})
@@ -62,7 +69,7 @@ def tpe(
 BASELINES: dict[str, Baseline] = {"six largest": largest_in_turns, "TPE": tpe}
 
 
-def _proposed(trial: optuna.Trial, name: str, values: Sequence[int]) -> int:
+def _proposed(trial: "optuna.Trial", name: str, values: Sequence[int]) -> int:
     return values[trial.suggest_int(name, 0, len(values) - 1)]
 
 

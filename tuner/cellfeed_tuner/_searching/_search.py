@@ -252,7 +252,8 @@ class Search:
         for configuration in sorted(
             rest, key=lambda each: (not mixes(each), self._durations.of(each))
         ):
-            if self._is_time_for(configuration, until=_SURVEY_UNTIL):
+            is_first = len(self.measurements) == 0  # however little time there is
+            if is_first or self._is_time_for(configuration, until=_SURVEY_UNTIL):
                 self._measure(configuration, LEAST_ROUNDS)
 
     def with_step(self, choice: Choice) -> Measurement | None:
@@ -406,8 +407,11 @@ class Search:
         seconds: float = SLICE_SECONDS,
         in_turn: bool = False,
     ) -> Measurement:
+        found = self.measurements.take(
+            configuration, least_rounds, seconds=seconds, in_turn=in_turn
+        )
         self._not_timed.pop(configuration, None)
-        return self.measurements.take(configuration, least_rounds, seconds=seconds, in_turn=in_turn)
+        return found
 
     def _result(self, configuration: Configuration) -> ConfigurationResult:
         entropies = self.requirements.entropies_of(configuration)
