@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["BASELINES", "Baseline"]
 
 _N_LARGEST = 6
+# What mixes too little costs no time, so that it might be proposed without end.
+_MOST_PROPOSED = 200
 _ROUNDS, _SECONDS = LEAST_ROUNDS // 4, 1.0
 
 Baseline = Callable[[Measurements, Sequence[Configuration], int], Configuration]
@@ -53,7 +55,9 @@ def tpe(
     with quiet():
         sampler = optuna.samplers.TPESampler(seed=seed)
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        while measurements.budget.left > 0:
+        for _ in range(_MOST_PROPOSED):
+            if measurements.budget.left <= 0:
+                break
             trial = study.ask()
             proposed = Configuration(
                 **{name: _proposed(trial, name, values) for name, values in sizes.items()}
@@ -63,6 +67,8 @@ def tpe(
                 continue
             found = measurements.take(proposed, _ROUNDS, seconds=_SECONDS)
             study.tell(trial, found.rough_cells_per_second)
+    if not len(measurements):
+        measurements.take(candidates[0], _ROUNDS)
     return _fastest(measurements)
 
 
