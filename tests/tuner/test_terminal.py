@@ -53,6 +53,14 @@ def test_in_the_grid_a_number_has_six_characters_at_most(speed, shown):
     assert interval(Estimate(speed, speed, speed), shorten=True) == f"{shown} [{shown}, {shown}]"
 
 
+@pytest.mark.parametrize(("spread", "is_said"), [(0.05, False), (0.18, True), (None, False)])
+def test_that_replicates_differ_much_is_said(result_of, capsys, spread, is_said):
+    result = replace(result_of("recommended"), replicate_spread=spread)
+    print_report(result, Path("autotune.json"))
+    assert ("gave figures 18% apart" in capsys.readouterr().out) == is_said
+    assert result.to_json()["replicate_spread"] == spread
+
+
 def test_a_busy_machine_is_said(result_of, capsys):
     print_report(result_of("busy"), Path("autotune.json"))
     said = " ".join(capsys.readouterr().out.split())

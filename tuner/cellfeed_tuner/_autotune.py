@@ -253,6 +253,7 @@ def autotune(
         n_cells_compared=found.n_cells_compared,
         seconds=_since(started),
         busy=Busy.of(search.measurements.others),
+        replicate_spread=search.measurements.replicate_spread,
         date=date,
         storage_order=order,
         earlier=search.earlier,

@@ -125,12 +125,9 @@ class Spread:
         >>> round(spread.relative, 3), spread.freedom
         (0.077, 5.0)
         """
-        squares, freedom = _USUAL_FREEDOM * _USUAL_SPREAD**2, _USUAL_FREEDOM
-        for each in replicates:
-            values = np.asarray(each, dtype=np.float64)
-            if values.size:
-                squares += float(((values / values.mean() - 1) ** 2).sum())
-                freedom += values.size - 1
+        squares, n = _squares(replicates)
+        freedom = _USUAL_FREEDOM + n
+        squares += _USUAL_FREEDOM * _USUAL_SPREAD**2
         return cls((squares / freedom) ** 0.5, freedom)
 
     def error(self, n: int) -> float:
@@ -140,3 +137,26 @@ class Spread:
     def estimate(self, mean: float, n: int) -> Estimate:
         """Return a mean of ``n`` replicates, above 0, with its 95 % interval."""
         return positive_estimate(mean, self.error(n), self.freedom)
+
+
+def seen_spread(replicates: Iterable[Sequence[float]]) -> float | None:
+    """Return how much replicates differ by what was seen alone; None if nothing was repeated.
+
+    Examples
+    --------
+    >>> seen_spread([[1.0, 1.25, 0.75], [2.0]]), seen_spread([[2.0]])
+    (0.25, None)
+    """
+    squares, freedom = _squares(replicates)
+    return (squares / freedom) ** 0.5 if freedom else None
+
+
+def _squares(replicates: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """Return the sum of squares about each mean, relative to it, and their degrees of freedom."""
+    squares, freedom = 0.0, 0
+    for each in replicates:
+        values = np.asarray(each, dtype=np.float64)
+        if values.size:
+            squares += float(((values / values.mean() - 1) ** 2).sum())
+            freedom += values.size - 1
+    return squares, freedom

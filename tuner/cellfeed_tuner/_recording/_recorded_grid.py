@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._interval import seen_spread
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._recording._files import read_facts
 
@@ -71,11 +72,8 @@ class RecordedGrid:
 
         Over all configurations; 5 % where each was run once.
         """
-        repeated = [each for each in self.runs if each.size > 1]
-        if not repeated:
-            return _USUAL_SPREAD
-        squares = sum(float(((each / each.mean() - 1) ** 2).sum()) for each in repeated)
-        return float((squares / sum(each.size - 1 for each in repeated)) ** 0.5)
+        seen = seen_spread(each.tolist() for each in self.runs)
+        return _USUAL_SPREAD if seen is None else seen
 
     def memory_bytes(self, configuration: Configuration) -> int:
         """Return the highest memory of a configuration; not in bytes if it was not recorded."""

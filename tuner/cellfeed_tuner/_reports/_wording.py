@@ -43,6 +43,8 @@ __all__ = [
 ]
 
 _MOST_FAULTS = 3
+# What a machine that does little else stays below.
+_MUCH_SPREAD = 0.1
 _MOST_REASONS = 3
 # Below which number, by what it is divided, how many decimals are shown, and the unit.
 _SHORT_FORMS = (
@@ -134,8 +136,14 @@ def cache_in_words(result: AutotuneResult) -> list[str]:
 
 
 def busy_in_words(result: AutotuneResult) -> list[str]:
-    """Return a warning if other programs took much of the processors."""
-    return [result.busy.sentence] if result.busy is not None and result.busy.sentence else []
+    """Return warnings if other programs took much of the processors, or replicates differ much."""
+    said = [result.busy.sentence] if result.busy is not None and result.busy.sentence else []
+    if result.replicate_spread is not None and result.replicate_spread > _MUCH_SPREAD:
+        said.append(
+            f"Measured again, a configuration gave figures {result.replicate_spread:.0%} apart "
+            "(standard deviation): the machine or its disk is busy."
+        )
+    return said
 
 
 def how_measured(result: AutotuneResult) -> str:

@@ -95,6 +95,9 @@ class AutotuneResult:
         What configurations were proposed from; None if all were listed.
     busy
         How busy other programs kept the machine; None if that was not looked at.
+    replicate_spread
+        How much replicates of one configuration differed, relative to their mean, over all
+        configurations; None if nothing was measured twice.
     interrupted
         Whether Ctrl-C ended the run, so that all of this rests on what was measured by then.
     loader_fault
@@ -120,6 +123,7 @@ class AutotuneResult:
     storage_advice: tuple[StorageAdvice, ...] = ()
     ranges: Ranges | None = None
     busy: Busy | None = None
+    replicate_spread: float | None = None
     interrupted: bool = False
     loader_fault: str | None = None
     n_cells_compared: int = 0
@@ -211,6 +215,7 @@ class AutotuneResult:
                 asdict(each) | {"sentence": each.sentence} for each in self.storage_advice
             ],
             "ranges": self.ranges and asdict(self.ranges),
+            "replicate_spread": self.replicate_spread,
             "busy": self.busy and asdict(self.busy) | {"sentence": self.busy.sentence},
             "loader_fault": self.loader_fault,
             "n_cells_compared": self.n_cells_compared,

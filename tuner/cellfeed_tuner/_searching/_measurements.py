@@ -7,7 +7,7 @@ import numpy as np
 
 from cellfeed import CellDataset, Collection
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import Estimate, Spread
+from cellfeed_tuner._interval import Estimate, Spread, seen_spread
 from cellfeed_tuner._machine._busy import OtherPrograms
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._comparison import compare_with_files
@@ -150,6 +150,11 @@ class Measurements:
     def spread(self) -> Spread:
         """How much replicates of one configuration differ."""
         return Spread.of(self.replicates(each) for each in self)
+
+    @property
+    def replicate_spread(self) -> float | None:
+        """What was seen of that alone; None if nothing was measured twice."""
+        return seen_spread(self.by_replicate().values())
 
     def timed(
         self,
