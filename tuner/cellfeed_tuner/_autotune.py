@@ -220,7 +220,7 @@ def autotune(
                 block_sizes=space.block_sizes,
                 cache=cache if found_cache == cache else "warm",  # nothing is known of the disk
                 seconds=_EXPLAIN_SHARE * budget,
-                most_seconds=max(0.0, budget - _since(started)),
+                most_seconds=max(_EXPLAIN_SHARE * budget, budget - _since(started)),
                 seed=seed,
             )
 
