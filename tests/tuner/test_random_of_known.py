@@ -19,7 +19,7 @@ SIZES = [(1, 1), (16, 64), (64, 1), (1024, 4), (1024, 256)]
 
 def mixing(codes):
     label = Label("line", codes, count_labels(codes))
-    return Mixing([label], None, batch_size=64, seed=0)
+    return Mixing([label], None, batch_size=64, seed=0, entropy_floor=0.99)
 
 
 def mostly_missing(known):

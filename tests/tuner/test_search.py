@@ -135,7 +135,7 @@ def true_speed(configuration: Configuration) -> float:
 def test_the_fastest_feasible_configuration_is_found(floor):
     results, choice, _ = run_search(floor=floor)
     feasible = [
-        each.configuration for each in results if each.entropy_bits.share_of_random >= floor
+        each.configuration for each in results if each.entropy_bits.share_of_random >= floor - 0.001
     ]
     assert choice is not None
     best = max(map(true_speed, feasible))
@@ -243,7 +243,7 @@ def test_those_who_watch_see_how_the_race_stands():
 def test_where_nothing_mixes_well_enough_what_comes_nearest_is_measured():
     handed = list[Standings]()
     search = search_of(ModelProcess(), floor=1.0, on_race=handed.append)
-    grid = [each for each in GRID if each.block_size > 1]
+    grid = [each for each in GRID if each.block_size > 16]
     search.run(grid)
     assert len(search.measurements) == 0
     search.survey()

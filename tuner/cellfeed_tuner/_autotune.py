@@ -37,7 +37,12 @@ from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
 from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner._results._dataset import describe_dataset
-from cellfeed_tuner._results._recommended import Constraints, Recommended, Waiting
+from cellfeed_tuner._results._recommended import (
+    DEFAULT_ENTROPY_FLOOR,
+    Constraints,
+    Recommended,
+    Waiting,
+)
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._searching._search import Search
@@ -46,12 +51,9 @@ from cellfeed_tuner._searching._time_budget import TimeBudget
 if TYPE_CHECKING:  # it loads Optuna
     from cellfeed_tuner._planning._proposals import Proposals
 
-__all__ = ["DEFAULT_BUDGET_SECONDS", "DEFAULT_ENTROPY_FLOOR", "autotune"]
+__all__ = ["DEFAULT_BUDGET_SECONDS", "autotune"]
 
 DEFAULT_BUDGET_SECONDS = 60.0
-# At 0.95, linear classifiers kept as little as half of what they learn from random minibatches
-# (notebooks/worth_of_entropy.ipynb).
-DEFAULT_ENTROPY_FLOOR = 0.99
 # Shares of the budget: for finding the bottleneck, and at least for throughput.
 _EXPLAIN_SHARE, _LEAST_THROUGHPUT_SHARE = 0.1, 0.25
 
@@ -167,7 +169,9 @@ def autotune(
     on_progress("machine", 0, 1)
     machine = describe_machine(collection.files)
     with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
-        mixing = Mixing(labels, within, batch_size=batch_size, seed=seed)
+        mixing = Mixing(
+            labels, within, batch_size=batch_size, seed=seed, entropy_floor=entropy_floor
+        )
         mixing.replay(grid, on_progress)
         order = mixing.storage_order(space.block_sizes[-1])
         found_cache = prepare_cache(collection.files, cache)

@@ -17,7 +17,7 @@ from cellfeed_tuner._entropy._conditional_entropy import (
 )
 from cellfeed_tuner._entropy._epoch_course import LEAST_MINIBATCHES, EpochCourse, entropy_over_epoch
 from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
-from cellfeed_tuner._entropy._label_entropy import LabelReplay
+from cellfeed_tuner._entropy._label_entropy import LabelEntropy, LabelReplay
 from cellfeed_tuner._entropy._random_of_known import RandomOfKnown
 from cellfeed_tuner._entropy._storage_order import StorageOrder, order_of_replayed
 from cellfeed_tuner._interval import Estimate
@@ -29,13 +29,15 @@ from cellfeed_tuner._results._configuration_result import (
     EntropyBits,
     LabelResult,
 )
+from cellfeed_tuner._results._recommended import least_share
 from cellfeed_tuner._verdicts._judge import Judge
 from cellfeed_tuner._verdicts._verdict import Verdict, convicted
 
 __all__ = ["Label", "Mixing"]
 
-# Rows of a plan that entropy is taken of.
-_ENTROPY_ROWS = 262_144
+# Rows of a plan that entropy is taken of, at first and at most: four times as many again and again
+# as long as the interval holds the floor.
+_FEWEST_ROWS, _MOST_ROWS = 1 << 18, 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +77,10 @@ class _RandomOf(NamedTuple):
     label: str
 
 
+# None stands for the first label given the other.
+_Replayed = Mapping[str | _RandomOf | None, LabelEntropy]
+
+
 class Mixing:
     """Replays plans over labels, and holds what is measured against that.
 
@@ -91,6 +97,9 @@ class Mixing:
         Cells of a minibatch.
     seed
         Seed of the plans.
+    entropy_floor
+        Share of random sampling's entropy that configurations must reach. What is near it is
+        replayed for longer, so that which do hardly hangs on the seed.
     """
 
     def __init__(
@@ -100,11 +109,11 @@ class Mixing:
         *,
         batch_size: int,
         seed: int,
+        entropy_floor: float,
     ) -> None:
         self._labels = labels
         self._given = given
         self._batch_size = batch_size
-        # None stands for the first label given the other.
         replayed: dict[str | _RandomOf | None, ArrayLike | Conditional | RandomOfKnown] = {
             each.name: each.codes for each in labels
         }
@@ -119,8 +128,9 @@ class Mixing:
             first = labels[0].codes
             replayed[None] = Conditional(first, given.codes)
             self._random_within = random_conditional_entropy_bits(first, given.codes, batch_size)
-        replay = LabelReplay(replayed, batch_size=batch_size, n_rows=_ENTROPY_ROWS, seed=seed)
-        self._plan, self._replayed = replay.plan, cache(replay.of)
+        self._least_share = least_share(entropy_floor)
+        self._replay = LabelReplay(replayed, batch_size=batch_size, seed=seed)
+        self._plan, self._replayed = self._replay.plan, cache(self._replayed_until_clear)
         self._entropies = cache(self._entropies_of)
         self._judges = {each.name: Judge(each.codes, each.counted, batch_size) for each in labels}
 
@@ -189,6 +199,20 @@ class Mixing:
         if plan.n_delivered // plan.batch_size < LEAST_MINIBATCHES:
             return {}
         return {each.name: entropy_over_epoch(each.codes, plan) for each in self._labels}
+
+    def _replayed_until_clear(self, block_size: int, fetch_factor: int) -> _Replayed:
+        n_rows = _FEWEST_ROWS
+        while True:
+            found = self._replay.of(block_size, fetch_factor, n_rows=n_rows)
+            if n_rows >= _MOST_ROWS or not any(self._is_near_floor(found, e) for e in self._labels):
+                return found
+            n_rows *= 4
+
+    def _is_near_floor(self, replayed: _Replayed, label: Label) -> bool:
+        bits, random = replayed[label.name].bits, self._random[label.name]
+        if label.counted.n_missing:
+            random = replayed[_RandomOf(label.name)].bits.value
+        return bits.low <= self._least_share * random <= bits.high
 
     def _entropies_of(self, block_size: int, fetch_factor: int) -> dict[str, EntropyBits]:
         replayed = self._replayed(block_size, fetch_factor)

@@ -26,6 +26,7 @@ from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._html_report import html_report
 from cellfeed_tuner._reports._terminal import print_report
 from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._recommended import DEFAULT_ENTROPY_FLOOR
 from cellfeed_tuner._results._replaced_file import replaced_file
 from cellfeed_tuner.plots import autotune_figure
 
@@ -56,7 +57,7 @@ _LEAST_SHARE = 0.5
 @click.option("--budget", default=_autotune.DEFAULT_BUDGET_SECONDS, show_default=True,
               type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="Time to spend, all in all.")  # fmt: skip
-@click.option("--entropy-floor", default=_autotune.DEFAULT_ENTROPY_FLOOR, show_default=True,
+@click.option("--entropy-floor", default=DEFAULT_ENTROPY_FLOOR, show_default=True,
               type=click.FloatRange(0, 1),
               help="Least entropy, as a share of true random sampling's.")  # fmt: skip
 @click.option("--memory", type=ByteSize(), show_default="what is available",

@@ -152,10 +152,10 @@ def label_entropies(
     line 0.99
     plate within line 0.93
     """
-    replay = LabelReplay(labels, batch_size=batch_size, n_rows=n_rows, seed=seed)
+    replay = LabelReplay(labels, batch_size=batch_size, seed=seed)
     results: dict[Name, list[LabelEntropy]] = {name: [] for name in labels}
     for number, (block_size, fetch_factor) in enumerate(product(block_sizes, fetch_factors)):
-        for name, cell in replay.of(block_size, fetch_factor).items():
+        for name, cell in replay.of(block_size, fetch_factor, n_rows=n_rows).items():
             results[name].append(cell)
         if on_progress is not None:
             on_progress(number + 1)
@@ -167,7 +167,7 @@ class LabelReplay(Generic[Name]):
 
     Parameters
     ----------
-    labels, batch_size, n_rows, seed
+    labels, batch_size, seed
         As in `label_entropies`.
 
     Raises
@@ -181,7 +181,6 @@ class LabelReplay(Generic[Name]):
         labels: Mapping[Name, ArrayLike | Conditional | RandomOfKnown],
         *,
         batch_size: int,
-        n_rows: int,
         seed: int,
     ) -> None:
         replayed = {name: _replayed(each) for name, each in labels.items()}
@@ -193,7 +192,7 @@ class LabelReplay(Generic[Name]):
             raise ParameterError(msg)
         self._n_cells = next(iter(sizes.values()))
         self._statistics = {name: each.statistic for name, each in replayed.items()}
-        self._batch_size, self._n_rows, self._seed = batch_size, n_rows, seed
+        self._batch_size, self._seed = batch_size, seed
 
     def plan(self, block_size: int, fetch_factor: int) -> EpochPlan:
         """Return the plan of two sizes, at its first epoch."""
@@ -205,8 +204,15 @@ class LabelReplay(Generic[Name]):
             seed=self._seed,
         )
 
-    def of(self, block_size: int, fetch_factor: int) -> dict[Name, LabelEntropy]:
+    def of(self, block_size: int, fetch_factor: int, *, n_rows: int) -> dict[Name, LabelEntropy]:
         """Return the minibatch entropy of each label in the plan of two sizes.
+
+        Parameters
+        ----------
+        block_size, fetch_factor
+            The sizes.
+        n_rows
+            As in `label_entropies`.
 
         Raises
         ------
@@ -214,7 +220,7 @@ class LabelReplay(Generic[Name]):
             A size is below one.
         """
         plan = self.plan(block_size, fetch_factor)
-        found = replay_plan(plan, list(self._statistics.values()), n_rows=self._n_rows)
+        found = replay_plan(plan, list(self._statistics.values()), n_rows=n_rows)
         return {
             name: LabelEntropy(
                 block_size=block_size,

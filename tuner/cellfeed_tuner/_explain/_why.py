@@ -151,12 +151,12 @@ def _best(matching: Sequence[ConfigurationResult], result: AutotuneResult) -> Co
     choice = choose(matching, result.constraints)
     if choice is not None:
         return choice.result
-    floor = result.constraints.entropy_floor
 
     def rank(each: ConfigurationResult) -> tuple[bool, float, float]:
         speed = each.cells_per_second.value if each.cells_per_second else 0.0
-        share = each.entropy_bits.share_of_random
-        return share >= floor, speed if share >= floor else share, speed
+        share = each.least_mixed.share_of_random
+        mixes = result.constraints.mixes(share)
+        return mixes, speed if mixes else share, speed
 
     return max(matching, key=rank)
 
@@ -252,8 +252,8 @@ def _faults(each: ConfigurationResult) -> list[str]:
 
 
 def _mixing(each: ConfigurationResult, result: AutotuneResult) -> list[str]:
-    entropy, floor = each.entropy_bits, result.constraints.entropy_floor
-    if entropy.share_of_random >= floor:
+    entropy, floor = each.least_mixed, result.constraints.entropy_floor
+    if result.constraints.mixes(entropy.share_of_random):
         return []
     share = f"{entropy.share_of_random:.1%} of random sampling's {entropy.random_alike:.3f}"
     bits = f"{entropy.expected.value:.3f} bits"

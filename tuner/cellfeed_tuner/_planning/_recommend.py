@@ -8,15 +8,20 @@ from typing import NamedTuple
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._planning._turns import Turns
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
-from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE, Constraints, Nearest, Rival
+from cellfeed_tuner._results._recommended import (
+    SAME_ENTROPY_SHARE,
+    SAME_SPEED_SHARE,
+    Constraints,
+    Nearest,
+    Rival,
+    least_share,
+)
 
 __all__ = ["Choice", "choose", "nearest"]
 
 
-# Shares of random sampling's entropy that differ by less than this are the same: a replay of the
-# plan is not more exact.
-_SAME_ENTROPY_SHARE = 0.001
-# And so are memories: the same configuration takes that much more or less from run to run.
+# Memories that differ by less than this are the same: the same configuration takes that much more
+# or less from run to run.
 _SAME_MEMORY_SHARE = 0.05
 
 
@@ -111,7 +116,7 @@ def _shortfalls(each: _Timed, constraints: Constraints) -> dict[str, float]:
     floor, label = constraints.entropy_floor, each.result.least_mixed_label
     missed = {
         f"its entropy{f' of {label}' if label else ''} is {each.mixing:.3f} of random sampling's, "
-        f"below the floor of {floor:g}": _log_ratio(floor, each.mixing),
+        f"below the floor of {floor:g}": _log_ratio(least_share(floor), each.mixing),
         f"it takes {each.memory / 1e6:,.0f} MB, more than the {constraints.memory_bytes / 1e6:,.0f}"
         " MB given": _log_ratio(each.memory, constraints.memory_bytes),
     }
@@ -206,7 +211,7 @@ def _although_too_slow(
 def _mixed_alike(feasible: Sequence[_Timed]) -> list[_Timed]:
     """Return those that mix as well as the best mixed."""
     best = max(each.mixing for each in feasible)
-    return [each for each in feasible if each.mixing >= best - _SAME_ENTROPY_SHARE]
+    return [each for each in feasible if each.mixing >= best - SAME_ENTROPY_SHARE]
 
 
 def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:

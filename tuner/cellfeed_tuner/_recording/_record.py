@@ -33,6 +33,7 @@ from cellfeed_tuner._recording._codec import codecs
 from cellfeed_tuner._recording._files import SCHEMA, RecordingFiles
 from cellfeed_tuner._recording._recorder import Recorder, Request
 from cellfeed_tuner._results._dataset import describe_dataset
+from cellfeed_tuner._results._recommended import DEFAULT_ENTROPY_FLOOR
 
 __all__ = ["Recording", "record"]
 
@@ -163,7 +164,9 @@ def record(
     files = RecordingFiles.open(Path(output), facts, _SAME)
     files.left_out |= _impossible(grid, collection, batch_size, memory)
     with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
-        mixing = Mixing([column], None, batch_size=batch_size, seed=seed)
+        mixing = Mixing(
+            [column], None, batch_size=batch_size, seed=seed, entropy_floor=DEFAULT_ENTROPY_FLOOR
+        )
         mixing.replay(grid, on_progress)
         on_progress("start", 0, 1)
         process.start()

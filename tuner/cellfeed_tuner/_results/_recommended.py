@@ -5,11 +5,34 @@ from dataclasses import dataclass
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 
-__all__ = ["SAME_SPEED_SHARE", "Constraints", "Nearest", "Recommended", "Rival", "Waiting"]
+__all__ = [
+    "DEFAULT_ENTROPY_FLOOR",
+    "SAME_ENTROPY_SHARE",
+    "SAME_SPEED_SHARE",
+    "Constraints",
+    "Nearest",
+    "Recommended",
+    "Rival",
+    "Waiting",
+    "least_share",
+]
+
+DEFAULT_ENTROPY_FLOOR = 0.99
+"""At 0.95, linear classifiers kept as little as half of what they learn from random minibatches
+(notebooks/worth_of_entropy.ipynb)."""
+
+SAME_ENTROPY_SHARE = 0.001
+"""Shares of random sampling's entropy that differ by less than this are the same: a replay of the
+plan is not more exact."""
 
 SAME_SPEED_SHARE = 0.02
 """A throughput that is lower than the highest by more than this share is not as fast, however wide
 the intervals."""
+
+
+def least_share(entropy_floor: float) -> float:
+    """Return the least share of random sampling's entropy that counts as reaching the floor."""
+    return entropy_floor - SAME_ENTROPY_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +42,8 @@ class Constraints:
     Parameters
     ----------
     entropy_floor
-        Least entropy, as a share of true random sampling's.
+        Least entropy, as a share of true random sampling's; what misses it by less than
+        `SAME_ENTROPY_SHARE` reaches it.
     memory_bytes
         Most memory of the process and its workers.
     need_cells_per_second
@@ -33,6 +57,10 @@ class Constraints:
     memory_bytes: int
     need_cells_per_second: float | None
     step_seconds: float | None = None
+
+    def mixes(self, share_of_random: float) -> bool:
+        """Return whether a share of random sampling's entropy reaches the floor."""
+        return share_of_random >= least_share(self.entropy_floor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

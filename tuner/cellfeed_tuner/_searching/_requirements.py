@@ -11,7 +11,7 @@ from cellfeed_tuner._measuring._measure import Measurement, cells_needed
 from cellfeed_tuner._planning._goal import Goal, best_mixed, fastest
 from cellfeed_tuner._planning._nearby_shares import NearbyShares
 from cellfeed_tuner._results._configuration_result import EntropyBits, Status
-from cellfeed_tuner._results._recommended import Constraints
+from cellfeed_tuner._results._recommended import Constraints, least_share
 
 __all__ = ["Entropies", "Requirements"]
 
@@ -59,7 +59,7 @@ class Requirements:
         """Return whether every label is mixed as well as is asked for."""
         share = min(each.share_of_random for each in self.entropies_of(configuration).values())
         self._shares.note(configuration.block_size, configuration.fetch_factor, share)
-        return share >= self.constraints.entropy_floor
+        return self.constraints.mixes(share)
 
     def obstacle(self, configuration: Configuration) -> tuple[Status, str] | None:
         """Return why a configuration cannot run at all, if it cannot."""
@@ -102,7 +102,7 @@ class Requirements:
         if missed:
             return missed
         share = self._shares.estimate(configuration.block_size, configuration.fetch_factor)
-        return _excess(self.constraints.entropy_floor, share)
+        return _excess(least_share(self.constraints.entropy_floor), share)
 
 
 def _excess(found: float, allowed: float) -> float:
