@@ -183,7 +183,7 @@ def test_with_a_need_what_mixes_best_of_the_fast_ones_is_looked_for():
 
 
 def test_where_nothing_of_the_coarse_grid_is_feasible_proposals_find_what_is():
-    space, floor, most = Space.of(range(20, 410), range(8, 501), range(9)), 0.995, 250
+    space, floor, most = Space.of(range(20, 410), range(8, 501), range(9)), 0.996, 250
     settings = {"floor": floor, "memory": int(most * BATCH_SIZE * ROW_BYTES)}
 
     def is_feasible(each):
