@@ -3,6 +3,7 @@
 Open files with `open_collection`, choose a strategy, and iterate over a `CellDataset`.
 """
 
+from cellfeed._cells import CategoricalColumn, Cells, Minibatch, NumericColumn
 from cellfeed._collection import Collection, open_collection
 from cellfeed._dataset import CellDataset
 from cellfeed._errors import (
@@ -14,14 +15,10 @@ from cellfeed._errors import (
     ParameterError,
     PathError,
 )
-from cellfeed._indexables import HuggingFaceCells, MemoryMappedCells
-from cellfeed._minibatch import Cells, Minibatch
-from cellfeed._multi_indexable import MultiIndexable
-from cellfeed._obs import CategoricalColumn, NumericColumn
-from cellfeed._plan import EpochPlan, Fetch
+from cellfeed._indexables import HuggingFaceCells, MemoryMappedCells, MultiIndexable
 from cellfeed._preshuffle import Preshuffled, preshuffle
-from cellfeed._strategies import BlockShuffling, SamplingStrategy, Streaming
 from cellfeed._version import __version__
+from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch, SamplingStrategy, Streaming
 
 __all__ = [
     "BlockShuffling",

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
+from cellfeed._cells import Cells, Minibatch
 from cellfeed._collection import Collection
-from cellfeed._minibatch import Cells, Minibatch
-from cellfeed._plan import Fetch
-from cellfeed._reader import PlannedRead, Reader
+from cellfeed._reading import PlannedRead, Reader
+from cellfeed.sampling import Fetch
 
 __all__ = ["FetchStages", "Volume"]
 
@@ -63,7 +63,7 @@ class FetchStages:
     ...     planned = stages.plan(plan.fetch(0))
     ...     n_bytes = stages.read_bytes(planned)
     ...     stages.decompress(planned)
-    ...     minibatches = stages.deal_out(stages.read(planned))
+    ...     minibatches = stages.to_minibatches(stages.read(planned))
     >>> [len(minibatch) for minibatch in minibatches]
     [10, 10, 10, 10]
     """
@@ -96,9 +96,9 @@ class FetchStages:
         chunks = planned.reads.chunks
         return Volume(chunks.n_chunks, chunks.decoded_bytes, chunks.useful_bytes)
 
-    def announce(self, planned: PlannedRead) -> None:
+    def readahead(self, planned: PlannedRead) -> None:
         """Tell the system what will be read."""
-        planned.announce()
+        planned.readahead()
 
     def read_bytes(self, planned: PlannedRead) -> int:
         """Read the bytes of all chunks, which stay compressed; return how many there are."""
@@ -112,6 +112,6 @@ class FetchStages:
         """Read, decompress, and place the rows in the minibatches that they leave in."""
         return self._reader.read_planned(planned)
 
-    def deal_out(self, groups: Iterator[Cells]) -> list[Minibatch]:
+    def to_minibatches(self, groups: Iterator[Cells]) -> list[Minibatch]:
         """Make the rows that were read into minibatches of torch."""
         return [cells.to_torch() for cells in groups]

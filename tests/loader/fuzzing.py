@@ -117,7 +117,7 @@ class FencedDecoder:
             chunk_shape=(self._n,),
             codec=self._codec,
             shuffled=shuffled,
-            places=ChunkTable(
+            locations=ChunkTable(
                 np.zeros(1, np.int64), np.array([len(stored)], np.int64), np.zeros(1, np.uint8)
             ),
             files=self._file,

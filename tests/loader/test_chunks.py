@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cellfeed import FormatError
+from cellfeed._buffers import destination
 from cellfeed._chunks import ChunkedArray, ChunkReads, ChunkTable, ContiguousChunks, can_cast
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._casts import cast_address
 from cellfeed._chunks._planning import plan_flat, plan_grid
-from cellfeed._groups import csr_groups
-from cellfeed._places import place
+from cellfeed._layouts import csr_groups
 from cellfeed.testing import GuardedPool
 
 NUMBERS = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
@@ -88,7 +88,7 @@ def stored(tmp_path):
             chunk_shape=(chunk,),
             codec=kernels.STORED,
             shuffled=False,
-            places=ChunkTable(np.array(offsets, np.int64), sizes, np.zeros(n_chunks, np.uint8)),
+            locations=ChunkTable(np.array(offsets, np.int64), sizes, np.zeros(n_chunks, np.uint8)),
             files=FileOf(tmp_path / f"{name}.bin", bytes(content)),
             lost_is_zero=True,
         )
@@ -103,15 +103,15 @@ def read(array, ranges, dtype=None, n_threads=1, index_limit=-1):
     counts = np.array([stop - start for start, stop in ranges], np.int64)
     places = (np.cumsum(counts) - counts) * dtype.itemsize
     pool = GuardedPool()
-    loan = pool.take(int(counts.sum()) * dtype.itemsize)
+    buffer = pool.acquire(int(counts.sum()) * dtype.itemsize)
     reads = array.reads_of_ranges(starts, counts, places, dtype, index_limit=index_limit)
-    done = run(reads, [loan], n_threads)
+    done = run(reads, [buffer], n_threads)
     pool.check()
-    return loan.array(dtype, int(counts.sum())).copy(), done
+    return buffer.array(dtype, int(counts.sum())).copy(), done
 
 
-def run(reads, loans, n_threads=1):
-    bases = np.array([loan.address for loan in loans], np.int64)
+def run(reads, buffers, n_threads=1):
+    bases = np.array([buffer.address for buffer in buffers], np.int64)
     with ThreadPoolExecutor(n_threads) as threads:
         return reads.run(bases, threads if n_threads > 1 else None, n_threads)
 
@@ -198,7 +198,7 @@ class TestGroups:
         assert groups[0].indptr.dtype == target.index_dtype == dtype
         assert groups[0].indptr.tolist() == [0, 5, n]
         itemsize = np.dtype(dtype).itemsize
-        assert target.index_places.tolist() == [5 * itemsize, 0]
+        assert target.index_destinations.tolist() == [5 * itemsize, 0]
         assert groups[0].data_start >= n * itemsize
         assert groups[0].n_bytes == groups[0].data_start + 4 * n
 
@@ -268,7 +268,7 @@ class TestReads:
             chunk_shape=(1 << 14,),
             codec=kernels.STORED,
             shuffled=False,
-            places=ContiguousChunks(7, values.nbytes, 8 << 14),
+            locations=ContiguousChunks(7, values.nbytes, 8 << 14),
             files=FileOf(tmp_path / "piece", bytes(7) + values.tobytes()),
             lost_is_zero=True,
         )
@@ -281,19 +281,19 @@ class TestReads:
             stored(np.arange(n, dtype=dtype), 7, [k * 7 * 8 for k in range(-(-n // 7))], name=dtype)
             for n, dtype in ((50, "i8"), (20, "f8"), (33, "u8"))
         ]
-        pool, parts, loans = GuardedPool(), [], []
+        pool, parts, buffers = GuardedPool(), [], []
         for k, array in enumerate(arrays):
             n = array.shape[0]
-            loans.append(pool.take(n * 4))
-            places = place(np.array([k]), np.zeros(1, np.int64))
+            buffers.append(pool.acquire(n * 4))
+            places = destination(np.array([k]), np.zeros(1, np.int64))
             every = np.zeros(1, np.int64), np.array([n], np.int64)
             parts.append(array.reads_of_ranges(*every, places, np.dtype(np.float32)))
-        done = run(ChunkReads.concatenate(parts), loans, n_threads=2)
+        done = run(ChunkReads.concatenate(parts), buffers, n_threads=2)
         pool.check()
         assert done.n_chunks == 8 + 3 + 5
-        for array, loan in zip(arrays, loans, strict=True):
+        for array, buffer in zip(arrays, buffers, strict=True):
             n = array.shape[0]
-            assert loan.array(np.dtype(np.float32), n).tolist() == list(range(n))
+            assert buffer.array(np.dtype(np.float32), n).tolist() == list(range(n))
 
     @pytest.mark.parametrize("n_threads", [1, 3])
     def test_of_a_file_that_ends_too_early(self, stored, tmp_path, n_threads):
@@ -370,7 +370,7 @@ class TestIndices:
             chunk_shape=(chunk,),
             codec=kernels.STORED,
             shuffled=False,
-            places=ContiguousChunks(0, values.nbytes, chunk * 4),
+            locations=ContiguousChunks(0, values.nbytes, chunk * 4),
             files=FileOf(new_folder() / "indices", values.tobytes()),
             lost_is_zero=True,
         )
@@ -437,11 +437,11 @@ class TestFilters:
             return
         source, target = np.frombuffer(stored, np.uint8), GuardedPool()
         for room, expected in ((0, values.size), (100, values.size), (-1, -1)):
-            loan = target.take(values.size + room)
-            n = kernels._lzf(source.ctypes.data, source.size, loan.address, values.size + room)
+            buffer = target.acquire(values.size + room)
+            n = kernels._lzf(source.ctypes.data, source.size, buffer.address, values.size + room)
             assert n == expected
             if room >= 0:
-                decoded = loan.array(np.dtype(np.uint8), values.size)
+                decoded = buffer.array(np.dtype(np.uint8), values.size)
                 assert np.array_equal(decoded, values)
         target.check()
 
@@ -453,10 +453,10 @@ class TestFilters:
         apart = values[: n * itemsize].reshape(n, itemsize).T.reshape(-1)
         stored = np.concatenate([apart, values[n * itemsize :]])
         pool = GuardedPool()
-        loan = pool.take(n_bytes)
-        kernels._unshuffle(stored.ctypes.data, n_bytes, loan.address, itemsize)
+        buffer = pool.acquire(n_bytes)
+        kernels._unshuffle(stored.ctypes.data, n_bytes, buffer.address, itemsize)
         pool.check()
-        assert np.array_equal(loan.array(np.dtype(np.uint8), n_bytes), values)
+        assert np.array_equal(buffer.array(np.dtype(np.uint8), n_bytes), values)
 
     def test_damage_stays_within_memory(self, tmp_path):
         """Each piece of memory ends where the process may not read or write."""

@@ -21,11 +21,11 @@ import pytest
 import scipy.sparse as sp
 
 from cellfeed import CellDataset, CellfeedError, FormatError, PathError, Streaming, open_collection
-from cellfeed._iteration import wait_for_dropped
+from cellfeed._dataset._iteration import wait_for_dropped
 from cellfeed._sources import open_sources
-from cellfeed._sources._damage import damage_named
-from cellfeed._sources._h5file import H5File
-from cellfeed._sources._matrix import MatrixSource
+from cellfeed._sources._anndata._damage import damage_named
+from cellfeed._sources._anndata._h5file import H5File
+from cellfeed._sources._anndata._matrix import MatrixSource
 
 # 60 cells of 30 genes; 5 to 30 elements in a row, chunks of 50 elements or 7 rows.
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(60, 30)).astype(np.float32)

@@ -4,7 +4,7 @@ import pickle
 import numpy as np
 import pytest
 
-from cellfeed._sources._h5file import H5File
+from cellfeed._sources._anndata._h5file import H5File
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse as sp
 
 from cellfeed import BlockShuffling, CellDataset, DeliveryError, open_collection
-from cellfeed._iteration import interrupts_held, wait_for_dropped
+from cellfeed._dataset._iteration import interrupts_held, wait_for_dropped
 
 multi_threaded = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"

@@ -7,16 +7,16 @@ import pytest
 import scipy.sparse as sp
 
 from cellfeed import BlockShuffling, CellDataset, _memory, open_collection
-from cellfeed._memory import MemoryPool
+from cellfeed._buffers import BufferPool
 
 
-def take_and_tell(pool: MemoryPool, connection) -> None:
-    connection.send(pool.take(10_000).array(np.dtype(np.uint8), 10_000).size)
+def take_and_tell(pool: BufferPool, connection) -> None:
+    connection.send(pool.acquire(10_000).array(np.dtype(np.uint8), 10_000).size)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_while_another_thread_takes_memory():
-    pool = MemoryPool()
+    pool = BufferPool()
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -42,14 +42,14 @@ def test_a_fork_while_another_thread_takes_memory():
 
 
 def test_memory_returns_with_the_last_array_over_it():
-    pool = MemoryPool()
-    numbers = pool.take(10_000).array(np.dtype(np.int32), 100)
+    pool = BufferPool()
+    numbers = pool.acquire(10_000).array(np.dtype(np.int32), 100)
     part = numbers[50:]
     address = numbers.ctypes.data
     del numbers
-    assert pool.take(10_000).address != address
+    assert pool.acquire(10_000).address != address
     del part
-    assert pool.take(10_000).address == address
+    assert pool.acquire(10_000).address == address
 
 
 class MappedBytes:

@@ -17,8 +17,8 @@ import scipy.sparse as sp
 import zarr
 
 from cellfeed import CellDataset, FormatError, ParameterError, Streaming, open_collection
-from cellfeed._memory import MemoryPool
-from cellfeed._reader import Reader
+from cellfeed._buffers import BufferPool
+from cellfeed._reading import Reader
 
 ROOT = Path(__file__).parents[2]
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(40, 12)).astype(np.float32)
@@ -242,4 +242,4 @@ class TestMemory:
     @pytest.mark.parametrize("n_bytes", [1 << 60, 1 << 70])
     def test_that_the_system_refuses(self, n_bytes):
         with pytest.raises(ParameterError, match=r"no [\d,]+ bytes of memory are to be had for ro"):
-            MemoryPool().take(n_bytes)
+            BufferPool().take(n_bytes)

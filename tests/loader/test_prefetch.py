@@ -2,7 +2,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cellfeed._prefetch import ahead, one_ahead
+from cellfeed._reading import ahead, one_ahead
 
 
 def numbers_then_error():

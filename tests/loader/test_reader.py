@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 
 from cellfeed import open_collection
-from cellfeed._reader import Reader
+from cellfeed._reading import Reader
 
 
 @pytest.fixture(params=["csr", "dense"])

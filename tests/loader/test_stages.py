@@ -77,7 +77,7 @@ def test_minibatches_are_the_planned_rows(file, plan, in_memory):
             planned = stages.plan(plan.fetch(number))
             stages.announce(planned)
             stages.decompress(planned)  # leaves no trace
-            minibatches = stages.deal_out(stages.read(planned))
+            minibatches = stages.to_minibatches(stages.read(planned))
             rows = np.concatenate([minibatch.rows.numpy() for minibatch in minibatches])
             assert rows.tolist() == plan.delivered_rows(number)[0].tolist()
             X = np.concatenate([minibatch.X.to_dense().numpy() for minibatch in minibatches])
@@ -126,4 +126,4 @@ def test_what_the_library_reads_has_no_stages_between(tmp_path, plan):
     with FetchStages(open_collection(path), batch_size=10) as stages:
         planned = stages.plan(plan.fetch(0))
         assert stages.volume(planned) is None
-        assert sum(map(len, stages.deal_out(stages.read(planned)))) == 40
+        assert sum(map(len, stages.to_minibatches(stages.read(planned)))) == 40

@@ -42,7 +42,7 @@ def rounds_of(costs, *, noise=0.0, n_rounds=8, library=False, warm=False):
                 decompressed=None if library else decompressed,
                 cold_read=read + took["disk"] if library and not warm else None,
                 read=read,
-                dealt_out=took["transform"],
+                to_minibatches=took["transform"],
                 stored_bytes=0 if library else 1_000,
                 decoded_bytes=0 if library else 6_000,
                 useful_bytes=0 if library else 4_000,

@@ -48,7 +48,7 @@ def test_every_round_is_a_whole_fetch_with_all_its_stages(small_collection):
     for each in rounds_in(events):
         assert each.n_cells == 4 * BATCH_SIZE
         times = each.planned, each.cold_bytes, each.cached_bytes, each.decompressed, each.read
-        assert all(time is not None and time > 0 for time in (*times, each.dealt_out))
+        assert all(time is not None and time > 0 for time in (*times, each.to_minibatches))
         assert each.cold_read is None
         assert 0 < each.useful_bytes <= each.decoded_bytes
         assert each.stored_bytes > 0

@@ -51,7 +51,7 @@ class Configuration:
     def minibatches_in_memory(self) -> int:
         """Minibatches that buffers hold at most.
 
-        While one fetch is dealt out, the next is read; of those of workers, one more may wait.
+        While one fetch is delivered, the next is read; of those of workers, one more may wait.
         """
         return self.minibatches_per_round * (3 if self.num_workers else 2)
 

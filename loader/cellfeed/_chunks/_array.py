@@ -14,7 +14,14 @@ from cellfeed._chunks._placing import array_row
 from cellfeed._chunks._planning import plan_flat, plan_grid, trim
 from cellfeed._chunks._reads import ChunkReads
 
-__all__ = ["ChunkFiles", "ChunkPlaces", "ChunkTable", "ChunkedArray", "ContiguousChunks", "Located"]
+__all__ = [
+    "ChunkFiles",
+    "ChunkLocations",
+    "ChunkTable",
+    "ChunkedArray",
+    "ContiguousChunks",
+    "Located",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +34,8 @@ class Located:
         Number of the file that each chunk is in.
     offsets, sizes
         Its bytes in that file.
-    skipped
-        Which steps were left out when it was written: 1 compression, 2 shuffling; 4 if the
+    flags
+        Flags: what was left out when it was written, 1 compression, 2 shuffling; 4 if the
         chunk is all zero and was left out for that; 8 if the chunk is all of its file, of at
         most this size; 16 if it is not there, for whatever reason; 32 if it is not compressed, and
         alone in its file.
@@ -37,7 +44,7 @@ class Located:
     files: NDArray[np.int64]
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    skipped: NDArray[np.int64]
+    flags: NDArray[np.int64]
 
 
 class ChunkFiles(Protocol):
@@ -68,7 +75,7 @@ class ChunkFiles(Protocol):
         ...
 
 
-class ChunkPlaces(Protocol):
+class ChunkLocations(Protocol):
     """Says where chunks lie, by their number in C order of the chunk grid."""
 
     def locate(self, chunks: NDArray[np.int64]) -> Located:
@@ -78,7 +85,7 @@ class ChunkPlaces(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """Places of all chunks of an array, read once; 17 bytes a chunk, whatever their number.
+    """Locations of all chunks of an array, read once; 17 bytes a chunk, whatever their number.
 
     Parameters
     ----------
@@ -86,7 +93,7 @@ class ChunkTable:
         First byte of each chunk in its file, int64; -1 where there is no chunk.
     sizes
         Bytes of each chunk as it is stored, int64 or smaller.
-    skipped
+    flags
         See `Located`; uint8.
     files
         Number of each chunk's file, or None if all are in one.
@@ -94,25 +101,25 @@ class ChunkTable:
 
     offsets: NDArray[np.int64]
     sizes: NDArray[Any]
-    skipped: NDArray[np.uint8]
+    flags: NDArray[np.uint8]
     files: NDArray[Any] | None = None
 
     def locate(self, chunks: NDArray[np.int64]) -> Located:
         """Return where the chunks of these numbers lie."""
         offsets = self.offsets[chunks]
         files = np.zeros(len(chunks), np.int64) if self.files is None else self.files[chunks]
-        skipped = self.skipped[chunks].astype(np.int64)
+        flags = self.flags[chunks].astype(np.int64)
         return Located(
             files=files.astype(np.int64),
             offsets=offsets,
             sizes=np.where(offsets < 0, 0, self.sizes[chunks]).astype(np.int64),
-            skipped=np.where(offsets < 0, kernels.LOST, skipped),
+            flags=np.where(offsets < 0, kernels.LOST, flags),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ContiguousChunks:
-    """Places in an array that is stored as one piece, which is taken as chunks of equal size.
+    """Locations in an array that is stored as one piece, which is taken as chunks of equal size.
 
     Parameters
     ----------
@@ -133,7 +140,7 @@ class ContiguousChunks:
         starts = chunks * self.chunk_bytes
         nothing = np.zeros(len(chunks), np.int64)
         sizes = np.minimum(self.chunk_bytes, self.n_bytes - starts)
-        return Located(files=nothing, offsets=self.offset + starts, sizes=sizes, skipped=nothing)
+        return Located(files=nothing, offsets=self.offset + starts, sizes=sizes, flags=nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +161,7 @@ class ChunkedArray:
         How chunks are compressed: one of the kernels' codecs.
     shuffled
         Whether HDF5's shuffle filter was applied before compression.
-    places
+    locations
         Where the chunks are.
     files
         The files that they are in.
@@ -174,7 +181,7 @@ class ChunkedArray:
     chunk_shape: tuple[int, ...]
     codec: int
     shuffled: bool
-    places: ChunkPlaces
+    locations: ChunkLocations
     files: ChunkFiles
     lost_is_zero: bool
 
@@ -186,7 +193,7 @@ class ChunkedArray:
         self,
         starts: NDArray[np.int64],
         counts: NDArray[np.int64],
-        places: NDArray[np.int64],
+        destinations: NDArray[np.int64],
         out_dtype: np.dtype[Any],
         *,
         index_limit: int = -1,
@@ -197,22 +204,22 @@ class ChunkedArray:
         ----------
         starts, counts
             Ascending, disjoint ranges of elements, int64, shape (n,).
-        places
+        destinations
             Address that each range goes to.
         out_dtype
             Dtype there.
         index_limit
             If not negative, elements are column indices, which have to be below it.
         """
-        chunks, firsts, segments, joins = plan_flat(
-            starts, counts, places, self.chunk_shape[0], out_dtype.itemsize
+        chunks, firsts, segments, crossings = plan_flat(
+            starts, counts, destinations, self.chunk_shape[0], out_dtype.itemsize
         )
         if index_limit < 0:
-            joins = joins[:0]
-        return self._reads(chunks, firsts, segments, joins, out_dtype, index_limit)
+            crossings = crossings[:0]
+        return self._reads(chunks, firsts, segments, crossings, out_dtype, index_limit)
 
     def reads_of_rows(
-        self, rows: NDArray[np.int64], places: NDArray[np.int64], out_dtype: np.dtype[Any]
+        self, rows: NDArray[np.int64], destinations: NDArray[np.int64], out_dtype: np.dtype[Any]
     ) -> ChunkReads:
         """Return what to read for whole rows of a two-dimensional array.
 
@@ -220,14 +227,14 @@ class ChunkedArray:
         ----------
         rows
             Ascending, int64, shape (n,).
-        places
+        destinations
             Address that each row goes to.
         out_dtype
             Dtype there.
         """
         chunk_rows, chunk_columns = self.chunk_shape
         chunks, firsts, segments = plan_grid(
-            rows, places, self.shape[1], chunk_rows, chunk_columns, out_dtype.itemsize
+            rows, destinations, self.shape[1], chunk_rows, chunk_columns, out_dtype.itemsize
         )
         return self._reads(chunks, firsts, segments, np.empty(0, np.int64), out_dtype, -1)
 
@@ -236,19 +243,19 @@ class ChunkedArray:
         chunks: NDArray[np.int64],
         firsts: NDArray[np.int64],
         segments: NDArray[np.int64],
-        joins: NDArray[np.int64],
+        crossings: NDArray[np.int64],
         out_dtype: np.dtype[Any],
         index_limit: int,
     ) -> ChunkReads:
-        located = self.places.locate(chunks)
+        located = self.locations.locate(chunks)
         offsets, sizes = located.offsets, located.sizes
         if self.codec == kernels.STORED and not self.shuffled:
             trim(offsets, sizes, firsts, segments, self.dtype.itemsize)
         table = np.zeros((len(chunks) + 1, kernels.N_CHUNK_COLUMNS), np.int64)
-        table[:-1, kernels.FD], kept = self.files.handles(located.files)
+        table[:-1, kernels.FD], keep_alive = self.files.handles(located.files)
         table[:-1, kernels.OFFSET] = offsets
         table[:-1, kernels.SIZE] = sizes
-        table[:-1, kernels.SKIPPED] = located.skipped
+        table[:-1, kernels.FLAGS] = located.flags
         table[:-1, kernels.FIRST_SEGMENT] = firsts
         table[-1, kernels.FIRST_SEGMENT] = len(segments)
         array = array_row(self.dtype, out_dtype, index_limit=index_limit)
@@ -260,16 +267,16 @@ class ChunkedArray:
             arrays=array[None],
             chunks=table,
             segments=segments,
-            joins=joins,
-            join_itemsize=out_dtype.itemsize,
+            crossings=crossings,
+            crossing_itemsize=out_dtype.itemsize,
             chunk_numbers=chunks,
-            origins=(self,),
-            kept=(kept,),
+            owners=(self,),
+            keep_alive=(keep_alive,),
         )
 
     def describe(self, chunk: int) -> str:
         """Return which elements and bytes a chunk holds, for a message."""
-        located = self.places.locate(np.array([chunk], np.int64))
+        located = self.locations.locate(np.array([chunk], np.int64))
         path = self.files.path_of(int(located.files[0]))
         first, size = int(located.offsets[0]), int(located.sizes[0])
         grid = chunk_grid(self.shape, self.chunk_shape)
@@ -279,6 +286,6 @@ class ChunkedArray:
             for k, c, n in zip(corner, self.chunk_shape, self.shape, strict=True)
         ]
         elements = f"elements {bounds[0]}" if len(bounds) == 1 else f"rows {bounds[0]}"
-        if size == 0 or located.skipped[0] & kernels.WHOLE_FILE:
+        if size == 0 or located.flags[0] & kernels.WHOLE_FILE:
             return f"{path}: `{self.name}`, {elements}"
         return f"{path}: `{self.name}`, {elements} (bytes {first} to {first + size})"

@@ -11,7 +11,7 @@ from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._array import (
     ChunkedArray,
     ChunkFiles,
-    ChunkPlaces,
+    ChunkLocations,
     ChunkTable,
     ContiguousChunks,
 )
@@ -27,7 +27,7 @@ _CODECS = {
     32001: kernels.BLOSC,
     32015: kernels.ZSTD,
 }
-_BLOSC_COMPRESSOR = 6  # place among the filter's parameters
+_BLOSC_COMPRESSOR = 6  # position among the filter's parameters
 _BLOSC_SNAPPY = 3
 _CONTIGUOUS_CHUNK_ELEMENTS = 1 << 14
 
@@ -61,15 +61,15 @@ def hdf5_array(
     if filters is None:
         return None
     codec, compression, shuffle = filters
-    places: ChunkPlaces | None
+    locations: ChunkLocations | None
     if dataset.chunks is None:
         shape: tuple[int, ...] = (int(dataset.size),)
         chunk_shape: tuple[int, ...] = (_CONTIGUOUS_CHUNK_ELEMENTS,)
-        places = _contiguous(dataset)
+        locations = _contiguous(dataset)
     else:
         shape, chunk_shape = dataset.shape, dataset.chunks
-        places = _table(dataset, compression, shuffle)
-    if places is None:
+        locations = _table(dataset, compression, shuffle)
+    if locations is None:
         return None
     return ChunkedArray(
         name=name,
@@ -78,7 +78,7 @@ def hdf5_array(
         chunk_shape=chunk_shape,
         codec=codec,
         shuffled=shuffle is not None,
-        places=places,
+        locations=locations,
         files=files,
         lost_is_zero=lost_is_zero,
     )
@@ -96,7 +96,7 @@ def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
 
 
 def _filters(dataset: h5py.Dataset) -> tuple[int, int | None, int | None] | None:
-    """Return the codec, and the places of compression and shuffling among the filters."""
+    """Return the codec, and the positions of compression and shuffling among the filters."""
     created = dataset.id.get_create_plist()
     filters = [created.get_filter(i) for i in range(created.get_nfilters())]
     numbers = [each[0] for each in filters]
@@ -132,7 +132,7 @@ def _table(
     dataset: h5py.Dataset, compression: int | None, shuffle: int | None
 ) -> ChunkTable | None:
     if dataset.maxshape[0] is not None and None in dataset.maxshape[1:]:
-        return None  # HDF5 gives wrong places of chunks if only a dimension after the first grows
+        return None  # HDF5 gives wrong offsets of chunks if only a dimension after the first grows
     chunk_shape = dataset.chunks
     grid = chunk_grid(dataset.shape, chunk_shape)
     n_chunks = math.prod(grid)
@@ -157,8 +157,8 @@ def _table(
     if compression is None and (sizes[offsets >= 0] != chunk_bytes).any():
         # HDF5 itself would read whatever is in memory behind a smaller one.
         raise ValueError(f"there are chunks of another size than {chunk_bytes} bytes")
-    skipped = np.zeros(n_chunks, np.uint8)
-    for place, bit in ((compression, kernels.UNCOMPRESSED), (shuffle, kernels.UNSHUFFLED)):
-        if place is not None:
-            skipped |= np.where(masks >> place & 1, bit, 0).astype(np.uint8)
-    return ChunkTable(offsets, sizes, skipped)
+    flags = np.zeros(n_chunks, np.uint8)
+    for position, bit in ((compression, kernels.UNCOMPRESSED), (shuffle, kernels.UNSHUFFLED)):
+        if position is not None:
+            flags |= np.where(masks >> position & 1, bit, 0).astype(np.uint8)
+    return ChunkTable(offsets, sizes, flags)

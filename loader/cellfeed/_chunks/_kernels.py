@@ -37,9 +37,9 @@ __all__ = [
     "ZSTD",
     "advise",
     "copy_all",
+    "crossings_ascend",
     "decode",
     "densify",
-    "joins_ascend",
     "place",
 ]
 
@@ -61,21 +61,21 @@ STORED, ZLIB, ZSTD, BLOSC, LZF, GZIP, LZ4 = range(7)
 ) = range(10)
 
 # Columns of a table of chunks. FD: a descriptor, or minus the address of a path, of a file that
-# is opened to read the chunk. SKIPPED: what was left out when this chunk was written. Its
+# is opened to read the chunk. FLAGS: what was left out when this chunk was written. Its
 # segments end where those of the next chunk begin.
-FD, OFFSET, SIZE, SKIPPED, ARRAY, FIRST_SEGMENT, N_CHUNK_COLUMNS = range(7)
+FD, OFFSET, SIZE, FLAGS, ARRAY, FIRST_SEGMENT, N_CHUNK_COLUMNS = range(7)
 UNCOMPRESSED, UNSHUFFLED, ABSENT = 1, 2, 4  # ABSENT: there is no such chunk; its elements are 0
 WHOLE_FILE, LOST = 8, 16  # the chunk is all of its file, of at most SIZE bytes; it is not there
 OWN_FILE = 32  # the file has to be as large as a chunk that is not compressed
 
-# Columns of a table of segments: elements of a chunk that go to one place.
+# Columns of a table of segments: elements of a chunk that go to one destination.
 FROM, COUNT, TO, N_SEGMENT_COLUMNS = range(4)
 
 # What `decode` reports: a failure (0 if none), the chunk where it was, and whether the columns of
 # each row ascend as far as they lie in one chunk.
 FAILURE, FAILED_CHUNK, NEXT_TASK, ASCENDING, N_REPORTS = range(5)
 UNREADABLE, TRUNCATED, UNDECODABLE, WRONG_SIZE, BAD_INDEX, MISSING, STOPPED, TOO_LARGE = range(1, 9)
-UNORDERED, OUTSIDE = range(1, 3)
+UNSORTED, OUT_OF_BOUNDS = range(1, 3)
 
 (
     _PREAD,
@@ -182,12 +182,12 @@ def _read_from(
         if failure:
             return failure, 0
     failure, n = _read(fd, target, size, chunk[OFFSET], functions)
-    if failure == 0 and chunk[SKIPPED] & OWN_FILE:
+    if failure == 0 and chunk[FLAGS] & OWN_FILE:
         is_right = call(functions[_SEEK], (fd, 0, _FROM_END)) == expected
         failure = 0 if is_right else WRONG_SIZE
     if chunk[FD] < 0:
         call(functions[_CLOSE], (fd,))
-    if chunk[SKIPPED] & WHOLE_FILE:
+    if chunk[FLAGS] & WHOLE_FILE:
         chunk[SIZE] = n
         failure = 0 if failure == TRUNCATED else failure
     return failure, n
@@ -286,7 +286,7 @@ def _unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
 
 @njit("boolean(int64[::1], int64[::1])", nogil=True, cache=True)
 def _is_compressed(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> bool:
-    return array[CODEC] != STORED and not chunk[SKIPPED] & UNCOMPRESSED
+    return array[CODEC] != STORED and not chunk[FLAGS] & UNCOMPRESSED
 
 
 @njit(
@@ -360,8 +360,8 @@ def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
             most = max(most, wide[i])
         outside = least < 0 or most >= limit
     if outside:
-        return OUTSIDE
-    return UNORDERED if descents else 0
+        return OUT_OF_BOUNDS
+    return UNSORTED if descents else 0
 
 
 @njit("void(int64, int64, int64)", nogil=True, cache=True)
@@ -393,9 +393,9 @@ def _place_segments(
             begin = target
         if array[INDEX_LIMIT] >= 0:
             verdict = _check_indices(begin, n, array[OUT_ITEMSIZE], array[INDEX_LIMIT])
-            if verdict == OUTSIDE:
+            if verdict == OUT_OF_BOUNDS:
                 return BAD_INDEX
-            if verdict == UNORDERED:
+            if verdict == UNSORTED:
                 report[ASCENDING] = 0
         if array[CAST]:
             continue
@@ -416,13 +416,13 @@ def _may_be_lost(array: NDArray[np.int64], segments: NDArray[np.int64]) -> bool:
 
 
 @njit("void(int64[:,::1], int64, uint8[::1])", nogil=True, cache=True)
-def _take_zeros(segments: NDArray[np.int64], itemsize: int, room: NDArray[np.uint8]) -> None:
+def _take_zeros(segments: NDArray[np.int64], itemsize: int, buffer: NDArray[np.uint8]) -> None:
     """Let all segments begin at zeros, no more of which are made than the longest takes."""
     longest = 0
     for k in range(len(segments)):
         segments[k, FROM] = 0
         longest = max(longest, segments[k, COUNT])
-    room[: longest * itemsize] = 0
+    buffer[: longest * itemsize] = 0
 
 
 @njit(
@@ -437,9 +437,9 @@ def decode(
     segments: NDArray[np.int64],
     functions: NDArray[np.int64],
     report: NDArray[np.int64],
-    raw_room: NDArray[np.uint8],
-    decoded_room: NDArray[np.uint8],
-    shuffled_room: NDArray[np.uint8],
+    raw_buffer: NDArray[np.uint8],
+    decoded_buffer: NDArray[np.uint8],
+    unshuffled_buffer: NDArray[np.uint8],
 ) -> int:
     """Read, decompress and place chunks until none is left; many threads share one report.
 
@@ -451,9 +451,9 @@ def decode(
         Addresses of the C functions.
     report
         Shared by all threads that work on these tables.
-    raw_room, decoded_room, shuffled_room
-        Room for what one read brings, and for a chunk before and after its bytes are put in
-        order; of this thread alone. (They are arguments since a compiled function frees its own
+    raw_buffer, decoded_buffer, unshuffled_buffer
+        What one read brings, a chunk decompressed, and a chunk unshuffled; of this thread
+        alone. (They are arguments since a compiled function frees its own
         arrays after their last use by name, whoever still has their address.)
 
     Returns
@@ -461,7 +461,11 @@ def decode(
     The bytes that this thread read.
     """
     n_chunks = len(chunks) - 1
-    raw, room, shuffled = raw_room.ctypes.data, decoded_room.ctypes.data, shuffled_room.ctypes.data
+    raw, decoded, unshuffled = (
+        raw_buffer.ctypes.data,
+        decoded_buffer.ctypes.data,
+        unshuffled_buffer.ctypes.data,
+    )
     zlib = call(functions[_ZLIB_NEW], ()) if functions[_ZLIB_NEW] else 0
     zstd = call(functions[_ZSTD_NEW], ()) if functions[_ZSTD_NEW] else 0
     n_read = 0
@@ -481,19 +485,19 @@ def decode(
                 n_read += n
             here = raw + chunks[c, OFFSET] - chunks[begin, OFFSET]
             first_segment, last_segment = chunks[c, FIRST_SEGMENT], chunks[c + 1, FIRST_SEGMENT]
-            absent = failure == 0 and chunks[c, SKIPPED] & ABSENT
-            if failure == MISSING or chunks[c, SKIPPED] & LOST:
+            absent = failure == 0 and chunks[c, FLAGS] & ABSENT
+            if failure == MISSING or chunks[c, FLAGS] & LOST:
                 absent = _may_be_lost(array, segments[first_segment:last_segment])
                 failure = 0 if absent else MISSING
             if absent:
-                _take_zeros(segments[first_segment:last_segment], array[ITEMSIZE], decoded_room)
-                here = room
+                _take_zeros(segments[first_segment:last_segment], array[ITEMSIZE], decoded_buffer)
+                here = decoded
             elif failure == 0:
-                failure = _decompress(array, chunks[c], here, room, functions, zlib, zstd)
-                here = room if _is_compressed(array, chunks[c]) else here
-                if failure == 0 and array[SHUFFLED] and not chunks[c, SKIPPED] & UNSHUFFLED:
-                    _unshuffle(here, array[DECODED_BYTES], shuffled, array[ITEMSIZE])
-                    here = shuffled
+                failure = _decompress(array, chunks[c], here, decoded, functions, zlib, zstd)
+                here = decoded if _is_compressed(array, chunks[c]) else here
+                if failure == 0 and array[SHUFFLED] and not chunks[c, FLAGS] & UNSHUFFLED:
+                    _unshuffle(here, array[DECODED_BYTES], unshuffled, array[ITEMSIZE])
+                    here = unshuffled
             if failure == 0:
                 failure = _place_segments(here, segments[first_segment:last_segment], array, report)
             if failure:
@@ -519,15 +523,15 @@ def place(
 
 
 @njit("boolean(int64[::1], int64)", nogil=True, cache=True)
-def joins_ascend(joins: NDArray[np.int64], itemsize: int) -> bool:
+def crossings_ascend(crossings: NDArray[np.int64], itemsize: int) -> bool:
     """Return whether the index at each address is above the one before it in memory."""
-    for i in range(joins.size):
+    for i in range(crossings.size):
         if itemsize == 4:
-            narrow = carray(pointer(joins[i] - 4), (2,), np.int32)
+            narrow = carray(pointer(crossings[i] - 4), (2,), np.int32)
             if narrow[1] <= narrow[0]:
                 return False
         else:
-            wide = carray(pointer(joins[i] - 8), (2,), np.int64)
+            wide = carray(pointer(crossings[i] - 8), (2,), np.int64)
             if wide[1] <= wide[0]:
                 return False
     return True

@@ -22,7 +22,7 @@ _int64_2d = "int64[:,::1]"
 def plan_flat(
     starts: NDArray[np.int64],
     counts: NDArray[np.int64],
-    places: NDArray[np.int64],
+    destinations: NDArray[np.int64],
     chunk_elements: int,
     out_itemsize: int,
 ) -> Any:
@@ -32,7 +32,7 @@ def plan_flat(
     ----------
     starts, counts
         Ascending, disjoint ranges of elements, shape (n,).
-    places
+    destinations
         Address that each range goes to, shape (n,).
     chunk_elements
         Elements of a chunk.
@@ -53,10 +53,10 @@ def plan_flat(
     segments = np.empty((n_segments, N_SEGMENT_COLUMNS), np.int64)
     chunks = np.empty(n_segments, np.int64)
     firsts = np.empty(n_segments, np.int64)
-    joins = np.empty(n_segments, np.int64)
-    n_chunks = n_joins = k = 0
+    crossings = np.empty(n_segments, np.int64)
+    n_chunks = n_crossings = k = 0
     for i in range(starts.size):
-        start, stop, address = starts[i], starts[i] + counts[i], places[i]
+        start, stop, address = starts[i], starts[i] + counts[i], destinations[i]
         while start < stop:
             chunk = start // chunk_elements
             n = min(stop, (chunk + 1) * chunk_elements) - start
@@ -65,15 +65,20 @@ def plan_flat(
                 firsts[n_chunks] = k
                 n_chunks += 1
             if start != starts[i]:
-                joins[n_joins] = address
-                n_joins += 1
+                crossings[n_crossings] = address
+                n_crossings += 1
             segments[k, FROM] = start - chunk * chunk_elements
             segments[k, COUNT] = n
             segments[k, TO] = address
             k += 1
             start += n
             address += n * out_itemsize
-    return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments, joins[:n_joins].copy()
+    return (
+        chunks[:n_chunks].copy(),
+        firsts[:n_chunks].copy(),
+        segments,
+        crossings[:n_crossings].copy(),
+    )
 
 
 @njit(
@@ -84,7 +89,7 @@ def plan_flat(
 )
 def plan_grid(
     rows: NDArray[np.int64],
-    places: NDArray[np.int64],
+    destinations: NDArray[np.int64],
     n_columns: int,
     chunk_rows: int,
     chunk_columns: int,
@@ -96,7 +101,7 @@ def plan_grid(
     ----------
     rows
         Ascending, shape (n,).
-    places
+    destinations
         Address that each row goes to, shape (n,).
     n_columns
         Columns of the array.
@@ -127,7 +132,7 @@ def plan_grid(
             for i in range(first, last):
                 segments[k, FROM] = (rows[i] - down * chunk_rows) * chunk_columns
                 segments[k, COUNT] = n
-                segments[k, TO] = places[i] + column * chunk_columns * out_itemsize
+                segments[k, TO] = destinations[i] + column * chunk_columns * out_itemsize
                 k += 1
         first = last
     return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments

@@ -8,17 +8,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._buffers import bind
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._native import function_addresses
 from cellfeed._errors import FormatError
-from cellfeed._places import bind
 
 __all__ = ["ChunkReads", "Done"]
 
 _CACHE_BYTES = 1 << 24  # more than this is out of the cache before it is used
 
 
-class Origin(Protocol):
+class Owner(Protocol):
     """An array that chunks belong to."""
 
     def describe(self, chunk: int) -> str:
@@ -53,24 +53,24 @@ class ChunkReads:
     ----------
     arrays, chunks, segments
         The tables.
-    joins, join_itemsize
+    crossings, crossing_itemsize
         Addresses where the column indices of a row go on from another chunk, and their size.
     chunk_numbers
         Number of each chunk in its array.
-    origins
+    owners
         The array of each row of ``arrays``.
-    kept
+    keep_alive
         What has to live while files are read: paths that ``chunks`` has the addresses of.
     """
 
     arrays: NDArray[np.int64]
     chunks: NDArray[np.int64]
     segments: NDArray[np.int64]
-    joins: NDArray[np.int64]
-    join_itemsize: int
+    crossings: NDArray[np.int64]
+    crossing_itemsize: int
     chunk_numbers: NDArray[np.int64]
-    origins: tuple[Origin, ...]
-    kept: tuple[object, ...] = ()
+    owners: tuple[Owner, ...]
+    keep_alive: tuple[object, ...] = ()
 
     @staticmethod
     def none() -> "ChunkReads":
@@ -80,10 +80,10 @@ class ChunkReads:
             arrays=np.empty((0, kernels.N_ARRAY_COLUMNS), np.int64),
             chunks=np.zeros((1, kernels.N_CHUNK_COLUMNS), np.int64),
             segments=np.empty((0, kernels.N_SEGMENT_COLUMNS), np.int64),
-            joins=nothing,
-            join_itemsize=0,
+            crossings=nothing,
+            crossing_itemsize=0,
             chunk_numbers=nothing,
-            origins=(),
+            owners=(),
         )
 
     @staticmethod
@@ -105,25 +105,29 @@ class ChunkReads:
             arrays=np.concatenate([part.arrays for part in parts]),
             chunks=np.concatenate([*chunks, end]),
             segments=np.concatenate([part.segments for part in parts]),
-            joins=np.concatenate([part.joins for part in parts]),
-            join_itemsize=max((part.join_itemsize for part in parts if len(part.joins)), default=0),
+            crossings=np.concatenate([part.crossings for part in parts]),
+            crossing_itemsize=max(
+                (part.crossing_itemsize for part in parts if len(part.crossings)), default=0
+            ),
             chunk_numbers=np.concatenate([part.chunk_numbers for part in parts]),
-            origins=tuple(origin for part in parts for origin in part.origins),
-            kept=tuple(thing for part in parts for thing in part.kept),
+            owners=tuple(owner for part in parts for owner in part.owners),
+            keep_alive=tuple(thing for part in parts for thing in part.keep_alive),
         )
 
-    def without_places(self) -> "ChunkReads":
+    def without_placing(self) -> "ChunkReads":
         """Return the same reads, of which nothing is placed: they end with decompression."""
         chunks = self.chunks.copy()
         chunks[:, kernels.FIRST_SEGMENT] = 0
-        return replace(self, chunks=chunks, segments=self.segments[:0], joins=self.joins[:0])
+        return replace(
+            self, chunks=chunks, segments=self.segments[:0], crossings=self.crossings[:0]
+        )
 
-    def as_stored(self) -> "ChunkReads":
+    def without_decoding(self) -> "ChunkReads":
         """Return the same reads, which end with the bytes that are stored."""
         arrays = self.arrays.copy()
         arrays[:, kernels.CODEC] = kernels.STORED
         arrays[:, kernels.SHUFFLED] = 0
-        return replace(self.without_places(), arrays=arrays)
+        return replace(self.without_placing(), arrays=arrays)
 
     @property
     def n_chunks(self) -> int:
@@ -147,7 +151,7 @@ class ChunkReads:
         arrays = np.repeat(self.chunks[:-1, kernels.ARRAY], n_segments)
         return int(self.segments[:, kernels.COUNT] @ self.arrays[arrays, kernels.ITEMSIZE])
 
-    def announce(self) -> None:
+    def readahead(self) -> None:
         """Tell the system what will be read, so that it fetches many pieces side by side."""
         kernels.advise(self.chunks, function_addresses())
 
@@ -162,7 +166,7 @@ class ChunkReads:
         Parameters
         ----------
         bases
-            Addresses that places are counted from; see `cellfeed._places`.
+            Addresses that destinations are counted from; see `cellfeed._buffers._destinations`.
         threads, n_threads
             Who does it, and how many of them; the calling thread if None.
 
@@ -174,7 +178,7 @@ class ChunkReads:
         if not self.n_chunks:
             return Done(0, 0, ascending=True)
         functions = function_addresses()
-        segments, joins = self.segments.copy(), bind(self.joins, bases)
+        segments, crossings = self.segments.copy(), bind(self.crossings, bases)
         segments[:, kernels.TO] = bind(segments[:, kernels.TO], bases)
         report = np.zeros(kernels.N_REPORTS, np.int64)
         report[kernels.ASCENDING] = 1
@@ -188,13 +192,13 @@ class ChunkReads:
 
         def work() -> int:
             try:
-                rooms = [np.empty(n, np.uint8) for n in (raw, decoded, decoded)]
+                buffers = [np.empty(n, np.uint8) for n in (raw, decoded, decoded)]
             except MemoryError:
                 report[kernels.FAILED_CHUNK] = self._largest_chunk()
                 report[kernels.FAILURE] = kernels.TOO_LARGE
                 return 0
             tables = (arrays, self.chunks, segments)
-            return int(kernels.decode(*tables, functions, report, *rooms))
+            return int(kernels.decode(*tables, functions, report, *buffers))
 
         if threads is None:
             n_bytes = work()
@@ -210,8 +214,8 @@ class ChunkReads:
         if report[kernels.FAILURE]:
             raise self._damage(int(report[kernels.FAILURE]), int(report[kernels.FAILED_CHUNK]))
         ascending = bool(report[kernels.ASCENDING])
-        if ascending and len(joins):
-            ascending = bool(kernels.joins_ascend(joins, self.join_itemsize))
+        if ascending and len(crossings):
+            ascending = bool(kernels.crossings_ascend(crossings, self.crossing_itemsize))
         return Done(n_bytes, self.n_chunks, ascending)
 
     def _largest_chunk(self) -> int:
@@ -221,8 +225,8 @@ class ChunkReads:
         )
 
     def _damage(self, failure: int, chunk: int) -> FormatError:
-        origin = self.origins[self.chunks[chunk, kernels.ARRAY]]
-        where = origin.describe(int(self.chunk_numbers[chunk]))
+        owner = self.owners[self.chunks[chunk, kernels.ARRAY]]
+        where = owner.describe(int(self.chunk_numbers[chunk]))
         return FormatError(f"{where}: {_FAILURES[failure]}")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._array import ChunkedArray, ChunkPlaces, Located
+from cellfeed._chunks._array import ChunkedArray, ChunkLocations, Located
 from cellfeed._chunks._zarr_files import ZarrFiles
 from cellfeed._chunks._zarr_layout import ZarrLayout
 from cellfeed._errors import FormatError
@@ -41,9 +41,9 @@ def zarr_array(
     FormatError
         The index of a shard is damaged.
     """
-    places: ChunkPlaces = _Files(layout)
+    locations: ChunkLocations = _Files(layout)
     if layout.sharded:
-        places = _shards(layout, files, name)
+        locations = _shards(layout, files, name)
     return ChunkedArray(
         name=name,
         shape=layout.shape,
@@ -51,7 +51,7 @@ def zarr_array(
         chunk_shape=layout.chunk_shape,
         codec=layout.codec,
         shuffled=False,
-        places=places,
+        locations=locations,
         files=files,
         lost_is_zero=lost_is_zero,
     )
@@ -72,7 +72,7 @@ class _Files:
             files=chunks,
             offsets=np.zeros(len(chunks), np.int64),
             sizes=np.full(len(chunks), size, np.int64),
-            skipped=np.full(
+            flags=np.full(
                 len(chunks), kernels.OWN_FILE if is_stored else kernels.WHOLE_FILE, np.int64
             ),
         )
@@ -105,7 +105,7 @@ class _Shards:
             files=files,
             offsets=offsets,
             sizes=self.sizes[chunks],
-            skipped=np.where(offsets < 0, absent, 0),
+            flags=np.where(offsets < 0, absent, 0),
         )
 
 

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Identity, identity, removed, replaced
+from cellfeed._bytes._descriptors import closed_with
 from cellfeed._chunks._zarr_layout import ZarrLayout
-from cellfeed._descriptors import closed_with
-from cellfeed._identity import Identity, identity, removed, replaced
 
 __all__ = ["ZarrFiles"]
 

@@ -45,7 +45,7 @@ class ZarrLayout:
         How it is compressed: one of the kernels' codecs.
     prefix, separator
         What the name of a file, within the array's folder, begins with, and what stands between
-        the numbers of its place in the grid.
+        its position in the grid.
     sharded
         Whether a file holds many chunks, and an index of them.
     index_at_end

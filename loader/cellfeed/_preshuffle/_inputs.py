@@ -11,8 +11,8 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from cellfeed._bytes import identity
 from cellfeed._errors import MismatchError, PathError
-from cellfeed._identity import identity
 from cellfeed._preshuffle._row_reading import pick, runs_with_gaps
 
 __all__ = ["InputFile", "file_labels", "opened", "stored_elements", "stored_row_lengths"]

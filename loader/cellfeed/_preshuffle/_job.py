@@ -10,10 +10,9 @@ import numpy as np
 
 from cellfeed._collection import Collection
 from cellfeed._errors import FormatError, ParameterError, require_integer, require_positive
-from cellfeed._plan import EpochPlan, Fetch
 from cellfeed._preshuffle._inputs import InputFile, stored_elements
-from cellfeed._strategies import BlockShuffling
 from cellfeed.console import format_bytes
+from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch
 
 __all__ = ["CELLS_PER_CHUNK", "Job", "describe_job"]
 

@@ -17,8 +17,8 @@ from cellfeed._errors import FormatError
 from cellfeed._preshuffle._inputs import opened
 from cellfeed._preshuffle._row_reading import pick, runs_with_gaps
 from cellfeed._runs import Runs
-from cellfeed._sources._annotations import count_rows
-from cellfeed._sources._damage import damage_named
+from cellfeed._sources._anndata._annotations import count_rows
+from cellfeed._sources._anndata._damage import damage_named
 
 __all__ = ["INDEX", "ObsFile", "read_var"]
 

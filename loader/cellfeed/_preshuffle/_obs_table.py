@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._obs import NumericColumn, exact_numbers, join_column
+from cellfeed._cells import NumericColumn
+from cellfeed._collection import exact_numbers, join_column
 from cellfeed._preshuffle._inputs import file_labels
 from cellfeed._preshuffle._obs_file import INDEX, ObsFile
 from cellfeed._runs import expand, merge_consecutive, split_at

@@ -13,8 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._chunks import ChunkReads
+from cellfeed._layouts import RowTarget
 from cellfeed._runs import Runs
-from cellfeed._targets import RowTarget
 
 __all__ = ["Layout", "Source"]
 
@@ -93,7 +93,7 @@ class Source(Protocol):
         Parameters
         ----------
         runs, target
-            As of `read_into`, but the target's places may not be bound to memory yet.
+            As of `read_into`, but the target's destinations may not be bound to memory yet.
 
         Returns
         -------
@@ -114,7 +114,7 @@ class Source(Protocol):
         runs
             Ascending, disjoint row runs within the source.
         target
-            One place for each row: a `CsrTarget` only for a source of CSR layout, with the
+            One destination for each row: a `CsrTarget` only for a source of CSR layout, with the
             lengths that `row_lengths` gives, a `DenseTarget` for any. Its ``put`` does the
             rest.
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._memory import Loan, MemoryPool
+from cellfeed._buffers import Buffer, BufferPool
 
 __all__ = ["GuardedPool"]
 
@@ -11,7 +11,7 @@ _GUARD_BYTES = 256
 _MARK = 0xA5
 
 
-class GuardedPool(MemoryPool):
+class GuardedPool(BufferPool):
     """A pool that lends no byte more than it was asked for, with marked bytes on both sides.
 
     What it lends is marked as well, so that a byte that nobody wrote shows. Nothing is lent
@@ -20,7 +20,7 @@ class GuardedPool(MemoryPool):
     Examples
     --------
     >>> pool = GuardedPool()
-    >>> pool.take(3).array(np.dtype("uint8"), 4)[:] = 1
+    >>> pool.acquire(3).array(np.dtype("uint8"), 4)[:] = 1
     >>> pool.check()
     Traceback (most recent call last):
     AssertionError: bytes were written outside of 3 bytes of memory
@@ -30,11 +30,11 @@ class GuardedPool(MemoryPool):
         super().__init__()
         self._pieces: list[NDArray[np.uint8]] = []
 
-    def take(self, n_bytes: int) -> Loan:
+    def acquire(self, n_bytes: int) -> Buffer:
         """Return memory of exactly ``n_bytes``."""
         piece = np.full(n_bytes + 2 * _GUARD_BYTES, _MARK, np.uint8)
         self._pieces.append(piece)
-        return Loan(piece[_GUARD_BYTES : _GUARD_BYTES + n_bytes])
+        return Buffer(piece[_GUARD_BYTES : _GUARD_BYTES + n_bytes])
 
     def check(self) -> None:
         """Check that nothing was written beside what was lent.

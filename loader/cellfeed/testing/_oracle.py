@@ -10,8 +10,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from cellfeed._minibatch import Cells, CsrRows, Minibatch
-from cellfeed._obs import CategoricalColumn
+from cellfeed._cells import CategoricalColumn, Cells, CsrRows, Minibatch
 from cellfeed.testing._cases import PLATES, StoredCase
 
 __all__ = ["Oracle"]

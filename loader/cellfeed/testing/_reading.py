@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._buffers import Buffer
 from cellfeed._chunks import ChunkReads
 from cellfeed._chunks._reads import Done
-from cellfeed._groups import CsrGroup, DenseGroup, csr_groups, dense_groups
-from cellfeed._memory import Loan
+from cellfeed._layouts import CsrGroup, CsrTarget, DenseGroup, RowTarget, csr_groups, dense_groups
 from cellfeed._runs import merge_consecutive
 from cellfeed._sources import Layout, Source
-from cellfeed._targets import CsrTarget, RowTarget
 from cellfeed.testing._memory import GuardedPool
 
 __all__ = ["GuardedRead"]
@@ -59,8 +58,8 @@ class GuardedRead:
                 len(order), order, bounds, n_vars=n_vars, dtype=dtype
             )
         self._pool = GuardedPool()
-        self._loans: list[Loan] = [self._pool.take(group.n_bytes) for group in self._groups]
-        self._bases = np.array([loan.address for loan in self._loans], np.int64)
+        self._buffers: list[Buffer] = [self._pool.acquire(group.n_bytes) for group in self._groups]
+        self._bases = np.array([buffer.address for buffer in self._buffers], np.int64)
         self._ordered = True
 
     def chunk_reads(self) -> ChunkReads | None:
@@ -69,7 +68,7 @@ class GuardedRead:
 
     def by_chunks(self, reads: ChunkReads, n_threads: int) -> Done:
         """Read by chunks."""
-        reads.announce()
+        reads.readahead()
         with ThreadPoolExecutor(n_threads) as threads:
             done = reads.run(self._bases, threads if n_threads > 1 else None, n_threads)
         self._ordered = done.ascending
@@ -85,9 +84,9 @@ class GuardedRead:
         """Return the matrix of each group, and its rows; check that none wrote beside memory."""
         self._pool.check()
         matrices = list[Any]()
-        for group, loan in zip(self._groups, self._loans, strict=True):
+        for group, buffer in zip(self._groups, self._buffers, strict=True):
             if isinstance(group, CsrGroup):
-                matrices.append(group.over(loan, ordered=self._ordered))
+                matrices.append(group.over(buffer, ordered=self._ordered))
             else:
-                matrices.append(group.over(loan))
+                matrices.append(group.over(buffer))
         return list(zip(matrices, self._delivered, strict=True))

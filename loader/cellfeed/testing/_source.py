@@ -15,15 +15,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from cellfeed._cells import Minibatch
 from cellfeed._chunks._reads import Done
 from cellfeed._collection import Collection
 from cellfeed._dataset import CellDataset
 from cellfeed._errors import ColumnError
-from cellfeed._minibatch import Minibatch
-from cellfeed._reader import Reader
+from cellfeed._reading import Reader
 from cellfeed._runs import merge_consecutive
 from cellfeed._sources import Layout, Source, open_sources
-from cellfeed._strategies import BlockShuffling
+from cellfeed.sampling import BlockShuffling
 from cellfeed.testing._cases import StoredCase, stored_cases
 from cellfeed.testing._memory import GuardedPool
 from cellfeed.testing._oracle import Oracle

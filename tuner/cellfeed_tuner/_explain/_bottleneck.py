@@ -218,7 +218,9 @@ def _samples(rounds: Sequence[StageRound]) -> dict[StageName, NDArray[np.float64
             return None
         return np.array(values) / [each.n_cells for each in rounds]
 
-    planned, read, dealt_out = (np.array(of(name)) for name in ("planned", "read", "dealt_out"))
+    planned, read, to_minibatches = (
+        np.array(of(name)) for name in ("planned", "read", "to_minibatches")
+    )
     cold, cached, decompressed = of("cold_bytes"), of("cached_bytes"), of("decompressed")
     cold_read = of("cold_read")
     found: dict[StageName, NDArray[np.float64]] = {"planning": planned}
@@ -232,7 +234,7 @@ def _samples(rounds: Sequence[StageRound]) -> dict[StageName, NDArray[np.float64
         found["page cache"] = cached
         found["decompression"] = decompressed - cached
         found["memory"] = read - decompressed
-    found["transform"] = dealt_out
+    found["transform"] = to_minibatches
     return found
 
 

@@ -23,7 +23,7 @@ StageName = Literal[
 class StageModel:
     """Who does the stages of a fetch, side by side.
 
-    While one fetch is dealt out, the next is read by threads; when that begins, the one after it
+    While one fetch is delivered, the next is read by threads; when that begins, the one after it
     is planned and announced to the disk. So a cell takes as long as the slowest of these lanes,
     and no less than all work of the processors divided among them:
 

@@ -49,7 +49,7 @@ class StageRound:
         Where the library reads, from disk: reading, decompressing and placing; else None.
     read
         Reading from the page cache, decompressing and placing.
-    dealt_out
+    to_minibatches
         Making minibatches of what was read.
     stored_bytes, decoded_bytes, useful_bytes
         Bytes of its chunks as they are stored and once they are decompressed, and bytes of those
@@ -63,7 +63,7 @@ class StageRound:
     decompressed: float | None
     cold_read: float | None
     read: float
-    dealt_out: float
+    to_minibatches: float
     stored_bytes: int
     decoded_bytes: int
     useful_bytes: int
@@ -172,8 +172,8 @@ def _timed(
         first, _ = _seconds_of(lambda: stages.read(planned))
         cold_read = first if cache == "cold" else None
     read, groups = _seconds_of(lambda: stages.read(planned))
-    dealt_out, dealt = _seconds_of(lambda: stages.deal_out(groups))
-    minibatches += dealt
+    to_minibatches, made = _seconds_of(lambda: stages.to_minibatches(groups))
+    minibatches += made
     return StageRound(
         n_cells=plan.fetch_size,
         planned=seconds_planned,
@@ -182,7 +182,7 @@ def _timed(
         decompressed=decompressed,
         cold_read=cold_read,
         read=read,
-        dealt_out=dealt_out,
+        to_minibatches=to_minibatches,
         stored_bytes=stored,
         decoded_bytes=volume.decoded_bytes if volume else 0,
         useful_bytes=volume.useful_bytes if volume else 0,

@@ -1,0 +1,171 @@
+"""Memory that is used again as soon as nothing refers to it any more."""
+
+import mmap
+import os
+import threading
+import weakref
+from collections import deque
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError
+
+__all__ = ["Buffer", "BufferPool"]
+
+Bytes = NDArray[np.uint8]
+
+_SMALLEST = 1 << 12
+_CLASSES_OF_A_DOUBLING = 16
+
+
+class BufferPool:
+    """Hands out pieces of memory, and takes each back when the last array over it is gone.
+
+    Whoever keeps a minibatch keeps its memory and that alone; whoever drops it gives the memory
+    to the next fetch, without the system calls and page faults that new memory costs. May be
+    called from any thread.
+
+    Examples
+    --------
+    >>> pool = BufferPool()
+    >>> numbers = pool.acquire(10_000).array(np.dtype("int32"), 2_500)
+    >>> address = numbers.ctypes.data
+    >>> del numbers
+    >>> pool.acquire(9_900).address == address
+    True
+    """
+
+    def __init__(self) -> None:
+        self._leased = set[_Lease]()
+        self._returned = deque[_Lease]()  # appending is atomic, so that returning needs no lock
+        self._free: dict[int, list[Bytes]] = {}
+        self._process = os.getpid()
+
+    def acquire(self, n_bytes: int) -> "Buffer":
+        """Return memory of at least ``n_bytes``, not initialised."""
+        capacity = _round_up(n_bytes)
+        with _lock:
+            self._collect()
+            memory = self._find(capacity)
+        if memory is None:
+            memory = _map(capacity)
+        buffer = Buffer(memory)
+        self._leased.add(_Lease(buffer, self._returned, memory))
+        return buffer
+
+    def _collect(self) -> None:
+        if self._process != os.getpid():
+            self._process, self._free = os.getpid(), {}  # it is the parent's, to be copied
+        while self._returned:
+            leased = self._returned.popleft()
+            self._leased.discard(leased)
+            self._free.setdefault(leased.memory.size, []).append(leased.memory)
+
+    def _find(self, capacity: int) -> Bytes | None:
+        fitting = [size for size, free in self._free.items() if free and size >= capacity]
+        if fitting and min(fitting) <= 2 * capacity:
+            return self._free[min(fitting)].pop()
+        # What is kept for later must not grow: new memory takes the place of some that is free.
+        free = [size for size, free in self._free.items() if free]
+        freed = 0
+        while free and freed < capacity:
+            size = max(free)
+            self._free[size].pop()
+            freed += size
+            free = [size for size, free in self._free.items() if free]
+        return None
+
+    def __reduce__(self) -> tuple[type["BufferPool"], tuple[()]]:
+        return BufferPool, ()  # memory does not travel
+
+
+_lock = threading.Lock()  # of all pools, for a moment each
+
+
+def _enter_process() -> None:
+    """Begin anew in a forked process, where a thread that is gone may hold the lock."""
+    global _lock  # noqa: PLW0603 - a lock cannot be taken from a thread
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_enter_process)
+
+
+class Buffer:
+    """A piece of pooled memory, which returns when neither this nor an array over it is left.
+
+    Parameters
+    ----------
+    memory
+        The piece.
+    """
+
+    __slots__ = ("__weakref__", "_memory", "address")
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = memory
+        self.address: int = memory.ctypes.data
+
+    def array(self, dtype: np.dtype[Any], n: int, *, start: int = 0) -> NDArray[Any]:
+        """Return ``n`` elements from byte ``start`` on, as an array that keeps the buffer alive."""
+        return np.asarray(_Base(self, dtype, n, start))
+
+
+class _Lease(weakref.ref[Buffer]):
+    """A buffer that a pool waits for, and the memory that was leased.
+
+    When the buffer is gone, `deque.append` puts this where the pool looks for it. That is C code,
+    unlike a destructor: Ctrl-C that arrived in one would be printed and forgotten.
+    """
+
+    __slots__ = ("memory",)
+
+    def __new__(cls, buffer: Buffer, returned: deque["_Lease"], memory: Bytes) -> Self:  # noqa: ARG004
+        return super().__new__(cls, buffer, returned.append)
+
+    def __init__(self, buffer: Buffer, returned: deque["_Lease"], memory: Bytes) -> None:  # noqa: ARG002
+        self.memory = memory
+
+
+class _Base:
+    """What an array over pooled memory refers to."""
+
+    __slots__ = ("__array_interface__", "_buffer")
+
+    size = 0  # SciPy copies arrays that are much smaller than their base says to be
+
+    def __init__(self, buffer: Buffer, dtype: np.dtype[Any], n: int, start: int) -> None:
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "data": (buffer.address + start, False),
+            "shape": (n,),
+            "typestr": dtype.str,
+        }
+        self._buffer = buffer
+
+
+def _map(capacity: int) -> Bytes:
+    """Return memory from the system, to which it returns when nothing refers to it any more.
+
+    From the heap it would not: pieces of this size, freed and taken by changing threads, leave
+    gaps that nobody else can use. It is private, since another process may be forked.
+    """
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        return np.frombuffer(mmap.mmap(-1, capacity, flags=private), np.uint8)
+    except (OSError, OverflowError) as error:
+        msg = (
+            f"no {capacity:,} bytes of memory are to be had for rows ({error}); "
+            "read fewer at once, such as with a lower `fetch_factor`"
+        )
+        raise ParameterError(msg) from error
+
+
+def _round_up(n_bytes: int) -> int:
+    """Return a capacity at most a sixteenth above ``n_bytes``, so that sizes meet again."""
+    if n_bytes <= _SMALLEST:
+        return _SMALLEST
+    step = (1 << (n_bytes - 1).bit_length()) // (2 * _CLASSES_OF_A_DOUBLING)
+    return -(-n_bytes // step) * step

@@ -1,0 +1,5 @@
+"""Where bytes come from, and what tells that they are still the same."""
+
+from cellfeed._bytes._identity import Identity, identity, removed, replaced
+
+__all__ = ["Identity", "identity", "removed", "replaced"]

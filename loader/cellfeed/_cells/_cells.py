@@ -1,0 +1,109 @@
+"""Cells of a collection in NumPy and SciPy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from cellfeed._chunks import densify
+
+if TYPE_CHECKING:
+    from cellfeed._cells._minibatch import Minibatch
+
+__all__ = ["Cells", "CsrRows", "summable"]
+
+
+def summable(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that sparse values have in SciPy, which knows no float16."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CsrRows:
+    """Sparse rows, before they become SciPy's or torch's.
+
+    Parameters
+    ----------
+    indptr, indices
+        Row pointer, shape (n_rows + 1,), and columns, ascending in each row; int32 or int64.
+    data
+        Values, shape (n_elements,).
+    n_vars
+        Number of columns.
+    """
+
+    indptr: NDArray[Any]
+    indices: NDArray[Any]
+    data: NDArray[Any]
+    n_vars: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.indptr) - 1, self.n_vars
+
+    def to_scipy(self) -> sp.csr_array:
+        """Return the rows as a SciPy array over the same memory; float16 becomes float32."""
+        data = self.data.astype(summable(self.data.dtype), copy=False)
+        return sp.csr_array((data, self.indices, self.indptr), shape=self.shape)
+
+    def densify_into(self, dense: NDArray[Any]) -> None:
+        """Fill ``dense``, of this shape and dtype."""
+        bits = np.dtype(f"u{self.data.itemsize}")
+        densify(self.indptr, self.indices, self.data.view(bits), dense.view(bits))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """Some cells of a collection, in NumPy: what ``fetch_transform`` gets and may replace.
+
+    ``cells[indices]`` selects cells from all parts at once.
+
+    Parameters
+    ----------
+    X
+        Expression, shape (n_cells, n_vars): a SciPy CSR array or a NumPy array.
+    obs
+        One array for each obs column of the collection, shape (n_cells,): codes (-1 where
+        missing) of a categorical column, numbers of a numeric one.
+    rows
+        Row of each cell in the collection, int64, shape (n_cells,).
+    """
+
+    X: Any
+    obs: Mapping[str, NDArray[Any]]
+    rows: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, indices: NDArray[np.intp]) -> "Cells":
+        obs = {name: values[indices] for name, values in self.obs.items()}
+        return Cells(self.X[indices], obs, self.rows[indices])
+
+    def to_scipy(self) -> "Cells":
+        """Return the same cells with ``X`` as SciPy or NumPy has it."""
+        X = self.X.to_scipy() if isinstance(self.X, CsrRows) else self.X
+        return Cells(X, self.obs, self.rows)
+
+    def to_torch(self, *, dense: bool = False) -> "Minibatch":
+        """Return the same cells as tensors, over the same memory where possible.
+
+        Parameters
+        ----------
+        dense
+            Whether ``X`` is made dense if it is sparse.
+
+        Raises
+        ------
+        ParameterError
+            ``X`` has a dtype that torch has not, which is longdouble.
+        ColumnError
+            An obs column has numbers above the largest int64.
+        """
+        from cellfeed._cells._minibatch import minibatch_of  # noqa: PLC0415 - it imports torch
+
+        return minibatch_of(self, dense=dense)

@@ -1,0 +1,40 @@
+"""What tensors cannot hold, refused before it is read."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import ColumnError, ParameterError
+
+__all__ = ["require_int64", "require_torch_dtype"]
+
+
+def require_torch_dtype(dtype: np.dtype[Any]) -> None:
+    """Check that torch has a dtype of numbers, which it has up to 64 bits.
+
+    Raises
+    ------
+    ParameterError
+        It has not.
+    """
+    if dtype.itemsize > np.dtype(np.float64).itemsize and dtype.kind == "f":
+        msg = f"values are stored as {dtype}, which torch does not have; give `dtype='float64'`"
+        raise ParameterError(msg)
+
+
+def require_int64(what: str, values: NDArray[Any]) -> None:
+    """Check that numbers fit into torch's int64, which integers of obs become.
+
+    Raises
+    ------
+    ColumnError
+        One of them is above it.
+    """
+    largest = np.iinfo(np.int64).max
+    if values.dtype == np.uint64 and values.size and values.max() > largest:
+        msg = (
+            f"{what} holds {values.max()}, above the largest int64, {largest}, which tensors "
+            "count with; store it as text or as a category"
+        )
+        raise ColumnError(msg)

@@ -1,0 +1,159 @@
+"""Joining an obs column over the files of a collection."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cellfeed._cells import CategoricalColumn, NumericColumn, ObsColumn, require_int64
+from cellfeed._errors import ColumnError, MismatchError
+
+__all__ = ["exact_numbers", "join_column"]
+
+# Where they are the same as shorter ones, torch has these too.
+_UNKNOWN_TO_TORCH = {np.dtype(np.longdouble), np.dtype(np.clongdouble)} - {
+    np.dtype(np.float64),
+    np.dtype(np.complex128),
+}
+
+
+def join_column(name: str, parts: "Sequence[tuple[Path, pd.Series[Any]]]") -> ObsColumn:
+    """Join one column over the files of a collection.
+
+    Parameters
+    ----------
+    name
+        The column, for messages.
+    parts
+        Each file with its column, in the order of the files.
+
+    Raises
+    ------
+    MismatchError
+        The column is numeric in one file and categorical in another, or its categories are
+        text in one and numbers in another.
+    ColumnError
+        The values are neither numbers nor categories, such as dates; or some integer is one that
+        a tensor, or the dtype that the files have in common, cannot hold.
+    """
+    kinds = [_kind(name, path, series) for path, series in parts]
+    # Categories of which there are none, since all are missing, fit any others.
+    known = [place for place, (_, series) in enumerate(parts) if not _has_no_categories(series)]
+    first = known[0] if known else 0
+    for (path, series), kind in zip(parts, kinds, strict=True):
+        fits = kinds[first] != "numbers" if _has_no_categories(series) else kind == kinds[first]
+        if not fits:
+            msg = (
+                f"{path}: obs column {name!r} holds {kind}, but {kinds[first]} in "
+                f"{parts[first][0]}; make them the same in the files"
+            )
+            raise MismatchError(msg)
+    if kinds[first] == "numbers":
+        return NumericColumn(_join_numbers(name, parts))
+    return _join_categories([series.astype("category") for _, series in parts])
+
+
+def _kind(name: str, path: Path, series: "pd.Series[Any]") -> str:
+    values = series.cat.categories if isinstance(series.dtype, pd.CategoricalDtype) else series
+    if pd.api.types.is_bool_dtype(values.dtype):
+        return "booleans"
+    if pd.api.types.is_numeric_dtype(values.dtype) and values.dtype not in _UNKNOWN_TO_TORCH:
+        is_category = isinstance(series.dtype, pd.CategoricalDtype)
+        return "categories that are numbers" if is_category else "numbers"
+    if pd.api.types.is_string_dtype(values.dtype) or values.dtype == object:
+        return "text"
+    msg = (
+        f"{path}: obs column {name!r} has dtype {values.dtype}, which is no number that torch has, "
+        "and no category; write it as float64, or as text"
+    )
+    raise ColumnError(msg)
+
+
+def _has_no_categories(series: "pd.Series[Any]") -> bool:
+    return isinstance(series.dtype, pd.CategoricalDtype) and len(series.cat.categories) == 0
+
+
+def _join_numbers(name: str, parts: "Sequence[tuple[Path, pd.Series[Any]]]") -> NDArray[Any]:
+    own = [_dtype_of_numbers(series) for _, series in parts]
+    dtype = np.result_type(*own).newbyteorder("=")
+    if all(each.kind in "iu" for each in own) and dtype.kind == "f":  # int64 beside uint64
+        dtype = np.dtype(np.int64)
+    numbers = [exact_numbers(name, path, series, dtype) for path, series in parts]
+    for (path, _), values in zip(parts, numbers, strict=True):
+        require_int64(f"{path}: obs column {name!r}", values)
+    return np.concatenate(numbers)
+
+
+def _dtype_of_numbers(series: "pd.Series[Any]") -> np.dtype[Any]:
+    # Missing ones are NaN, of pandas' nullable integers too.
+    is_nullable = pd.api.types.is_extension_array_dtype(series.dtype)
+    return np.dtype(np.float64) if is_nullable else np.asarray(series).dtype
+
+
+def exact_numbers(
+    name: str, path: Path, series: "pd.Series[Any]", dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """Return a column of numbers as another dtype, NaN where they are missing.
+
+    Parameters
+    ----------
+    name, path
+        The column and its file, for messages.
+    series
+        Numbers of NumPy or pandas.
+    dtype
+        The dtype that is wanted.
+
+    Raises
+    ------
+    ColumnError
+        It cannot hold one of the integers; fractions are rounded as NumPy does.
+    """
+    values: NDArray[Any]
+    if pd.api.types.is_extension_array_dtype(series.dtype):
+        values = series.to_numpy(dtype=dtype, na_value=np.nan)
+        integers = series.dropna().to_numpy() if series.dtype.kind in "iu" else np.empty(0)
+    else:
+        integers = series.to_numpy()
+        with np.errstate(invalid="ignore"):
+            values = integers.astype(dtype, copy=False)
+    if integers.dtype.kind in "iu" and integers.dtype != dtype:
+        inexact = integers[_differ(integers, dtype)]
+        if inexact.size:
+            msg = (
+                f"{path}: obs column {name!r} holds {inexact[0]}, which {dtype} cannot hold, the "
+                "dtype that the files have in common; store it as text or as a category"
+            )
+            raise ColumnError(msg)
+    return values
+
+
+def _differ(integers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
+    """Return which integers become others in ``dtype``."""
+    with np.errstate(invalid="ignore"):
+        cast = integers.astype(dtype)
+        differ: NDArray[np.bool_] = cast.astype(integers.dtype) != integers
+    # A wrapped number comes back as it was, and so may the largest that was rounded up.
+    differ |= (cast < 0) != (integers < 0)
+    if dtype.kind == "f" and integers.itemsize >= dtype.itemsize:
+        differ |= integers == np.iinfo(integers.dtype).max
+    return differ
+
+
+def _join_categories(parts: "Sequence[pd.Series[Any]]") -> CategoricalColumn:
+    own = [part.cat.categories.to_numpy(dtype=object) for part in parts]
+    categories = pd.Index(pd.unique(np.concatenate(own)))
+    dtype = np.min_scalar_type(-max(1, len(categories)))
+    codes = np.empty(sum(map(len, parts)), dtype=dtype)
+    filled = 0
+    for part in parts:
+        # The last entry, which code -1 selects, keeps "missing" missing.
+        to_joint = np.append(
+            categories.get_indexer(pd.Index(part.cat.categories, dtype=object)), -1
+        )
+        codes[filled : filled + len(part)] = to_joint[part.cat.codes.to_numpy()]
+        filled += len(part)
+    return CategoricalColumn(codes, categories.to_numpy())

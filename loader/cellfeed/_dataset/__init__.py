@@ -1,0 +1,5 @@
+"""The data set that a training loop iterates over: epochs, ranks, workers, its DataLoader."""
+
+from cellfeed._dataset._cell_dataset import CellDataset
+
+__all__ = ["CellDataset"]

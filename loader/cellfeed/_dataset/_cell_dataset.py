@@ -1,0 +1,405 @@
+"""The data set that a training loop iterates over."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from cellfeed._buffers import BufferPool
+from cellfeed._cells import require_torch_dtype
+from cellfeed._collection import Collection
+from cellfeed._dataset._delivery import (
+    Callbacks,
+    CollectionReading,
+    Delivery,
+    IndexedDelivery,
+    PlacedDelivery,
+    TransformedDelivery,
+)
+from cellfeed._dataset._epochs import EpochCounter, Start
+from cellfeed._dataset._iteration import Iteration
+from cellfeed._dataset._loader import MinibatchLoader, errors_that_travel, n_that_fit, sent_whole
+from cellfeed._dataset._ranks import CommonSeed, Ranks
+from cellfeed._dataset._recommendation import Recommending, read_recommendation
+from cellfeed._errors import ParameterError, require_positive
+from cellfeed._indexables import count_rows
+from cellfeed.sampling import BlockShuffling, EpochPlan, SamplingStrategy
+
+__all__ = ["CellDataset"]
+
+# What waits in a worker that reads ahead by itself: enough to even out a slow step.
+_MINIBATCHES_AHEAD = 8
+# Each takes a file descriptor while it waits, of which a process often has 1024.
+_MOST_MINIBATCHES_AHEAD = 512
+
+
+class CellDataset(IterableDataset[Any]):
+    """Minibatches of a collection in the order of a sampling strategy.
+
+    Each fetch reads ``batch_size * fetch_factor`` rows in storage order, shuffles them in memory
+    and delivers them as minibatches. Every iteration is another epoch; epoch number and
+    ``seed`` fix its order. Works in a plain loop, and in a `torch.utils.data.DataLoader` with
+    ``batch_size=None`` and any number of workers: each worker takes every n-th fetch, so that
+    minibatches have the same rows whatever the number of workers, and come in an order that
+    depends on it. `loader` makes such a DataLoader.
+
+    Parameters
+    ----------
+    collection
+        A `Collection`, or anything with ``len()`` that takes an array of ascending row numbers
+        in brackets: NumPy arrays, memory maps, SciPy CSR, `MultiIndexable`, AnnData (in memory
+        or backed), AnnCollection.
+    strategy
+        Which rows an epoch visits, and in which order.
+    batch_size
+        Rows of a minibatch.
+    fetch_factor
+        Minibatches that are read at once. Memory grows with it, and so do speed and mixing.
+    drop_last
+        What happens where rows do not divide evenly; see `EpochPlan`.
+    fetch_callback
+        ``fetch_callback(collection, rows)`` reads rows (ascending, int64) in place of
+        ``collection[rows]``.
+    fetch_transform
+        ``fetch_transform(fetched)`` changes a whole fetch. Over a `Collection` it gets `Cells`
+        that are valid until the next fetch.
+    batch_callback
+        ``batch_callback(transformed, indices)`` takes a minibatch out of a fetch in place of
+        ``transformed[indices]``.
+    batch_transform
+        ``batch_transform(batch)`` changes a minibatch.
+    rank, world_size
+        This process and the number of processes that train together; if None, torch.distributed
+        is asked when an epoch begins, and this process is by itself where that is not
+        initialised. ``rank=0, world_size=1`` reads everything, whatever the number of ranks.
+        All ranks have to begin the same epochs; where one of them looks at a minibatch of its
+        own, call `set_epoch` before each epoch on all.
+    seed
+        Fixes the order of all epochs. If None, one is drawn, and with several ranks the first
+        rank's is used by all, as soon as they have met.
+    dense
+        Whether minibatches of a `Collection` carry dense ``X`` even if it is stored sparse.
+    dtype
+        Dtype of ``X`` in minibatches of a `Collection`, such as ``"float32"``; that of the
+        collection if None.
+    num_threads
+        Threads that read and decode a `Collection`, in each process; if None, as many as there
+        are processors that this process may use, divided among worker processes.
+
+    Raises
+    ------
+    ParameterError
+        A size is below one, the strategy asks for rows that do not exist, ranks are given that
+        cannot be, or ``seed`` is None with several ranks and torch.distributed is not
+        initialised. Also when an epoch begins: ranks met, but this process has used a seed that
+        it drew by itself.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cellfeed import BlockShuffling
+    >>> dataset = CellDataset(np.arange(10), BlockShuffling(block_size=2), batch_size=4, seed=0)
+    >>> sorted(np.concatenate(list(dataset)).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+
+    def __init__(
+        self,
+        collection: Any,
+        strategy: SamplingStrategy,
+        batch_size: int,
+        fetch_factor: int = 16,
+        drop_last: bool = False,  # noqa: FBT001, FBT002 - by place, as scDataset has it
+        fetch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
+        fetch_transform: Callable[[Any], Any] | None = None,
+        batch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
+        batch_transform: Callable[[Any], Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int | None = None,
+        *,
+        dense: bool = False,
+        dtype: DTypeLike | torch.dtype | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(strategy, SamplingStrategy):
+            msg = f"`strategy` must be a SamplingStrategy, but got {strategy!r}"  # type: ignore[unreachable]
+            raise ParameterError(msg)
+        self.collection = collection
+        self.strategy = strategy
+        self.batch_size = require_positive("batch_size", batch_size)
+        self.fetch_factor = require_positive("fetch_factor", fetch_factor)
+        self.drop_last = drop_last
+        self.fetch_callback = fetch_callback
+        self.fetch_transform = fetch_transform
+        self.batch_callback = batch_callback
+        self.batch_transform = batch_transform
+        self.dense = dense
+        self.dtype = None if dtype is None else _numpy_dtype(dtype)
+        if isinstance(collection, Collection) and fetch_callback is None:
+            require_torch_dtype(collection.dtype if self.dtype is None else self.dtype)
+        self.num_threads = (
+            None if num_threads is None else require_positive("num_threads", num_threads)
+        )
+        self.num_workers = 0
+        self._ranks = Ranks(rank, world_size)
+        self._seed = CommonSeed(seed)
+        self._seed.agree(self._ranks.look()[1])
+        self._n_rows = count_rows(collection, is_indexed=fetch_callback is None)
+        self._epochs = EpochCounter()
+        self._pool = BufferPool()  # for all epochs, so that memory is new to the system only once
+        self._plan(*self._ranks.look())  # which refuses what cannot be
+        if isinstance(collection, Collection) and fetch_callback is None:
+            collection.load_tables()  # once, for all worker processes that are forked
+
+    @classmethod
+    def from_autotune(
+        cls,
+        collection: Any,
+        result: str | os.PathLike[str] | Recommending,
+        *,
+        strategy: SamplingStrategy | None = None,
+        indices: ArrayLike | None = None,
+        **parameters: Any,
+    ) -> "CellDataset":
+        """Make a data set with the configuration that ``autotune`` recommended.
+
+        Parameters
+        ----------
+        collection
+            What is read; see the class.
+        result
+            The ``autotune.json``, or what `cellfeed_tuner.autotune` returned. Its block size,
+            batch size, fetch factor and, for `loader`, number of workers are used.
+        strategy
+            A strategy in place of `BlockShuffling` with the recommended block size.
+        indices
+            The rows to visit, such as those of a training set, in blocks of the recommended
+            size; all rows if None.
+        **parameters
+            Other parameters of the class, such as ``seed``.
+
+        Raises
+        ------
+        PathError
+            There is no such file.
+        FormatError
+            The file is not a result of ``autotune``, the result recommends nothing, or it says
+            that what it measured was wrong.
+        ParameterError
+            Both ``strategy`` and ``indices`` are given; and as of the class.
+
+        Warns
+        -----
+        UserWarning
+            The result is of another collection, batch size or machine.
+        """
+        if strategy is not None and indices is not None:
+            msg = "`indices` and `strategy` do not go together; give the strategy the indices"
+            raise ParameterError(msg)
+        recommended = read_recommendation(result)
+        if strategy is None:
+            strategy = BlockShuffling(block_size=recommended.block_size, indices=indices)
+        sizes = {
+            "batch_size": recommended.batch_size,
+            "fetch_factor": recommended.fetch_factor,
+        }
+        dataset = cls(collection, strategy, **(sizes | parameters))
+        recommended.warn_of_differences(collection, dataset.batch_size)
+        dataset.num_workers = recommended.num_workers
+        return dataset
+
+    def __len__(self) -> int:
+        """Return the number of minibatches that an epoch delivers to this rank."""
+        return self._plan(*self._ranks.now()).n_minibatches
+
+    def __iter__(self) -> Iteration[Any]:
+        worker = get_worker_info()
+        if worker is None:
+            self._meet()
+        # Claimed here and not in the generator, which starts at its first use.
+        plan = self.plan(epoch=self._epochs.claim())
+        if worker is None:
+            return Iteration(self._delivery().minibatches(plan, range(plan.n_fetches)))
+        fetch_numbers = range(worker.id, plan.n_fetches, worker.num_workers)
+        return Iteration(errors_that_travel(self._delivery().minibatches(plan, fetch_numbers)))
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among those that train together, now."""
+        return self._ranks.look()[0]
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes that train together, now."""
+        return self._ranks.look()[1]
+
+    @property
+    def seed(self) -> int:
+        """What fixes the order of all epochs."""
+        return self._seed.use(self.world_size)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory that minibatches of a `Collection` take in each process that reads, in bytes.
+
+        Two fetches: one is delivered while the next is read. It is kept from epoch to epoch, as
+        long as the data set lives. Computed from the mean size of a
+        cell, so that it holds for blocks of usual cells; dense minibatches that are made of
+        sparse ones ahead come on top.
+        """
+        return int(
+            2 * self.batch_size * self.fetch_factor * self.collection.mean_row_bytes(self.dtype)
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration the given epoch, as after a restart.
+
+        Not needed otherwise, as long as all ranks begin the same iterations: each is the next
+        epoch by itself.
+
+        Raises
+        ------
+        ParameterError
+            ``epoch`` is not an integer, negative or huge.
+        """
+        self._epochs.next_epoch = epoch
+
+    def plan(self, *, epoch: int) -> EpochPlan:
+        """Return the plan of an epoch: which rows come when, on this rank.
+
+        Raises
+        ------
+        ParameterError
+            ``epoch`` is not an integer, or ``seed`` was not given and ranks have not agreed on
+            one yet.
+        """
+        rank, world_size = self._ranks.now()
+        return self._plan(rank, world_size, seed=self._seed.use(world_size), epoch=epoch)
+
+    def _plan(self, rank: int, world_size: int, *, seed: int = 0, epoch: int = 0) -> EpochPlan:
+        plan = EpochPlan(
+            strategy=self.strategy,
+            n_rows=self._n_rows,
+            batch_size=self.batch_size,
+            fetch_factor=self.fetch_factor,
+            drop_last=self.drop_last,
+            seed=seed,
+            epoch=epoch,
+            rank=rank,
+            world_size=world_size,
+        )
+        if plan.n_minibatches == 0:
+            msg = (
+                f"nothing is left of {self._n_rows:,} rows, since `drop_last` drops what does not "
+                "fill a minibatch or a block; use smaller sizes, or keep what is left over"
+            )
+            raise ParameterError(msg)
+        return plan
+
+    def _meet(self) -> None:
+        """Agree on the seed with other ranks, which all come here when an epoch begins."""
+        _, world_size = self._ranks.now()
+        self._seed.agree(world_size)
+        self._seed.use(world_size)
+
+    def begin_for_workers(self, first: Start | None, iteration: int) -> Start:
+        """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
+        self._meet()
+        return self._epochs.claim_for_workers(first, iteration)
+
+    def loader(self, num_workers: int | None = None, **options: Any) -> DataLoader[Any]:
+        """Return a DataLoader that passes minibatches on as they are.
+
+        Workers read one fetch ahead by themselves. Where a function of yours works on a whole
+        fetch, or reads it, as many minibatches wait as a fetch has, so that the training loop
+        goes on meanwhile. No more wait than fit into ``/dev/shm``, through which they come; where
+        it is full all the same, they come through a pipe, slower, with a warning.
+
+        Parameters
+        ----------
+        num_workers
+            Worker processes; what ``autotune`` recommended if None (0 if it was not asked).
+        **options
+            Other parameters of `torch.utils.data.DataLoader`.
+
+        Raises
+        ------
+        DeliveryError
+            While iterating: workers delivered fewer minibatches than the epoch has.
+        """
+        workers = self.num_workers if num_workers is None else num_workers
+        if workers:
+            ahead = _MINIBATCHES_AHEAD if self._is_placed else self.fetch_factor + 1
+            most = max(2, _MOST_MINIBATCHES_AHEAD // workers)
+            fit = n_that_fit(self._minibatch_bytes, workers)
+            options.setdefault("prefetch_factor", min(ahead, self.fetch_factor + 1, most, fit))
+            options["collate_fn"] = sent_whole(options.get("collate_fn"))
+        return MinibatchLoader(self, batch_size=None, num_workers=workers, **options)
+
+    @property
+    def _minibatch_bytes(self) -> int:
+        """Mean size of a minibatch as it is read, in bytes; 0 if that is not known."""
+        if not isinstance(self.collection, Collection):
+            return int(getattr(self.collection, "nbytes", 0) / self._n_rows * self.batch_size)
+        row_bytes = self.collection.mean_row_bytes(self.dtype)
+        if self.dense:
+            dtype = self.dtype or self.collection.dtype
+            row_bytes = self.collection.n_vars * dtype.itemsize
+        return int(self.batch_size * row_bytes)
+
+    @property
+    def _is_read_ahead(self) -> bool:
+        """Whether fetches are read here, by threads, rather than by a function or an indexable."""
+        return isinstance(self.collection, Collection) and self.fetch_callback is None
+
+    @property
+    def _is_placed(self) -> bool:
+        """Whether rows go straight into the minibatches that they leave in."""
+        is_transformed = self.fetch_transform is not None or self.batch_callback is not None
+        return self._is_read_ahead and not is_transformed
+
+    def _delivery(self) -> Delivery:
+        """Return how minibatches come about, with what this data set was given by now."""
+        callbacks = Callbacks(
+            fetch_transform=self.fetch_transform,
+            batch_callback=self.batch_callback,
+            batch_transform=self.batch_transform,
+            dense=self.dense,
+        )
+        if not self._is_read_ahead:
+            return IndexedDelivery(
+                collection=self.collection,
+                fetch_callback=self.fetch_callback,
+                callbacks=callbacks,
+            )
+        reading = CollectionReading(
+            collection=self.collection,
+            dtype=self.dtype,
+            num_threads=self.num_threads,
+            pool=self._pool,
+        )
+        kind = PlacedDelivery if self._is_placed else TransformedDelivery
+        return kind(reading=reading, callbacks=callbacks)
+
+
+def _numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:
+    try:
+        if isinstance(dtype, torch.dtype):
+            numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
+        else:
+            numpy_dtype = np.dtype(dtype)
+    except TypeError:
+        numpy_dtype = np.dtype(object)
+    of_torch = numpy_dtype.isnative and numpy_dtype.itemsize <= np.dtype(np.float64).itemsize
+    if numpy_dtype.kind not in "biuf" or not of_torch:
+        msg = (
+            f"`dtype` must be a numeric dtype that torch has, such as 'float32', but got {dtype!r}"
+        )
+        raise ParameterError(msg)
+    return numpy_dtype

@@ -1,0 +1,203 @@
+"""How the minibatches of an epoch come about: one class for each way of reading a fetch."""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
+
+from cellfeed._buffers import BufferPool
+from cellfeed._cells import Cells
+from cellfeed._collection import Collection
+from cellfeed._indexables import in_memory
+from cellfeed._reading import PlannedRead, Reader, one_ahead
+from cellfeed.machine import threads_per_process
+from cellfeed.sampling import EpochPlan
+
+__all__ = [
+    "Callbacks",
+    "CollectionReading",
+    "Delivery",
+    "IndexedDelivery",
+    "Minibatches",
+    "PlacedDelivery",
+    "TransformedDelivery",
+]
+
+Minibatches = Generator[Any, None, None]
+
+
+class Delivery(Protocol):
+    """Makes minibatches of the fetches of a plan."""
+
+    def minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Minibatches:
+        """Deliver the minibatches of some fetches, in their order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callbacks:
+    """The functions of a user, as `CellDataset` takes them, that work on what was read."""
+
+    fetch_transform: Callable[[Any], Any] | None
+    batch_callback: Callable[[Any, NDArray[Any]], Any] | None
+    batch_transform: Callable[[Any], Any] | None
+    dense: bool
+
+    def minibatches_of(
+        self, fetched: Any, order: NDArray[np.intp], batch_size: int
+    ) -> Iterator[Any]:
+        """Take minibatches out of a fetch, in the order of delivery."""
+        if self.fetch_transform is not None:
+            fetched = self.fetch_transform(fetched)
+        for start in range(0, order.size, batch_size):
+            indices = order[start : start + batch_size]
+            if self.batch_callback is not None:
+                batch = self.batch_callback(fetched, indices)
+            else:
+                batch = fetched[indices]
+            if isinstance(batch, Cells):
+                batch = batch.to_torch(dense=self.dense)
+            yield self.transformed(batch)
+
+    def transformed(self, batch: Any) -> Any:
+        """Return a minibatch as the user wants it."""
+        return batch if self.batch_transform is None else self.batch_transform(batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionReading:
+    """Reads the fetches of a collection ahead.
+
+    Parameters
+    ----------
+    collection
+        What is read.
+    dtype
+        Dtype of the values; that of the collection if None.
+    num_threads
+        Threads that read and decode; if None, this process's share of the processors.
+    pool
+        Where memory comes from.
+    """
+
+    collection: Collection
+    dtype: np.dtype[Any] | None
+    num_threads: int | None
+    pool: BufferPool
+
+    def reader(self) -> Reader:
+        """Return a reader with threads of its own."""
+        worker = get_worker_info()
+        n_processes = 1 if worker is None else worker.num_workers
+        threads = self.num_threads or threads_per_process(n_processes)
+        return Reader(self.collection, dtype=self.dtype, num_threads=threads, pool=self.pool)
+
+    @contextmanager
+    def fetched(
+        self, reader: Reader, planned: Callable[[int], PlannedRead], fetch_numbers: range
+    ) -> Iterator[Iterator[Iterator[Cells]]]:
+        """Read fetches ahead: one is planned while the one before it is read.
+
+        Parameters
+        ----------
+        reader
+            Who reads.
+        planned
+            Plans the fetch of a number.
+        fetch_numbers
+            Which fetches, in which order.
+        """
+
+        def planned_and_ahead(number: int) -> PlannedRead:
+            read = planned(number)
+            read.readahead()  # the system fetches it while the fetch before is decoded
+            return read
+
+        with (
+            one_ahead(planned_and_ahead, fetch_numbers) as plans,
+            one_ahead(reader.read_planned, plans) as fetches,
+        ):
+            yield fetches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedDelivery:
+    """Rows of a collection go straight into the minibatches that they leave in."""
+
+    reading: CollectionReading
+    callbacks: Callbacks
+
+    def minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Minibatches:
+        """Deliver the minibatches of some fetches, in their order."""
+
+        def planned(number: int) -> PlannedRead:
+            fetch = plan.fetch(number)
+            return reader.plan(fetch.rows, fetch.order, plan.batch_size)
+
+        with (
+            self.reading.reader() as reader,
+            self.reading.fetched(reader, planned, fetch_numbers) as fetches,
+        ):
+            for groups in fetches:
+                for cells in reader.densified(groups) if self.callbacks.dense else groups:
+                    batch = cells.to_torch()
+                    del cells  # so that the memory is free as soon as the consumer drops it
+                    yield self.callbacks.transformed(batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformedDelivery:
+    """Whole fetches of a collection go through the user's functions, which take minibatches out."""
+
+    reading: CollectionReading
+    callbacks: Callbacks
+
+    def minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Minibatches:
+        """Deliver the minibatches of some fetches, in their order."""
+        orders = list[NDArray[np.intp]]()  # of fetches that are planned and not yet delivered
+
+        def planned(number: int) -> PlannedRead:
+            fetch = plan.fetch(number)
+            orders.append(fetch.order)
+            return reader.plan(fetch.rows, np.arange(fetch.rows.size), fetch.rows.size)
+
+        with (
+            self.reading.reader() as reader,
+            self.reading.fetched(reader, planned, fetch_numbers) as fetches,
+        ):
+            for groups in fetches:
+                fetched = next(groups).to_scipy()
+                yield from self.callbacks.minibatches_of(fetched, orders.pop(0), plan.batch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexedDelivery:
+    """Fetches are read by the user's function, or by row numbers in brackets.
+
+    Parameters
+    ----------
+    collection
+        What is read.
+    fetch_callback
+        ``fetch_callback(collection, rows)`` reads rows in place of ``collection[rows]``.
+    callbacks
+        What is done with them.
+    """
+
+    collection: Any
+    fetch_callback: Callable[[Any, NDArray[Any]], Any] | None
+    callbacks: Callbacks
+
+    def minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Minibatches:
+        """Deliver the minibatches of some fetches, in their order."""
+        for number in fetch_numbers:
+            fetch = plan.fetch(number)
+            if self.fetch_callback is not None:
+                fetched = self.fetch_callback(self.collection, fetch.rows)
+            else:
+                fetched = in_memory(self.collection[fetch.rows])
+            yield from self.callbacks.minibatches_of(fetched, fetch.order, plan.batch_size)

@@ -1,0 +1,261 @@
+"""Which epoch an iteration is, agreed on by all worker processes of a DataLoader.
+
+A DataLoader copies the data set into its workers, so a counter inside the data set starts anew
+in each of them, and every epoch comes in the same order. The counter is therefore kept in
+memory that the processes share.
+
+Workers of one iteration know each other by how they were started: a DataLoader starts them one
+after the other in one thread, so the number of that start, less the worker's number, is the same
+for all of them, and differs from that of any other iteration. (The base seed, which a DataLoader
+draws for each iteration, comes again where a user seeds torch anew.) The DataLoader of
+`CellDataset.loader` claims the epoch for its workers; of any other DataLoader's, the first that
+begins claims it for all. Worker processes that persist count their iterations.
+
+A process that is no worker counts epochs by itself, so that ranks that were started with one
+data set do not take each other's.
+"""
+
+import fcntl
+import itertools
+import mmap
+import os
+import secrets
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from cellfeed._bytes._descriptors import closed_with
+from cellfeed._errors import ParameterError, require_integer
+
+__all__ = ["EpochCounter", "Start"]
+
+_EPOCH_LIMIT = 1 << 62
+
+_N_PROCESSES, _N_CLAIMS = 4096, 1024
+_MEMORY = np.dtype(
+    [
+        ("clock", np.int64),
+        # The next epoch of each process that iterates, and when it was last asked for.
+        ("counts", [("process", np.int64), ("epoch", np.int64), ("used", np.int64)], _N_PROCESSES),
+        # The epochs of iterations by worker processes; the oldest are forgotten.
+        ("claims", [("key", np.int64, 4), ("epoch", np.int64)], _N_CLAIMS),
+        ("n_claims", np.int64),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The start of a process.
+
+    Parameters
+    ----------
+    process, thread
+        In which process it was started, and in which of its threads.
+    number
+        How many that thread has started by then.
+    """
+
+    process: int
+    thread: int
+    number: int
+
+
+class _Starts(threading.local):
+    """The processes that this thread has started, counted."""
+
+    _threads = itertools.count()
+
+    def __init__(self) -> None:
+        self.thread = next(self._threads)
+        self.count = 0
+        self._spawning: weakref.ref[Any] | None = None
+
+    def count_spawn(self, popen: Any) -> None:
+        """Count a process that is not forked, once however many counters it gets."""
+        if self._spawning is None or self._spawning() is not popen:
+            self._spawning = weakref.ref(popen)
+            self.count += 1
+
+
+class _Process:
+    """A number that no other process has, and how this one was started if it was forked."""
+
+    def __init__(self) -> None:
+        self.starts = _Starts()
+        self.start: Start | None = None
+        self._begin()
+        os.register_at_fork(before=self._before_fork, after_in_child=self._after_fork)
+
+    def _begin(self) -> None:
+        self.number = secrets.randbits(62) + 1
+        self.lock = threading.Lock()
+
+    def last_start(self) -> Start:
+        """Return the latest start of a process in this thread."""
+        return Start(self.number, self.starts.thread, self.starts.count)
+
+    def _before_fork(self) -> None:
+        self.starts.count += 1
+
+    def _after_fork(self) -> None:
+        self.start = self.last_start()
+        self._begin()
+
+
+_this_process = _Process()
+
+
+class EpochCounter:
+    """Hands out epoch numbers 0, 1, 2, ..., one per iteration.
+
+    Survives fork and spawn, keeps counting with persistent workers, and can be pickled (a
+    pickled copy starts a count of its own at the next epoch). The memory is that of a file
+    without a name, which goes with the last process however that one ends.
+    """
+
+    def __init__(self, next_epoch: int = 0) -> None:
+        fd = _file_without_name()
+        os.ftruncate(fd, _MEMORY.itemsize)
+        self._open(fd, counted_by=_this_process.number)
+        self.next_epoch = next_epoch
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next iteration will be; may be set."""
+        with self._locked():
+            return int(self._count(self._iterating())["epoch"])
+
+    @next_epoch.setter
+    def next_epoch(self, epoch: int) -> None:
+        if not 0 <= require_integer("epoch", epoch) < _EPOCH_LIMIT:
+            msg = f"`0 <= epoch < {_EPOCH_LIMIT}` must hold, but got {epoch=}"
+            raise ParameterError(msg)
+        with self._locked():
+            self._count(self._iterating())["epoch"] = epoch
+
+    def claim(self) -> int:
+        """Return the epoch of an iteration that starts now in this process."""
+        worker, start = get_worker_info(), self._start()
+        with self._locked():
+            if worker is None or start is None:
+                return self._advance(_this_process.number)
+            self._iteration += 1
+            first = replace(start, number=start.number - worker.id)
+            return self._claim_together(first, self._iteration)
+
+    def claim_for_workers(self, first: Start | None, iteration: int) -> Start:
+        """Claim an epoch for worker processes, in the process that starts them.
+
+        Parameters
+        ----------
+        first
+            The start of the first of them; None if this thread will start them next.
+        iteration
+            Which iteration of theirs it will be; the first is 1.
+
+        Returns
+        -------
+        The start of the first of them.
+        """
+        if first is None:
+            last = _this_process.last_start()
+            first = replace(last, number=last.number + 1)
+        with self._locked():
+            self._claim_together(first, iteration)
+        return first
+
+    def _open(self, fd: int, *, counted_by: int) -> None:
+        self._fd = fd
+        self._closing = closed_with(fd)
+        memory = mmap.mmap(fd, _MEMORY.itemsize)
+        self._shared = np.frombuffer(memory, dtype=_MEMORY)
+        self._counted_by = counted_by  # the process that used it last, this one or an ancestor
+        self._iteration = 0
+        self._spawned: tuple[int, Start] | None = None  # this process, and its start
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with _this_process.lock:  # between threads
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)  # between processes; released if one dies
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def _start(self) -> Start | None:
+        """Return how this process was started, None if it was not with this counter."""
+        if self._spawned is not None and self._spawned[0] == _this_process.number:
+            return self._spawned[1]
+        return _this_process.start
+
+    def _iterating(self) -> int:
+        """Return the process whose iterations these are: for a worker, that which started it."""
+        start = self._start()
+        if get_worker_info() is None or start is None:
+            return _this_process.number
+        return start.process
+
+    def _claim_together(self, first: Start, iteration: int) -> int:
+        key = (*astuple(first), iteration)
+        claims = self._shared["claims"][0]
+        (known,) = np.nonzero((claims["key"] == key).all(axis=1))
+        if known.size:
+            return int(claims["epoch"][known[0]])
+        epoch = self._advance(first.process)
+        claims[int(self._shared["n_claims"][0]) % _N_CLAIMS] = key, epoch
+        self._shared["n_claims"] += 1
+        return epoch
+
+    def _advance(self, process: int) -> int:
+        count = self._count(process)
+        epoch = int(count["epoch"])
+        count["epoch"] = epoch + 1
+        return epoch
+
+    def _count(self, process: int) -> Any:
+        """Return the count of a process, which goes on from that of its ancestor."""
+        counts = self._shared["counts"][0]
+        (known,) = np.nonzero(counts["process"] == process)
+        if not known.size:
+            (ancestor,) = np.nonzero(counts["process"] == self._counted_by)
+            epoch = int(counts["epoch"][ancestor[0]]) if ancestor.size else 0
+            known = np.array([counts["used"].argmin()])  # of those, the one that is longest unused
+            counts[known[0]] = process, epoch, 0
+        self._shared["clock"] += 1
+        counts["used"][known[0]] = self._shared["clock"][0]
+        if process == _this_process.number:
+            self._counted_by = process
+        return counts[known[0]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        popen = get_spawning_popen()
+        if popen is None:
+            return {"next_epoch": self.next_epoch}
+        # A worker is being started: share the memory, and say which of the starts this is.
+        _this_process.starts.count_spawn(popen)
+        start = _this_process.last_start()
+        return {"fd": DupFd(self._fd), "counted_by": self._counted_by, "start": start}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "fd" in state:
+            self._open(state["fd"].detach(), counted_by=state["counted_by"])
+            self._spawned = _this_process.number, state["start"]
+        else:
+            self.__init__(state["next_epoch"])  # type: ignore[misc]
+
+
+def _file_without_name() -> int:
+    if hasattr(os, "memfd_create"):  # on Linux, it needs no folder that can be written
+        return os.memfd_create("cellfeed-epochs")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

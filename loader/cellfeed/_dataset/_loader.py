@@ -1,0 +1,189 @@
+"""The DataLoader of a data set, on whose way from the workers no minibatch is lost unnoticed."""
+
+import errno
+import os
+import pickle
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader, default_convert, get_worker_info
+
+from cellfeed._dataset._epochs import Start
+from cellfeed._dataset._iteration import Iteration, interrupts_held, wait_for_dropped
+from cellfeed._errors import CellfeedError, DeliveryError, ParameterError
+
+__all__ = ["MinibatchLoader", "errors_that_travel", "n_that_fit", "sent_whole"]
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is where torch keeps what processes share
+_SHARE = 0.75  # of what is free: minibatches differ in size, and others want some of it
+_OF_THE_CONSUMER = 2  # minibatches: one in use, and one handed over
+
+
+class EpochDataset(Protocol):
+    """What a `MinibatchLoader` asks of its data set."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def begin_for_workers(self, first: Start | None, iteration: int) -> Start:
+        """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
+        ...
+
+
+class MinibatchLoader(DataLoader[Any]):
+    """A DataLoader that begins each epoch in this process, and counts what its workers deliver.
+
+    Epochs are then those of the order in which iterations began, however late a worker starts,
+    and ranks that have just met can agree on a seed. Where workers deliver fewer minibatches
+    than an epoch has, it raises.
+    """
+
+    dataset: EpochDataset  # type: ignore[assignment]
+    _first_worker: Start | None = None
+    _n_iterations = 0  # by the workers that are there
+    _ranks_of_workers: tuple[int, int] | None = None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if not self.num_workers:
+            return super().__iter__()
+        wait_for_dropped()  # their workers take memory and processors
+        with interrupts_held():
+            self._begin_for_workers()
+            minibatches = super().__iter__()
+        return Iteration(_complete(minibatches, len(self.dataset)), begun=True)
+
+    def _begin_for_workers(self) -> None:
+        ranks = self.dataset.rank, self.dataset.world_size
+        if not self.persistent_workers or self._first_worker is None:
+            self._first_worker, self._n_iterations, self._ranks_of_workers = None, 0, ranks
+        elif ranks != self._ranks_of_workers:
+            rank, world_size = self._ranks_of_workers or ranks
+            msg = (
+                f"worker processes that persist were started by rank {rank} of {world_size}, "
+                f"which is rank {ranks[0]} of {ranks[1]} now; make another loader"
+            )
+            raise ParameterError(msg)
+        self._n_iterations += 1
+        self._first_worker = self.dataset.begin_for_workers(self._first_worker, self._n_iterations)
+
+
+def _complete(minibatches: Iterable[Any], n_expected: int) -> Generator[Any, None, None]:
+    """Pass minibatches on, without keeping the last, and count them."""
+    iterator, n_delivered = iter(minibatches), 0
+    while True:
+        try:
+            yield next(iterator)
+        except StopIteration:
+            break
+        except CellfeedError as error:
+            raise _of_worker(error) from error
+        n_delivered += 1
+    if n_delivered != n_expected:
+        msg = (
+            f"the epoch ended after {n_delivered:,} of {n_expected:,} minibatches; a worker lost "
+            "some, and said why on stderr; mend that, or use num_workers=0"
+        )
+        raise DeliveryError(msg)
+
+
+def _of_worker(error: CellfeedError) -> CellfeedError:
+    """Return the error of a worker in the one line it had there; torch adds the traceback."""
+    last = str(error).rstrip().rpartition("\n")[2]
+    return type(error)(last.partition(f"{type(error).__name__}: ")[2] or last)
+
+
+def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
+    """Return how many minibatches may wait for each worker in the memory processes share.
+
+    Parameters
+    ----------
+    minibatch_bytes
+        Size of one.
+    n_workers
+        Worker processes of this one; others of the same training want as much.
+    """
+    try:
+        free = shutil.disk_usage(_SHARED_MEMORY).free
+    except OSError:  # not on this system
+        return sys.maxsize
+    n_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    fit = _SHARE * free / n_processes / max(1, minibatch_bytes) - _OF_THE_CONSUMER
+    return max(1, int(fit / n_workers))
+
+
+def sent_whole(collate: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    """Return a ``collate_fn`` after which nothing can go wrong in a worker.
+
+    The queue from a worker pickles in a thread of its own, which can but print an error and go
+    on, with the next minibatch. What `collate` returns (the minibatch itself if it is None) is
+    therefore pickled before; unpickled, it is what it was.
+    """
+    return _SentWhole(default_convert if collate is None else collate)
+
+
+def errors_that_travel(minibatches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """Pass minibatches on in a worker, and errors in a form that can be pickled."""
+    with _only_errors_that_travel():
+        yield from minibatches
+
+
+@contextmanager
+def _only_errors_that_travel() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        try:
+            ForkingPickler.dumps(type(error))
+        except Exception:  # noqa: BLE001 - whatever keeps it from being pickled
+            msg = f"{type(error).__name__} in a worker, of a class that cannot be pickled: {error}"
+            raise DeliveryError(msg) from error
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _SentWhole:
+    collate: Callable[[Any], Any]
+
+    def __call__(self, minibatch: Any) -> Any:
+        if get_worker_info() is None:
+            return self.collate(minibatch)
+        with _only_errors_that_travel():
+            return _Pickled(_pickle(self.collate(minibatch)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pickled:
+    """Unpickled, it is what was pickled."""
+
+    content: bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (self.content,)
+
+
+def _pickle(minibatch: Any) -> bytes:
+    try:
+        return bytes(ForkingPickler.dumps(minibatch))
+    except RuntimeError as error:
+        if os.strerror(errno.ENOSPC) not in str(error):
+            raise
+    size = shutil.disk_usage(_SHARED_MEMORY).total
+    warnings.warn(
+        f"{_SHARED_MEMORY}, of {size / 1e6:,.0f} MB, is full, so that minibatches come from "
+        "workers through a pipe, slower; enlarge it (docker run --shm-size=2g), keep fewer "
+        "minibatches, or use fewer workers, a smaller `prefetch_factor` or num_workers=0",
+        stacklevel=2,
+    )
+    return pickle.dumps(minibatch)

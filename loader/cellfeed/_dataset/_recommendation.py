@@ -1,0 +1,170 @@
+"""What the data set takes from a result of ``autotune``."""
+
+import json
+import math
+import os
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from cellfeed._errors import (
+    FormatError,
+    ParameterError,
+    PathError,
+    require_integer,
+    require_positive,
+)
+from cellfeed._indexables._multi_indexable import count_indexable_rows
+from cellfeed.machine import usable_cores
+
+__all__ = ["SCHEMA", "Recommendation", "Recommending", "read_recommendation"]
+
+SCHEMA = "cellfeed.autotune/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The settings that ``autotune`` chose, and what they were measured with.
+
+    Parameters
+    ----------
+    block_size, fetch_factor, num_workers, batch_size
+        The settings.
+    dataset, machine
+        What the result says of the collection and of the machine.
+    name
+        What the result is called.
+    """
+
+    block_size: int
+    fetch_factor: int
+    num_workers: int
+    batch_size: int
+    dataset: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "the result"
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name in ("block_size", "fetch_factor", "batch_size"):
+            require_positive(name, getattr(self, name))
+        if require_integer("num_workers", self.num_workers) < 0:
+            msg = f"`num_workers >= 0` must hold, but got num_workers={self.num_workers}"
+            raise ParameterError(msg)
+
+    def warn_of_differences(self, collection: Any, batch_size: int) -> None:
+        """Warn where what is read, or the machine, is not what was measured.
+
+        What the result does not say is not compared.
+        """
+        differences = [*self._of_collection(collection, batch_size), *self._of_machine()]
+        if differences:
+            warnings.warn(
+                f"{self.name}: was measured with {'; '.join(differences)}; its settings may be "
+                "far from the best, so run autotune again",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def _of_collection(self, collection: Any, batch_size: int) -> Iterator[str]:
+        here = {
+            "n_cells": count_indexable_rows(collection),
+            "n_vars": getattr(collection, "n_vars", None),
+            "layout": getattr(collection, "layout", None),
+            "batch_size": batch_size,
+        }
+        if here["layout"] is not None:
+            here["dtype"] = str(collection.dtype)
+        for name, value in here.items():
+            measured = self.dataset.get(name)
+            if None not in (measured, value) and measured != value:
+                yield f"{name}={measured}, which is {value} here"
+
+    def _of_machine(self) -> Iterator[str]:
+        cpu, memory = self.machine.get("cpu", {}), self.machine.get("memory", {})
+        there = self.machine.get("platform", {}).get("architecture")
+        if isinstance(there, str) and there not in ("unknown", platform.machine()):
+            yield f"a processor of type {there}, which is {platform.machine()} here"
+        cores, n_bytes = cpu.get("usable_cores"), memory.get("total_bytes")
+        if _differ(cores, usable_cores()):
+            yield f"{cores:g} usable cores, of which there are {usable_cores():g} here"
+        total = psutil.virtual_memory().total
+        if _differ(n_bytes, total):
+            yield f"{n_bytes / 1e9:.3g} GB of memory, of which there are {total / 1e9:.3g} GB here"
+
+
+class Recommending(Protocol):
+    """A result of ``autotune`` that is in memory."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what an ``autotune.json`` has."""
+
+
+def read_recommendation(result: str | os.PathLike[str] | Recommending) -> Recommendation:
+    """Read the recommended settings from a file, or take them from a result.
+
+    Raises
+    ------
+    PathError
+        There is no such file.
+    FormatError
+        The file is not a result of ``autotune``, or the result recommends nothing.
+    """
+    if isinstance(result, str | os.PathLike):
+        return _recommendation(str(result), lambda: _parsed(Path(result)))
+    return _recommendation("the result", result.to_json)
+
+
+def _parsed(path: Path) -> Any:
+    if not path.is_file():
+        msg = f"{path}: no such file; make it with `autotune PATH... --label COLUMN`"
+        raise PathError(msg)
+    return json.loads(path.read_text())
+
+
+def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
+    try:
+        result: dict[str, Any] = load()
+        schema, fault = result["schema"], result.get("loader_fault")
+        recommended, dataset = result["recommended"], dict(result["dataset"])
+        batch_size = dataset["batch_size"]
+        if schema == SCHEMA and fault is None and recommended is not None:
+            return Recommendation(
+                block_size=recommended["block_size"],
+                fetch_factor=recommended["fetch_factor"],
+                num_workers=recommended["num_workers"],
+                batch_size=batch_size,
+                dataset=dataset,
+                machine=_machine(result),
+                name=name,
+            )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"{name}: not a result of autotune (lacks or garbles {error}); run it again"
+        raise FormatError(msg) from error
+    if schema != SCHEMA:
+        msg = f"{name}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"
+    elif fault is not None:
+        msg = f"{name}: recommends nothing, since what was delivered was wrong: {fault}"
+    else:
+        msg = f"{name}: recommends nothing, since no configuration was feasible; run autotune again"
+    raise FormatError(msg)
+
+
+def _machine(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what the result says of its machine, by subject."""
+    said = result.get("machine")
+    return {
+        name: each
+        for name, each in (said.items() if isinstance(said, dict) else ())
+        if isinstance(each, dict)
+    }
+
+
+def _differ(measured: Any, here: float) -> bool:
+    """Whether a size is another one, by more than what a system keeps for itself."""
+    return isinstance(measured, int | float) and not math.isclose(measured, here, rel_tol=0.05)

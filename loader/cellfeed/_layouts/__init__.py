@@ -1,0 +1,24 @@
+"""How rows lie in memory: groups of rows that leave together, such as minibatches.
+
+A group says how much memory it takes, and makes rows of it. A target says where the rows that a
+source reads go: ascending row runs come, with one destination for each of their rows, in the order
+of delivery, so that what is read is shuffled by being written, once. It is planned before there is
+memory (see `cellfeed._buffers`), and bound to memory when that is there.
+"""
+
+from cellfeed._layouts._copies import Copies
+from cellfeed._layouts._csr import CsrGroup, CsrTarget, csr_groups
+from cellfeed._layouts._dense import DenseGroup, DenseTarget, dense_groups
+
+__all__ = [
+    "Copies",
+    "CsrGroup",
+    "CsrTarget",
+    "DenseGroup",
+    "DenseTarget",
+    "RowTarget",
+    "csr_groups",
+    "dense_groups",
+]
+
+RowTarget = CsrTarget | DenseTarget

@@ -1,0 +1,211 @@
+"""Sparse rows in memory: where each row goes, and what comes of it.
+
+Where rows go follows from their lengths and the order of delivery alone: no memory is taken, and
+nothing is read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from cellfeed._buffers import Buffer, bind, destination
+from cellfeed._cells import CsrRows, summable
+from cellfeed._chunks import place_elements
+from cellfeed._layouts._copies import Copies, first_deliveries
+
+__all__ = ["CsrGroup", "CsrTarget", "csr_groups"]
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsrTarget:
+    """Destinations of sparse rows.
+
+    ``target[first:stop]`` are the destinations of some of the rows.
+
+    Parameters
+    ----------
+    n_vars
+        Number of genes; column indices are below it.
+    lengths
+        Elements of each row, int64, shape (n_rows,).
+    index_destinations, data_destinations
+        Where the column indices and the values of each row begin, int64: destinations, or addresses
+        once the target is bound.
+    index_dtype, dtype
+        Dtypes there: int32 or int64, and that of the values.
+    ordered
+        One boolean, which `put` clears where the columns of a row do not ascend strictly.
+    """
+
+    n_vars: int
+    lengths: NDArray[np.int64]
+    index_destinations: NDArray[np.int64]
+    data_destinations: NDArray[np.int64]
+    index_dtype: np.dtype[Any]
+    dtype: np.dtype[Any]
+    ordered: NDArray[np.bool_] = field(default_factory=lambda: np.ones(1, np.bool_))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, rows: slice) -> "CsrTarget":
+        return replace(
+            self,
+            lengths=self.lengths[rows],
+            index_destinations=self.index_destinations[rows],
+            data_destinations=self.data_destinations[rows],
+        )
+
+    def bound(self, bases: NDArray[np.int64]) -> "CsrTarget":
+        """Return the same target in memory whose groups begin at ``bases``."""
+        return replace(
+            self,
+            index_destinations=bind(self.index_destinations, bases),
+            data_destinations=bind(self.data_destinations, bases),
+            ordered=np.ones(1, np.bool_),
+        )
+
+    def put(self, indices: NDArray[Any], data: NDArray[Any]) -> None:
+        """Place all rows, given one after the other, as a CSR matrix holds them.
+
+        Parameters
+        ----------
+        indices, data
+            Column indices and values, shape (sum of ``lengths``,), of any numeric dtype. Values
+            are cast as NumPy does.
+
+        Raises
+        ------
+        ValueError
+            A column index is outside of [0, n_vars), or the sizes are not those stated.
+        """
+        starts = np.cumsum(self.lengths) - self.lengths
+        ascending = place_elements(
+            indices,
+            starts,
+            self.lengths,
+            self.index_destinations,
+            self.index_dtype,
+            index_limit=self.n_vars,
+        )
+        place_elements(data, starts, self.lengths, self.data_destinations, self.dtype)
+        if not ascending:
+            self.ordered[0] = False
+
+
+@dataclass(frozen=True, slots=True)
+class CsrGroup:
+    """Sparse rows: column indices, and after them values.
+
+    Parameters
+    ----------
+    indptr
+        Row pointer, shape (n_rows + 1,); int32, or int64 where that does not suffice.
+    dtype
+        Dtype of the values.
+    n_vars
+        Number of genes.
+    """
+
+    indptr: NDArray[Any]
+    dtype: np.dtype[Any]
+    n_vars: int
+
+    @property
+    def data_start(self) -> int:
+        """Where values begin, in bytes."""
+        n_bytes = int(self.indptr[-1]) * self.indptr.itemsize
+        return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that is needed."""
+        return self.data_start + int(self.indptr[-1]) * self.dtype.itemsize
+
+    def over(self, buffer: Buffer, *, ordered: bool) -> CsrRows:
+        """Return the rows that memory holds.
+
+        Parameters
+        ----------
+        buffer
+            At least `n_bytes`.
+        ordered
+            Whether the columns of each row ascend and are distinct. If not, they are made to,
+            as torch takes them to be; values of the same column are added up.
+        """
+        n_elements = int(self.indptr[-1])
+        indices = buffer.array(self.indptr.dtype, n_elements)
+        data = buffer.array(self.dtype, n_elements, start=self.data_start)
+        if ordered:
+            return CsrRows(self.indptr, indices, data, self.n_vars)
+        shape = (len(self.indptr) - 1, self.n_vars)
+        values = data.astype(summable(self.dtype), copy=False)
+        matrix = sp.csr_array((values, indices, self.indptr), shape=shape)
+        matrix.sum_duplicates()
+        summed = matrix.data.astype(self.dtype, copy=False)
+        return CsrRows(matrix.indptr, matrix.indices, summed, self.n_vars)
+
+
+def csr_groups(
+    lengths: NDArray[np.int64],
+    order: NDArray[np.intp],
+    bounds: NDArray[np.int64],
+    *,
+    n_vars: int,
+    dtype: np.dtype[Any],
+) -> tuple[Sequence[CsrGroup], CsrTarget, Sequence[Copies]]:
+    """Lay out sparse rows.
+
+    Parameters
+    ----------
+    lengths
+        Elements of each distinct row, int64, shape (n_distinct,).
+    order
+        Which of them is delivered at each position, shape (n_delivered,); each at least once.
+    bounds
+        Positions where groups begin and end, ascending, shape (n_groups + 1,).
+    n_vars, dtype
+        Number of genes, and dtype of the values.
+
+    Returns
+    -------
+    The groups; where the distinct rows go; and what is to be copied after.
+    """
+    ends = np.concatenate([[0], np.cumsum(lengths[order])])
+    # SciPy and torch want one dtype for both; int32 halves the memory while it suffices.
+    small = np.diff(ends[bounds]).max(initial=0) <= np.iinfo(np.int32).max
+    index_dtype = np.dtype(np.int32 if small else np.int64)
+    groups = [
+        CsrGroup((ends[first : stop + 1] - ends[first]).astype(index_dtype), dtype, n_vars)
+        for first, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    ]
+    numbers = np.repeat(np.arange(len(groups)), np.diff(bounds))
+    elements = ends[:-1] - ends[bounds[:-1]][numbers]
+    data_starts = np.array([group.data_start for group in groups], np.int64)[numbers]
+    index_destinations = destination(numbers, elements * index_dtype.itemsize)
+    data_destinations = destination(numbers, data_starts + elements * dtype.itemsize)
+    first, again = first_deliveries(order, lengths.size)
+    target = CsrTarget(
+        n_vars=n_vars,
+        lengths=lengths,
+        index_destinations=index_destinations[first],
+        data_destinations=data_destinations[first],
+        index_dtype=index_dtype,
+        dtype=dtype,
+    )
+    copies = [
+        Copies(
+            destinations[first[order[again]]], destinations[again], lengths[order[again]] * itemsize
+        )
+        for destinations, itemsize in (
+            (index_destinations, index_dtype.itemsize),
+            (data_destinations, dtype.itemsize),
+        )
+    ]
+    return groups, target, copies

@@ -1,0 +1,82 @@
+"""obs and var of AnnData files of any age.
+
+Current files are read column by column. Older ones (obs as one compound dataset, or categories
+kept apart from the codes) are left to anndata, which knows every form that there has been.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from anndata.io import read_elem
+from numpy.typing import NDArray
+
+from cellfeed._errors import ColumnError
+from cellfeed._sources._anndata._file import AnnDataFile
+
+__all__ = ["count_rows", "obs_names", "read_obs", "read_var_names"]
+
+
+def obs_names(file: AnnDataFile) -> tuple[str, ...]:
+    """Return the names of the obs columns."""
+    obs = file()["obs"]
+    if "column-order" in obs.attrs:
+        return tuple(str(name) for name in obs.attrs["column-order"])
+    return tuple(str(name) for name in file.read_old_frame("obs").columns)
+
+
+def count_rows(table: Any) -> int:
+    """Return how many rows a table such as obs has, and read none of them.
+
+    Parameters
+    ----------
+    table
+        The group or compound dataset that holds it.
+    """
+    if not _is_group(table):  # anndata before 0.7
+        return int(table.shape[0])
+    index = table[table.attrs["_index"]]
+    if _is_group(index):
+        index = index["codes" if "codes" in index else "values"]
+    return int(index.shape[0])
+
+
+def read_obs(file: AnnDataFile, columns: Sequence[str]) -> pd.DataFrame:
+    """Return the obs columns asked for, in that order.
+
+    Raises
+    ------
+    ColumnError
+        A column is absent.
+    """
+    known = obs_names(file)
+    for column in columns:
+        if column not in known:
+            msg = (
+                f"{file.path}: obs has no column {column!r}; "
+                f"its columns are: {', '.join(known) or 'none'}"
+            )
+            raise ColumnError(msg)
+    obs = file()["obs"]
+    if _is_current(obs):
+        return pd.DataFrame({column: read_elem(obs[column]) for column in columns})
+    return file.read_old_frame("obs")[list(columns)]
+
+
+def read_var_names(file: AnnDataFile, var: str) -> NDArray[np.object_]:
+    """Return the gene names, as the table ``var`` has them."""
+    table = file()[var]
+    if _is_current(table):
+        names: Any = read_elem(table[table.attrs["_index"]])
+    else:
+        names = file.read_old_frame(var).index
+    return np.asarray(names, dtype=object)
+
+
+def _is_current(frame: Any) -> bool:
+    return bool(frame.attrs.get("encoding-version") == "0.2.0")
+
+
+def _is_group(element: Any) -> bool:
+    return not hasattr(element, "dtype")

@@ -1,0 +1,174 @@
+"""CSR matrices: from chunks where possible, else through the format's library, run by run."""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from cellfeed._cells import summable
+from cellfeed._chunks import ChunkedArray, ChunkReads, can_cast
+from cellfeed._errors import FormatError
+from cellfeed._layouts import CsrTarget, RowTarget
+from cellfeed._runs import Runs, expand
+from cellfeed._sources._anndata._file import AnnDataFile
+from cellfeed._sources._anndata._matrix import MatrixSource, native
+from cellfeed._sources._base import Layout
+
+__all__ = ["CsrSource"]
+
+
+class CsrSource(MatrixSource):
+    """A CSR matrix of an AnnData file.
+
+    The row pointer is kept in memory once it is needed: 8 bytes per cell and process.
+
+    Parameters
+    ----------
+    file, element, var
+        See `MatrixSource`.
+    """
+
+    layout: Layout = "csr"
+
+    def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
+        super().__init__(file, element, var)
+        with self._damage_named(element):
+            group = self._stored
+            data, indices, indptr = (group[name] for name in ("data", "indices", "indptr"))
+            for stored, kinds in ((data, "biuf"), (indices, "iu"), (indptr, "iu")):
+                if stored.ndim != 1 or stored.dtype.kind not in kinds:
+                    what = "numbers" if "f" in kinds else "integers"
+                    raise self._inconsistent(
+                        f"{stored.name} is not a list of {what}, but has shape {stored.shape} "
+                        f"and dtype {stored.dtype}"
+                    )
+            self.shape = _shape(group)
+            self.dtype = summable(native(data.dtype))
+            if indptr.size != self.shape[0] + 1:
+                raise self._inconsistent(f"{self.shape[0]} rows but {indptr.size} row pointers")
+            last = int(indptr[-1])
+            if last != data.size or indices.size != data.size:
+                raise self._inconsistent(
+                    f"the row pointers end at {last}, but there are {data.size} values "
+                    f"and {indices.size} indices"
+                )
+            self._check_tables(self.shape)
+            self.rows_per_chunk = _rows_per_chunk(self.shape[0], data.size, data.chunks)
+            self._n_elements = last
+            file.watch(self._array_names)
+        self._row_pointer: NDArray[np.int64] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_row_pointer": None}
+
+    @property
+    def _array_names(self) -> tuple[str, ...]:
+        """Paths of the arrays that rows lie in."""
+        return tuple(f"{self._element}/{name}" for name in ("indptr", "indices", "data"))
+
+    def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
+        """Return the number of non-zeros of each row."""
+        rows = expand(runs)
+        pointer = self._pointer()
+        return pointer[rows + 1] - pointer[rows]
+
+    def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
+        """Return what to read, None if only the format's own library can read it."""
+        indices, data = self._chunked("indices"), self._chunked("data")
+        if indices is None or data is None or not isinstance(target, CsrTarget):
+            return None
+        if not can_cast(data.dtype, target.dtype):
+            return None
+        self._file.check_unchanged()
+        starts = self._pointer()[expand(runs)]
+        return ChunkReads.concatenate(
+            [
+                indices.reads_of_ranges(
+                    starts,
+                    target.lengths,
+                    target.index_destinations,
+                    target.index_dtype,
+                    index_limit=target.n_vars,
+                ),
+                data.reads_of_ranges(
+                    starts, target.lengths, target.data_destinations, target.dtype
+                ),
+            ]
+        )
+
+    def read_into(self, runs: Runs, target: RowTarget) -> None:
+        """Place the rows of ``runs`` where ``target`` says, through the format's library."""
+        self._file.check_unchanged()
+        ranges = self._pointer()[runs]
+        indices = self._read_slices(f"{self._element}/indices", ranges, runs)
+        data = self._read_slices(f"{self._element}/data", ranges, runs)
+        if indices.size and not 0 <= indices.min() <= indices.max() < self.shape[1]:
+            raise self._inconsistent(f"a column index is outside [0, {self.shape[1]})")
+        self._check_none_is_lost(indices, len(target))
+        self._file.check_unchanged()
+        if isinstance(target, CsrTarget):
+            target.put(indices, data)
+            return
+        starts = np.concatenate([[0], np.cumsum(self.row_lengths(runs))])
+        shape = (len(target), self.shape[1])
+        # Adds up the elements of a column that is stored twice in a row, as SciPy and anndata do.
+        values = data.astype(summable(target.dtype), copy=False)
+        target.put(sp.csr_array((values, indices, starts), shape=shape).toarray())
+
+    def _check_none_is_lost(self, indices: NDArray[Any], n_rows: int) -> None:
+        """Check that no chunk was lost, which would read as zeros; chunks are checked elsewhere."""
+        n_lost = self._file.n_lost(f"{self._element}/data")
+        # Indices may be zero, but only once in a row.
+        if not n_lost and np.count_nonzero(indices == 0) > n_rows:
+            n_lost = self._file.n_lost(f"{self._element}/indices")
+        if n_lost:
+            msg = (
+                f"{self.path}: `{self._element}`: {n_lost} of its chunks or shards are missing; "
+                "copy or download it again, or, if they are zeros that were never written, "
+                "write those too"
+            )
+            raise FormatError(msg)
+
+    def _chunked(self, name: str) -> ChunkedArray | None:
+        return self._chunked_array(f"{self._element}/{name}")
+
+    def _is_zero_where_lost(self, name: str) -> bool:
+        # Values that are stored are not zero, but row pointers are until a cell has elements.
+        return name.endswith("/indptr")
+
+    def _pointer(self) -> NDArray[np.int64]:
+        if self._row_pointer is None:
+            pointer = self._read_pointer()
+            if (
+                pointer.size != self.shape[0] + 1
+                or (pointer[0], pointer[-1]) != (0, self._n_elements)
+                or np.any(pointer[1:] < pointer[:-1])
+            ):
+                raise self._inconsistent(
+                    f"the row pointers do not ascend from 0 to {self._n_elements}"
+                )
+            self._row_pointer = pointer
+        return self._row_pointer
+
+    def _read_pointer(self) -> NDArray[np.int64]:
+        stored = self._chunked("indptr")
+        with self._damage_named(f"{self._element}/indptr"):
+            if stored is None or not can_cast(stored.dtype, np.dtype(np.int64)):
+                return np.asarray(self._stored["indptr"][:]).astype(np.int64)
+            pointer = np.empty(stored.shape[0], np.int64)
+            first, count = np.zeros(1, np.int64), np.array([pointer.size], np.int64)
+            reads = stored.reads_of_ranges(first, count, first, pointer.dtype)
+            reads.run(np.array([pointer.ctypes.data], np.int64))
+            return pointer
+
+
+def _shape(group: Any) -> tuple[int, int]:
+    n_rows, n_vars = group.attrs["shape" if "shape" in group.attrs else "h5sparse_shape"]
+    return int(n_rows), int(n_vars)
+
+
+def _rows_per_chunk(n_rows: int, n_elements: int, chunks: tuple[int, ...] | None) -> float:
+    if chunks is None or n_elements == 0:
+        return 1.0
+    return min(float(n_rows), chunks[0] * n_rows / n_elements)

@@ -1,0 +1,141 @@
+"""What CSR and dense sources share: annotations, chunked arrays, and words for damage."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cellfeed._chunks import ChunkedArray
+from cellfeed._errors import FormatError
+from cellfeed._runs import Runs, count_rows
+from cellfeed._sources._anndata import _annotations as annotations
+from cellfeed._sources._anndata._damage import damage_named
+from cellfeed._sources._anndata._file import AnnDataFile
+
+__all__ = ["MatrixSource", "native"]
+
+
+class MatrixSource:
+    """Base of the sources: one matrix element of one AnnData file, and its annotations.
+
+    Parameters
+    ----------
+    file
+        Where it is stored.
+    element
+        The matrix: ``X``, a layer, or that of ``raw``.
+    var
+        The table of its genes.
+    """
+
+    def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
+        self._file = file
+        self._element = element
+        self._var = var
+        self._chunked_arrays: dict[str, ChunkedArray | None] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_chunked_arrays": {}}
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._file.path
+
+    @property
+    def element(self) -> str:
+        """Path of the matrix in the file."""
+        return self._element
+
+    @property
+    def _array_names(self) -> tuple[str, ...]:
+        """Paths of the arrays that rows lie in."""
+        return (self._element,)
+
+    @property
+    def _stored(self) -> Any:
+        return self._file()[self._element]
+
+    def _check_tables(self, shape: tuple[int, int]) -> None:
+        """Check that cells and genes are those of the tables, before memory is taken for them."""
+        for table, n, what in (("obs", shape[0], "rows"), (self._var, shape[1], "columns")):
+            with self._damage_named(table):
+                found = annotations.count_rows(self._file()[table])
+            if found != n:
+                msg = (
+                    f"{self.path}: {table} has {found} rows, the matrix {n} {what}; "
+                    "write the file anew with anndata"
+                )
+                raise FormatError(msg)
+
+    def stored_bytes(self) -> int:
+        """Return how many bytes the values, and where they are, take in storage."""
+        with self._damage_named(self._element):
+            return sum(self._file.stored_bytes(name) for name in self._array_names)
+
+    def var_names(self) -> NDArray[np.object_]:
+        """Return the gene names, str, shape (n_vars,)."""
+        with self._damage_named(self._var):
+            return annotations.read_var_names(self._file, self._var)
+
+    def obs_names(self) -> tuple[str, ...]:
+        """Return the names of the obs columns."""
+        with self._damage_named("obs"):
+            return annotations.obs_names(self._file)
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Read some obs columns, and nothing else."""
+        with self._damage_named("obs"):
+            return annotations.read_obs(self._file, columns)
+
+    def _is_zero_where_lost(self, name: str) -> bool:  # noqa: ARG002 - of a dense matrix, all are
+        """Return whether chunks of an array that are not there are zero; else they were lost."""
+        return True
+
+    def _chunked_array(self, name: str) -> ChunkedArray | None:
+        """Return an array as chunks; where they lie is read once."""
+        if name not in self._chunked_arrays:
+            with self._damage_named(name):
+                self._chunked_arrays[name] = self._file.chunked_array(
+                    name, lost_is_zero=self._is_zero_where_lost(name)
+                )
+        return self._chunked_arrays[name]
+
+    def _read_slices(self, name: str, slices: Runs, runs: Runs) -> NDArray[Any]:
+        """Read slices of an array through the format's library, one after the other.
+
+        Parameters
+        ----------
+        name
+            Path of the array.
+        slices
+            Ranges along its first dimension, shape (n, 2).
+        runs
+            The rows that they belong to, for messages.
+        """
+        with self._damage_named(name, runs):
+            stored = self._file.array(name)
+            out = np.empty((count_rows(slices), *stored.shape[1:]), native(stored.dtype))
+            filled = 0
+            for start, stop in slices.tolist():
+                out[filled : filled + stop - start] = stored[start:stop]
+                filled += stop - start
+        return out
+
+    @contextmanager
+    def _damage_named(self, element: str, runs: Runs | None = None) -> Iterator[None]:
+        with damage_named(self.path, element, runs):
+            yield
+
+    def _inconsistent(self, what: str) -> FormatError:
+        msg = f"{self.path}: `{self._element}` is inconsistent: {what}; write the file anew"
+        return FormatError(msg)
+
+
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return ``dtype`` in the machine's byte order."""
+    return dtype.newbyteorder("=")

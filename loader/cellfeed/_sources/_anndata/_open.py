@@ -1,0 +1,96 @@
+"""AnnData objects in storage: which element is the matrix, how it is stored, and who reads it."""
+
+from pathlib import Path
+from typing import Any
+
+from cellfeed._errors import FormatError
+from cellfeed._sources._anndata._csr import CsrSource
+from cellfeed._sources._anndata._damage import damage_named
+from cellfeed._sources._anndata._dense import DenseSource
+from cellfeed._sources._anndata._file import AnnDataFile
+from cellfeed._sources._anndata._h5file import H5File
+from cellfeed._sources._anndata._zarr_groups import anndata_groups, is_zarr
+from cellfeed._sources._anndata._zarr_store import ZarrStore
+from cellfeed._sources._base import Source
+
+__all__ = ["open_sources"]
+
+
+def open_sources(path: Path, *, layer: str | None = None, raw: bool = False) -> list[Source]:
+    """Open one ``.h5ad`` file of any age, or what a zarr store holds.
+
+    Parameters
+    ----------
+    path
+        The file or folder.
+    layer
+        The layer to read; ``X`` if None.
+    raw
+        Whether to read ``raw``, with genes of its own.
+
+    Returns
+    -------
+    One source, or one for each data set of a shuffled collection, in the order of their numbers.
+
+    Raises
+    ------
+    PathError
+        There is no such file.
+    FormatError
+        It is truncated or not AnnData, lacks the layer, or stores it as CSC.
+    """
+    files: list[AnnDataFile]
+    if is_zarr(path):
+        files = [ZarrStore(group) for group in anndata_groups(path)]
+    else:
+        files = [H5File(path)]
+    element = "raw/X" if raw else "X" if layer is None else f"layers/{layer}"
+    return [_open_matrix(file, element) for file in files]
+
+
+def _open_matrix(file: AnnDataFile, element: str) -> Source:
+    path, root = file.path, file()
+    with damage_named(path, element):
+        if "obs" not in root or "var" not in root:
+            msg = f"{path}: not an AnnData file: it has no `obs` or no `var`; write it with anndata"
+            raise FormatError(msg)
+        var = "raw/var" if element == "raw/X" else "var"
+        if element == "raw/X" and "raw.X" in root:  # anndata before 0.7
+            element, var = "raw.X", "raw.var"
+        if element not in root:
+            raise FormatError(f"{path}: has no `{element}`; {_alternatives(root, element)}")
+        stored = root[element]
+        if hasattr(stored, "dtype"):
+            return DenseSource(file, element, var)
+        encoding = _sparse_encoding(stored)
+    if encoding == "csr":
+        return CsrSource(file, element, var)
+    if encoding == "csc":
+        msg = (
+            f"{path}: `{element}` is stored by gene (CSC), so reading a cell means reading the "
+            f"whole file; rewrite it by cell with `adata.{_in_python(element)}.tocsr()`"
+        )
+    else:
+        msg = f"{path}: `{element}` is neither dense nor CSR (encoding {encoding!r})"
+    raise FormatError(msg)
+
+
+def _alternatives(root: Any, element: str) -> str:
+    if element.startswith("raw"):
+        return "read `X` instead, or set `adata.raw` before writing"
+    layers = ", ".join(sorted(root["layers"])) if "layers" in root else ""
+    return f"its layers are: {layers or 'none'}"
+
+
+def _sparse_encoding(group: Any) -> str:
+    """Return "csr", "csc" or what else the group says that it is."""
+    legacy = group.attrs.get("h5sparse_format")  # anndata before 0.7
+    if legacy is not None:
+        return legacy.decode() if isinstance(legacy, bytes) else str(legacy)
+    encoding: Any = group.attrs.get("encoding-type", "unknown")
+    return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, str(encoding))
+
+
+def _in_python(element: str) -> str:
+    folder, _, name = element.partition("/")
+    return f"layers[{name!r}]" if folder == "layers" else element.replace("/", ".")

@@ -1,0 +1,80 @@
+"""Which AnnData objects a zarr store holds: one, or those of a shuffled collection.
+
+annbatch's layout, which `cellfeed.preshuffle` writes too, is a group of groups ``dataset_0``,
+``dataset_1`` and so on: https://annbatch.readthedocs.io
+"""
+
+import re
+from pathlib import Path
+
+import zarr
+
+from cellfeed._errors import FormatError
+from cellfeed._sources._anndata._damage import damage_named
+
+__all__ = ["anndata_groups", "is_zarr", "open_group"]
+
+_METADATA = ("zarr.json", ".zgroup", ".zarray")
+_COLLECTION = "annbatch-preshuffled"
+_DATASET = re.compile(r"dataset_(\d+)")
+_UNFINISHED = ".cellfeed"  # what `cellfeed preshuffle` has in its output while it writes
+
+
+def is_zarr(path: Path) -> bool:
+    """Return whether a folder is a zarr store, or a group in one."""
+    return any((path / name).is_file() for name in _METADATA)
+
+
+def open_group(path: Path, absolute: Path) -> zarr.Group:
+    """Open a group for reading.
+
+    Parameters
+    ----------
+    path
+        What messages call it.
+    absolute
+        Where it is.
+
+    Raises
+    ------
+    FormatError
+        It is not a zarr group, or its metadata is damaged.
+    """
+    try:
+        return zarr.open_group(absolute, mode="r")
+    except Exception as error:  # zarr has no common base for what it raises
+        msg = f"{path}: cannot be opened as a zarr group ({error}); give a zarr store of AnnData"
+        raise FormatError(msg) from error
+
+
+def anndata_groups(path: Path) -> list[Path]:
+    """Return the folders of the AnnData groups of a store, in the order of their numbers.
+
+    Raises
+    ------
+    FormatError
+        The store holds something else, or lacks one of its data sets.
+    """
+    root = open_group(path, path.absolute())
+    with damage_named(path, "obs"):
+        if "obs" in root and "var" in root:
+            return [path]
+    if (path / _UNFINISHED).is_dir():
+        msg = f"{path}: `cellfeed preshuffle` has not finished it; run the same command again"
+        raise FormatError(msg)
+    if root.attrs.get("encoding-type") != _COLLECTION:
+        msg = (
+            f"{path}: a zarr group that is neither AnnData (it has no `obs` or no `var`) nor a "
+            "shuffled collection; give what anndata, annbatch or `cellfeed preshuffle` wrote"
+        )
+        raise FormatError(msg)
+    matches = [_DATASET.fullmatch(entry.name) for entry in path.iterdir() if is_zarr(entry)]
+    numbers = sorted(int(match[1]) for match in matches if match)
+    if not numbers or numbers != list(range(len(numbers))):
+        found = ", ".join(map(str, numbers)) or "none"
+        msg = (
+            f"{path}: data sets numbered from 0 expected, but there are: {found}; "
+            "copy or download the store again"
+        )
+        raise FormatError(msg)
+    return [path / f"dataset_{number}" for number in numbers]
