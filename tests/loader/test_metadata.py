@@ -242,4 +242,4 @@ class TestMemory:
     @pytest.mark.parametrize("n_bytes", [1 << 60, 1 << 70])
     def test_that_the_system_refuses(self, n_bytes):
         with pytest.raises(ParameterError, match=r"no [\d,]+ bytes of memory are to be had for ro"):
-            BufferPool().take(n_bytes)
+            BufferPool().acquire(n_bytes)

@@ -159,7 +159,7 @@ def _timed(
         drop_clean_pages(collection.files)
 
     def read_bytes() -> int:
-        stages.announce(planned)
+        stages.readahead(planned)
         return stages.read_bytes(planned)
 
     stored = 0
