@@ -236,3 +236,12 @@ def test_python_ends_silently(path, end, what):
         [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=300
     )
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_closed_loader_leaves_nothing_under_way(path, num_workers):
+    minibatches = iter(dataset_over(open_collection(path)).loader(num_workers))
+    next(minibatches)
+    minibatches.close()
+    assert not [each for each in threading.enumerate() if each.name.startswith("cellfeed-")]
+    assert not psutil.Process().children()

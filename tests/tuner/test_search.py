@@ -269,6 +269,31 @@ def test_what_may_be_the_best_is_measured_in_turns_and_the_rest_is_not():
     assert all(true_speed(each) >= 0.5 * best for each in finalists)
 
 
+@dataclass
+class DisturbedProcess(ModelProcess):
+    """Something else slows down the first replicate of one configuration."""
+
+    disturbed: Configuration | None = None
+
+    def run(self, request, *, limit_seconds):
+        first = request.configuration == self.disturbed
+        self.slowness = 1.0
+        if first and self.disturbed not in self.asked:
+            self.slowness = 1.8
+        return super().run(request, limit_seconds=limit_seconds)
+
+
+@pytest.mark.parametrize("budget", [60.0, 120.0])
+def test_one_disturbed_replicate_does_not_put_the_best_out_of_the_race(budget):
+    best = min(costs(), key=costs().__getitem__)
+    process = DisturbedProcess(disturbed=best)
+    search = search_of(process, budget=budget)
+    search.run(GRID)
+    choice = choose(search.results(GRID), search.requirements.constraints, search.turns)
+    assert best in process.asked
+    assert true_speed(choice.result.configuration) >= 0.95 * true_speed(best)
+
+
 def costs(change=lambda configuration: 1.0):
     """Seconds per cell of all that mixes well enough, with some changed."""
     return {

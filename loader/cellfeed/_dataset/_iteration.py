@@ -69,6 +69,7 @@ class Iteration(Generic[_Item]):
         if self._process == os.getpid():
             self._items.close()
             self._end()
+            wait_for_dropped()  # what it iterated over itself
 
     @property
     def _has_ended(self) -> bool:

@@ -57,7 +57,7 @@ class MinibatchLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self.num_workers:
-            return super().__iter__()
+            return Iteration(_passed_on(super().__iter__()))
         wait_for_dropped()  # their workers take memory and processors
         with interrupts_held():
             self._begin_for_workers()
@@ -77,6 +77,11 @@ class MinibatchLoader(DataLoader[Any]):
             raise ParameterError(msg)
         self._n_iterations += 1
         self._first_worker = self.dataset.begin_for_workers(self._first_worker, self._n_iterations)
+
+
+def _passed_on(minibatches: Iterator[Any]) -> Generator[Any, None, None]:
+    """Pass minibatches on, without keeping the last."""
+    yield from minibatches
 
 
 def _complete(minibatches: Iterable[Any], n_expected: int) -> Generator[Any, None, None]:

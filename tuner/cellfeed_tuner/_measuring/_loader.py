@@ -10,6 +10,7 @@ from typing import Any
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._closing import closed_at_the_end
 from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
 from cellfeed_tuner._measuring._measure import (
     LEAST_ROUNDS,
@@ -113,17 +114,18 @@ class LoaderRequest:
             make_cold.before_epoch()
             begin = time.perf_counter()
             minibatches = iter(loader)
-            for _ in range(n_rounds):
-                n_delivered = 0
-                for minibatch in islice(minibatches, per_round):
-                    if self.take is not None:
-                        self.take(minibatch)
-                    n_delivered += 1
-                if n_delivered < per_round:
-                    msg = f"the loader ended early: `len()` says {len(loader)} minibatches"
-                    raise ParameterError(msg)
-                make_cold.after_round(rounds_ahead(loader, per_round))
-                end = time.perf_counter()
-                yield end - begin
-                begin = end
+            with closed_at_the_end(minibatches):
+                for _ in range(n_rounds):
+                    n_delivered = 0
+                    for minibatch in islice(minibatches, per_round):
+                        if self.take is not None:
+                            self.take(minibatch)
+                        n_delivered += 1
+                    if n_delivered < per_round:
+                        msg = f"the loader ended early: `len()` says {len(loader)} minibatches"
+                        raise ParameterError(msg)
+                    make_cold.after_round(rounds_ahead(loader, per_round))
+                    end = time.perf_counter()
+                    yield end - begin
+                    begin = end
             del minibatches

@@ -21,6 +21,7 @@ from cellfeed_tuner._entropy._conditional_entropy import conditional_entropies_o
 from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
+from cellfeed_tuner._measuring._closing import closed_at_the_end
 from cellfeed_tuner._measuring._delivery import Delivered
 from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
 from cellfeed_tuner._measuring._labels import LabelWithin
@@ -274,36 +275,37 @@ def _rounds(
         workers_there = time.perf_counter()
         n_ahead = rounds_ahead(loader, configuration.minibatches_per_round)
         read_before: BytesRead | None = None
-        for number in range(n_rounds):
-            waiting_seconds = 0.0
-            for place in range(configuration.minibatches_per_round):
-                wanted = time.perf_counter()
-                minibatch = next(minibatches, None)
-                waiting_seconds += time.perf_counter() - wanted
-                came.take(minibatch)
-                if minibatch is None:  # there should have been one
-                    return
-                if not started and place == 0:
-                    first = time.perf_counter() - workers_there
-                    waiting = configuration.num_workers * (loader.prefetch_factor or 0)
-                    size = _bytes_of(minibatch)
-                    report(Started(workers_there - start, first, waiting * size))
-                if request.step_seconds:
-                    time.sleep(request.step_seconds)
-            make_cold.after_round(n_ahead)
-            end = time.perf_counter()
-            read_so_far = bytes_read()
-            read = None
-            # At the end of an epoch, nothing is left to be read ahead.
-            if read_before and read_so_far and number < n_rounds - n_ahead:
-                read = read_so_far - read_before
-            read_before = read_so_far
-            # Without workers, the first round of a later epoch is a round like any other.
-            counts = started and (number > 0 or configuration.num_workers == 0)
-            started = True
-            yield Round(end - begin, counts, waiting_seconds, read)
-            begin = end
-        del minibatches  # end these workers before the next are started
+        with closed_at_the_end(minibatches):
+            for number in range(n_rounds):
+                waiting_seconds = 0.0
+                for place in range(configuration.minibatches_per_round):
+                    wanted = time.perf_counter()
+                    minibatch = next(minibatches, None)
+                    waiting_seconds += time.perf_counter() - wanted
+                    came.take(minibatch)
+                    if minibatch is None:  # there should have been one
+                        return
+                    if not started and place == 0:
+                        first = time.perf_counter() - workers_there
+                        waiting = configuration.num_workers * (loader.prefetch_factor or 0)
+                        size = _bytes_of(minibatch)
+                        report(Started(workers_there - start, first, waiting * size))
+                    if request.step_seconds:
+                        time.sleep(request.step_seconds)
+                make_cold.after_round(n_ahead)
+                end = time.perf_counter()
+                read_so_far = bytes_read()
+                read = None
+                # At the end of an epoch, nothing is left to be read ahead.
+                if read_before and read_so_far and number < n_rounds - n_ahead:
+                    read = read_so_far - read_before
+                read_before = read_so_far
+                # Without workers, the first round of a later epoch is a round like any other.
+                counts = started and (number > 0 or configuration.num_workers == 0)
+                started = True
+                yield Round(end - begin, counts, waiting_seconds, read)
+                begin = end
+        del minibatches
 
 
 def _bytes_of(minibatch: Minibatch) -> int:

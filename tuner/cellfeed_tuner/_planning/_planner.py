@@ -12,7 +12,7 @@ from cellfeed_tuner._interval import Spread
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._planning._goal import Goal
 
-__all__ = ["NOT_WORTH", "Budget", "Planner"]
+__all__ = ["LEAST_CHANCE", "NOT_WORTH", "Budget", "Planner"]
 
 NOT_WORTH = 0.0005
 """An expected gain over the best so far that is not worth a measurement."""
@@ -33,6 +33,9 @@ class Budget(Protocol):
 # Equally likely worlds: to expect gains from, which a normal distribution smooths, and to say from
 # how likely something is the best.
 _N_DRAWS, _N_DRAWS_OF_CHANCES = 64, 512
+# Below this probability of being the best, something is out of the race; and a single replicate
+# that says so is doubted where a gain of this share is expected without it.
+LEAST_CHANCE, _DOUBTED_GAIN = 0.05, 0.02
 _PROBES = 4
 # Relative error of a probe, where nothing is known of it yet; and the least that is expected to be
 # found out by measuring anything.
@@ -46,7 +49,9 @@ class Planner:
     2. *What may be better*: by the `CostModel`, the configuration from which the largest gain
        over the best so far is expected for what it costs, until none is worth it or can be
        afforded.
-    3. *What may be the best* of what was measured, and how likely that is.
+    3. *What is in doubt*: what a single replicate puts out of the race, although what was
+       measured of its like says that it may be the best. Something else may have slowed it down.
+    4. *What may be the best* of what was measured, and how likely that is.
 
     Parameters
     ----------
@@ -88,6 +93,7 @@ class Planner:
         # Seconds per cell of each replicate.
         self._replicates: dict[Configuration, tuple[float, ...]] = {}
         self._withdrawn: set[Configuration] = set()
+        self._taken_back: set[Configuration] = set()
 
     def ask(self, budget: Budget) -> Configuration | None:
         """Return what to measure for the first time, or None if nothing is worth it."""
@@ -96,7 +102,8 @@ class Planner:
     def tell(self, configuration: Configuration, seconds_per_cell: Sequence[float]) -> None:
         """Take note of all replicates of a configuration by now; without any, it has failed."""
         if seconds_per_cell:
-            self._replicates[configuration] = tuple(seconds_per_cell)
+            first = int(configuration in self._taken_back and len(seconds_per_cell) > 1)
+            self._replicates[configuration] = tuple(seconds_per_cell[first:])
         else:
             self.withdraw(configuration)
 
@@ -157,6 +164,30 @@ class Planner:
         order = np.lexsort((-values.mean(axis=0), -wins))
         return {measured[place]: float(wins[place]) for place in order}
 
+    def doubted(self) -> Configuration | None:
+        """Return what should be measured a second time before it is given up; None if nothing."""
+        gains = {
+            each: self._gain_without_replicates_of(each)
+            for each, chance in self.chances().items()
+            if chance < LEAST_CHANCE
+            and len(self._replicates[each]) == 1
+            and each not in self._taken_back
+        }
+        most = max(gains, key=gains.__getitem__, default=None)
+        return most if most is not None and gains[most] >= _DOUBTED_GAIN else None
+
+    def take_back(self, configuration: Configuration) -> None:
+        """Leave out the first replicate of a configuration, for which a second stands now."""
+        self._taken_back.add(configuration)
+
+    def _gain_without_replicates_of(self, configuration: Configuration) -> float:
+        """Return the gain over the rest that would be expected, had it not been measured."""
+        rest = {each: found for each, found in self._replicates.items() if each != configuration}
+        values = self._goal(-self._draws(self._model, _N_DRAWS, rest))
+        others = [self._place[each] for each in self._measured() if each != configuration]
+        own = values[:, [self._place[configuration]]]
+        return float(_gains_over(values[:, others], own)[0]) if others else 0.0
+
     def _measured(self) -> list[Configuration]:
         return [each for each in self._replicates if each not in self._withdrawn]
 
@@ -213,12 +244,21 @@ class Planner:
         costs = np.array([budget.cost(self._candidates[place]) for place in places])
         return self._candidates[int(places[np.argmax(gains / costs)])]
 
-    def _draws(self, model: CostModel, n: int) -> NDArray[np.float64]:
-        """Return what the costs may be, by the model, all replicates and what is believed."""
-        spread = Spread.of(self._replicates.values())
+    def _draws(
+        self,
+        model: CostModel,
+        n: int,
+        replicates: Mapping[Configuration, Sequence[float]] | None = None,
+    ) -> NDArray[np.float64]:
+        """Return what the costs may be, by the model, all replicates and what is believed.
+
+        Or by some replicates, in place of all.
+        """
+        replicates = self._replicates if replicates is None else replicates
+        spread = Spread.of(replicates.values())
         measured = {
             each: Observation(float(np.mean(costs)), spread.error(len(costs)))
-            for each, costs in self._replicates.items()
+            for each, costs in replicates.items()
         }
         return model.draw(self._believed | measured, n, self._rng)
 

@@ -12,7 +12,7 @@ from cellfeed_tuner._history._recall import Comparison, Earlier, Recollection, c
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS, Measurement
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS
 from cellfeed_tuner._planning._cost_model import Geometry, Observation
-from cellfeed_tuner._planning._planner import Planner
+from cellfeed_tuner._planning._planner import LEAST_CHANCE, Planner
 from cellfeed_tuner._planning._recommend import Choice
 from cellfeed_tuner._planning._turns import LEAST_TURNS, Turns
 from cellfeed_tuner._progress import RaceState, RaceWatcher, Standing, unwatched
@@ -35,14 +35,16 @@ __all__ = ["Search"]
 # Shares of the budget until which something is measured for the first time, without proposals and
 # with, and until which there are turns, with a training step to measure the choice with afterwards.
 _EXPLORE_UNTIL, _PROPOSE_UNTIL, _TURNS_UNTIL_WITH_STEP = 0.45, 0.6, 0.75
+# And until which what is in doubt is measured a second time.
+_DOUBT_UNTIL = 0.6
 # Where an earlier run is confirmed, until then for its anchors and all else but the turns; and
 # rounds of an anchor each of the two times.
 _SHORT_UNTIL, _ANCHOR_ROUNDS = 0.45, FEWEST_ROUNDS // 2
 # What one replicate takes in a turn, unless two rounds take longer: four turns make a throughput.
 _TURN_SECONDS, _TURN_ROUNDS = 1.0, LEAST_ROUNDS // LEAST_TURNS
 # How many are in the first turns, one after the other, and in those that follow; and what is the
-# best with less than this probability is in none if two others are.
-_MOST_IN_TURN, _LEAST_CHANCE = (6, 4, 3), 0.05
+# best with less than `LEAST_CHANCE` is in none if two others are.
+_MOST_IN_TURN = (6, 4, 3)
 # Beyond what should suffice for a loop with a training step, before it is stopped.
 _SLACK_SECONDS = 5.0
 # How often to propose where nothing known meets the constraints.
@@ -131,6 +133,12 @@ class Search:
         while (configuration := self._next(planner)) is not None:
             self._measure(configuration)
             self._tell(planner, configuration)
+        while (doubted := planner.doubted()) is not None:
+            if not self._is_time_for(doubted, until=_DOUBT_UNTIL, n_rounds=1):
+                return
+            self._measure(doubted)
+            planner.take_back(doubted)
+            self._tell(planner, doubted)
 
     def _take_turns(self, planner: Planner) -> bool:
         """Measure what may be the best in turns; return whether another turn is wanted."""
@@ -138,7 +146,7 @@ class Search:
         if self._is_decided(chances):
             return False
         places = min(len(self.turns), len(_MOST_IN_TURN) - 1)
-        likely = [each for each, chance in chances.items() if chance >= _LEAST_CHANCE]
+        likely = [each for each, chance in chances.items() if chance >= LEAST_CHANCE]
         turn = (likely if len(likely) > 1 else list(chances)[:2])[: _MOST_IN_TURN[places]]
         # Rather a few that are compared well than many.
         missing = max(1, LEAST_TURNS - len(self.turns))
@@ -286,7 +294,7 @@ class Search:
         return [self._standing(each, self.measurements.fair(each)) for each in self.measurements]
 
     def _standing(self, configuration: Configuration, found: Measurement) -> Standing:
-        racing = self._chances.get(configuration, 1.0) >= _LEAST_CHANCE
+        racing = self._chances.get(configuration, 1.0) >= LEAST_CHANCE
         state: RaceState = "racing" if racing else "left"
         if not self.requirements.mixes(configuration):
             state = "below floor"
