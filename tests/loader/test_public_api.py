@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 PUBLIC_MODULES = {
-    "cellfeed": {"console", "machine", "stages", "synthetic", "testing"},
+    "cellfeed": {"console", "machine", "sampling", "stages", "synthetic", "testing"},
     "cellfeed_tuner": {"plots", "theory", "training"},
 }
 MODULES = [
