@@ -1,4 +1,5 @@
 import copy
+import operator
 import pickle
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,43 @@ class TestCallbacks:
         )
         for batch in dataset:
             assert np.array_equal(batch.X.to_dense(), in_memory(plates)[batch.rows])
+
+    def test_what_a_fetch_callback_reads_of_a_collection_is_made_dense(self, plates, in_memory):
+        collection, expected = open_collection(plates), in_memory(plates)
+        dataset = CellDataset(
+            collection, BlockShuffling(4), 10, 2, fetch_callback=operator.getitem, dense=True
+        )
+        for batch in dataset:
+            assert np.array_equal(batch.X.numpy(), expected[batch.rows])
+
+
+class TestParametersThatWouldBeIgnored:
+    @pytest.mark.parametrize(
+        "ignored", [{"dense": True}, {"dtype": "float64"}, {"num_threads": 2}], ids=str
+    )
+    @pytest.mark.parametrize("indexable", INDEXABLES, indirect=True)
+    def test_are_refused_of_an_indexable(self, indexable, ignored):
+        ((name, value),) = ignored.items()
+        kind = type(indexable).__name__
+        with pytest.raises(ParameterError, match=rf"got {name}={value!r} with an .* type {kind};"):
+            CellDataset(indexable, BlockShuffling(4), 10, **ignored)
+
+    @pytest.mark.parametrize("ignored", [{"dtype": "float64"}, {"num_threads": 2}], ids=str)
+    def test_are_refused_where_a_fetch_callback_reads(self, plates, ignored):
+        ((name, value),) = ignored.items()
+        with pytest.raises(ParameterError, match=rf"got {name}={value!r} with a `fetch_callback`"):
+            CellDataset(
+                open_collection(plates),
+                BlockShuffling(4),
+                10,
+                fetch_callback=operator.getitem,
+                **ignored,
+            )
+
+    def test_are_all_named(self, table):
+        everything = {"dense": True, "dtype": np.float32, "num_threads": 1}
+        with pytest.raises(ParameterError, match="dense=True, dtype='float32', num_threads=1 with"):
+            CellDataset(table, BlockShuffling(4), 10, **everything)
 
 
 class TestCopies:

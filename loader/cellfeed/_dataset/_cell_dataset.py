@@ -47,6 +47,19 @@ class CellDataset(IterableDataset[Any]):
     minibatches have the same rows whatever the number of workers, and come in an order that
     depends on it. `loader` makes such a DataLoader.
 
+    What an iteration yields depends on what is read:
+
+    - of a `Collection`, a `Minibatch`: ``X`` is a torch tensor, sparse CSR or dense as it is
+      stored, ``obs`` has a tensor for each column, and ``rows`` the rows' numbers;
+    - of a `Collection` with a ``fetch_transform``, ``batch_callback`` or ``fetch_callback``, which
+      get or give `Cells` in NumPy and SciPy: a `Minibatch` of what they return where that is
+      `Cells`, and else what they return, as it is;
+    - of anything else, what its own brackets give: NumPy arrays of a NumPy array, SciPy CSR of
+      SciPy CSR, a `MultiIndexable` of a `MultiIndexable`, AnnData in memory of AnnData. Only a
+      DataLoader makes tensors of NumPy arrays, as it does for any data set.
+
+    With a ``batch_transform``, what that returns.
+
     Parameters
     ----------
     collection
@@ -63,7 +76,7 @@ class CellDataset(IterableDataset[Any]):
         What happens where rows do not divide evenly; see `EpochPlan`.
     fetch_callback
         ``fetch_callback(collection, rows)`` reads rows (ascending, int64) in place of
-        ``collection[rows]``.
+        ``collection[rows]``, one fetch after the other, with nothing read ahead.
     fetch_transform
         ``fetch_transform(fetched)`` changes a whole fetch. Over a `Collection` it gets `Cells`
         that are valid until the next fetch.
@@ -85,16 +98,18 @@ class CellDataset(IterableDataset[Any]):
         Whether minibatches of a `Collection` carry dense ``X`` even if it is stored sparse.
     dtype
         Dtype of ``X`` in minibatches of a `Collection`, such as ``"float32"``; that of the
-        collection if None.
+        collection if None. A ``fetch_callback`` reads in its own.
     num_threads
         Threads that read and decode a `Collection`, in each process; if None, as many as there
-        are processors that this process may use, divided among worker processes.
+        are processors that this process may use, divided among worker processes and the ranks of
+        this machine. A ``fetch_callback`` has threads of its own.
 
     Raises
     ------
     ParameterError
         A size is below one, the strategy asks for rows that do not exist, ranks are given that
-        cannot be, or ``seed`` is None with several ranks and torch.distributed is not
+        cannot be, ``dense``, ``dtype`` or ``num_threads`` are given where they say nothing about
+        what is read, or ``seed`` is None with several ranks and torch.distributed is not
         initialised. Also when an epoch begins: ranks met, but this process has used a seed that
         it drew by itself.
 
@@ -145,6 +160,13 @@ class CellDataset(IterableDataset[Any]):
             require_torch_dtype(collection.dtype if self.dtype is None else self.dtype)
         self.num_threads = (
             None if num_threads is None else require_positive("num_threads", num_threads)
+        )
+        _require_reading_parameters_apply(
+            collection,
+            has_callback=fetch_callback is not None,
+            dense=self.dense,
+            dtype=self.dtype,
+            num_threads=self.num_threads,
         )
         self.num_workers = 0
         self._ranks = Ranks(rank, world_size)
@@ -386,6 +408,32 @@ class CellDataset(IterableDataset[Any]):
         )
         kind = PlacedDelivery if self._is_placed else TransformedDelivery
         return kind(reading=reading, callbacks=callbacks)
+
+
+def _require_reading_parameters_apply(
+    collection: Any,
+    *,
+    has_callback: bool,
+    dense: bool,
+    dtype: np.dtype[Any] | None,
+    num_threads: int | None,
+) -> None:
+    """Check that what says how a collection is read is given for one that is read here."""
+    given = {"dtype": None if dtype is None else str(dtype), "num_threads": num_threads}
+    if not isinstance(collection, Collection):
+        given = {"dense": dense or None, **given}
+        reader = f"an indexable of type {type(collection).__name__}"
+    elif has_callback:
+        reader = "a `fetch_callback`"
+    else:
+        return
+    ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    if ignored:
+        msg = (
+            "`dense`, `dtype` and `num_threads` say how cellfeed reads a Collection, but got "
+            f"{ignored} with {reader}; leave it out, and convert in `batch_transform`"
+        )
+        raise ParameterError(msg)
 
 
 def _numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:
