@@ -336,9 +336,8 @@ class TestParametersThatWouldBeIgnored:
             )
 
     def test_are_all_named(self, table):
-        everything = {"dense": True, "dtype": np.float32, "num_threads": 1}
         with pytest.raises(ParameterError, match="dense=True, dtype='float32', num_threads=1 with"):
-            CellDataset(table, BlockShuffling(4), 10, **everything)
+            CellDataset(table, BlockShuffling(4), 10, dense=True, dtype=np.float32, num_threads=1)
 
 
 class TestCopies:

@@ -170,7 +170,8 @@ def test_the_suite_finds_a_strategy_that(wrong, test):
         made = st.builds(wrong)
         return st.builds(StrategyCase, strategy=made, n_rows=st.just(n_rows), rows=st.just(rows))
 
-    errors = (AssertionError, pytest.fail.Exception)  # the second where none was raised
+    # The second where none was raised.
+    errors: tuple[type[BaseException], ...] = (AssertionError, pytest.fail.Exception)
     if wrong is CannotBePickled:
         errors = (AttributeError, pickle.PicklingError)
     with pytest.raises(errors):

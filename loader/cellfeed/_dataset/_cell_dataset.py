@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -21,6 +20,7 @@ from cellfeed._dataset._delivery import (
     TransformedDelivery,
 )
 from cellfeed._dataset._epochs import EpochCounter, Start
+from cellfeed._dataset._how_to_read import numpy_dtype, require_that_they_apply
 from cellfeed._dataset._iteration import Iteration
 from cellfeed._dataset._loader import MinibatchLoader, errors_that_travel, n_that_fit, sent_whole
 from cellfeed._dataset._ranks import CommonSeed, Ranks
@@ -155,13 +155,13 @@ class CellDataset(IterableDataset[Any]):
         self.batch_callback = batch_callback
         self.batch_transform = batch_transform
         self.dense = dense
-        self.dtype = None if dtype is None else _numpy_dtype(dtype)
+        self.dtype = None if dtype is None else numpy_dtype(dtype)
         if isinstance(collection, Collection) and fetch_callback is None:
             require_torch_dtype(collection.dtype if self.dtype is None else self.dtype)
         self.num_threads = (
             None if num_threads is None else require_positive("num_threads", num_threads)
         )
-        _require_reading_parameters_apply(
+        require_that_they_apply(
             collection,
             has_callback=fetch_callback is not None,
             dense=self.dense,
@@ -408,46 +408,3 @@ class CellDataset(IterableDataset[Any]):
         )
         kind = PlacedDelivery if self._is_placed else TransformedDelivery
         return kind(reading=reading, callbacks=callbacks)
-
-
-def _require_reading_parameters_apply(
-    collection: Any,
-    *,
-    has_callback: bool,
-    dense: bool,
-    dtype: np.dtype[Any] | None,
-    num_threads: int | None,
-) -> None:
-    """Check that what says how a collection is read is given for one that is read here."""
-    given = {"dtype": None if dtype is None else str(dtype), "num_threads": num_threads}
-    if not isinstance(collection, Collection):
-        given = {"dense": dense or None, **given}
-        reader = f"an indexable of type {type(collection).__name__}"
-    elif has_callback:
-        reader = "a `fetch_callback`"
-    else:
-        return
-    ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-    if ignored:
-        msg = (
-            "`dense`, `dtype` and `num_threads` say how cellfeed reads a Collection, but got "
-            f"{ignored} with {reader}; leave it out, and convert in `batch_transform`"
-        )
-        raise ParameterError(msg)
-
-
-def _numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:
-    try:
-        if isinstance(dtype, torch.dtype):
-            numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
-        else:
-            numpy_dtype = np.dtype(dtype)
-    except TypeError:
-        numpy_dtype = np.dtype(object)
-    of_torch = numpy_dtype.isnative and numpy_dtype.itemsize <= np.dtype(np.float64).itemsize
-    if numpy_dtype.kind not in "biuf" or not of_torch:
-        msg = (
-            f"`dtype` must be a numeric dtype that torch has, such as 'float32', but got {dtype!r}"
-        )
-        raise ParameterError(msg)
-    return numpy_dtype
