@@ -11,7 +11,7 @@ __all__ = ["Permutation"]
 
 # Four rounds make a Feistel network a pseudorandom permutation on large domains (Luby and
 # Rackoff 1988). Small domains need more: with 8 rounds the 120 permutations of 5 elements are
-# visibly uneven, with 16 they cannot be told from even (tests/loader/test_permutation.py).
+# visibly uneven, with 16 they cannot be told from even (tests/loader/sampling/test_permutation.py).
 _N_ROUNDS = 16
 
 

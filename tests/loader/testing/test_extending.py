@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 CODE = [block for language, block in BLOCKS if language == "python"]
 MOST_LINES = {"SamplingStrategy": 22, "Source": 44}  # of the class, without lines that are empty
