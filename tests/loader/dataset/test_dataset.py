@@ -312,34 +312,6 @@ class TestCallbacks:
             assert np.array_equal(batch.X.numpy(), expected[batch.rows])
 
 
-class TestParametersThatWouldBeIgnored:
-    @pytest.mark.parametrize(
-        "ignored", [{"dense": True}, {"dtype": "float64"}, {"num_threads": 2}], ids=str
-    )
-    @pytest.mark.parametrize("indexable", INDEXABLES, indirect=True)
-    def test_are_refused_of_an_indexable(self, indexable, ignored):
-        ((name, value),) = ignored.items()
-        kind = type(indexable).__name__
-        with pytest.raises(ParameterError, match=rf"got {name}={value!r} with an .* type {kind};"):
-            CellDataset(indexable, BlockShuffling(4), 10, **ignored)
-
-    @pytest.mark.parametrize("ignored", [{"dtype": "float64"}, {"num_threads": 2}], ids=str)
-    def test_are_refused_where_a_fetch_callback_reads(self, plates, ignored):
-        ((name, value),) = ignored.items()
-        with pytest.raises(ParameterError, match=rf"got {name}={value!r} with a `fetch_callback`"):
-            CellDataset(
-                open_collection(plates),
-                BlockShuffling(4),
-                10,
-                fetch_callback=operator.getitem,
-                **ignored,
-            )
-
-    def test_are_all_named(self, table):
-        with pytest.raises(ParameterError, match="dense=True, dtype='float32', num_threads=1 with"):
-            CellDataset(table, BlockShuffling(4), 10, dense=True, dtype=np.float32, num_threads=1)
-
-
 class TestCopies:
     @pytest.mark.parametrize(
         "copy_", [copy.copy, copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))]
