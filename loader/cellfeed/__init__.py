@@ -3,6 +3,12 @@
 Open files with `open_collection`, choose a strategy, and iterate over a `CellDataset`.
 """
 
+import sys
+
+if sys.platform == "win32":
+    msg = "cellfeed runs on Linux and macOS; on Windows, install it in WSL"
+    raise ImportError(msg)
+
 from cellfeed._cells import CategoricalColumn, Cells, Minibatch, NumericColumn
 from cellfeed._collection import Collection, open_collection
 from cellfeed._dataset import CellDataset

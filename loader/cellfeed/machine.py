@@ -8,7 +8,15 @@ import psutil
 
 from cellfeed._cgroup import cpu_quota, memory_headroom
 
-__all__ = ["threads_per_process", "usable_cores", "usable_cpu_count", "usable_memory_bytes"]
+__all__ = [
+    "local_world_size",
+    "threads_per_process",
+    "usable_cores",
+    "usable_cpu_count",
+    "usable_memory_bytes",
+]
+
+_DIGITS_OF_NONSENSE = 10
 
 
 def usable_cores() -> float:
@@ -41,20 +49,41 @@ def usable_cpu_count() -> int:
     return max(1, math.floor(usable_cores()))
 
 
+def local_world_size() -> int:
+    """Return how many ranks torchrun started on this machine, this one among them, at least 1.
+
+    It says so in the environment variable ``LOCAL_WORLD_SIZE``; 1 where that is not there or is
+    no such number.
+
+    Examples
+    --------
+    >>> local_world_size() >= 1
+    True
+    """
+    stated = os.environ.get("LOCAL_WORLD_SIZE", "").strip()
+    # No machine runs a billion; longer numbers could not even be parsed.
+    is_number = stated.isascii() and stated.isdecimal() and len(stated) < _DIGITS_OF_NONSENSE
+    return max(1, int(stated)) if is_number else 1
+
+
 def threads_per_process(n_processes: int) -> int:
     """Return how many threads read in each of so many processes, so that no core is shared.
+
+    The processors that this process may use are divided among the processes of all ranks that
+    torchrun started on this machine. Where each rank is bound to processors of its own, that is
+    too few: give the number of threads.
 
     Parameters
     ----------
     n_processes
-        At least 1.
+        Processes of this rank, at least 1.
 
     Examples
     --------
-    >>> threads_per_process(1) == usable_cpu_count(), threads_per_process(10_000)
-    (True, 1)
+    >>> threads_per_process(10_000)
+    1
     """
-    return max(1, usable_cpu_count() // n_processes)
+    return max(1, usable_cpu_count() // (n_processes * local_world_size()))
 
 
 def usable_memory_bytes() -> int:

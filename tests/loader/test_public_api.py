@@ -1,12 +1,14 @@
 import importlib
 import inspect
 import pkgutil
+import subprocess
+import sys
 from types import ModuleType
 
 import pytest
 
 PUBLIC_MODULES = {
-    "cellfeed": {"console", "machine", "stages", "synthetic", "testing"},
+    "cellfeed": {"console", "machine", "sampling", "stages", "synthetic", "testing"},
     "cellfeed_tuner": {"plots", "theory", "training"},
 }
 MODULES = [
@@ -49,3 +51,12 @@ def test_all_is_sorted_and_documented(name):
         value = getattr(module, exported)
         if inspect.isclass(value) or inspect.isfunction(value):
             assert inspect.getdoc(value), exported
+
+
+def test_windows_is_told_where_it_runs():
+    script = "import sys; sys.platform = 'win32'; import cellfeed"
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last == "ImportError: cellfeed runs on Linux and macOS; on Windows, install it in WSL"

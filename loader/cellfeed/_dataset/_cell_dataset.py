@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -21,6 +20,7 @@ from cellfeed._dataset._delivery import (
     TransformedDelivery,
 )
 from cellfeed._dataset._epochs import EpochCounter, Start
+from cellfeed._dataset._how_to_read import numpy_dtype, require_that_they_apply
 from cellfeed._dataset._iteration import Iteration
 from cellfeed._dataset._loader import MinibatchLoader, errors_that_travel, n_that_fit, sent_whole
 from cellfeed._dataset._ranks import CommonSeed, Ranks
@@ -47,6 +47,19 @@ class CellDataset(IterableDataset[Any]):
     minibatches have the same rows whatever the number of workers, and come in an order that
     depends on it. `loader` makes such a DataLoader.
 
+    What an iteration yields depends on what is read:
+
+    - of a `Collection`, a `Minibatch`: ``X`` is a torch tensor, sparse CSR or dense as it is
+      stored, ``obs`` has a tensor for each column, and ``rows`` the rows' numbers;
+    - of a `Collection` with a ``fetch_transform``, ``batch_callback`` or ``fetch_callback``, which
+      get or give `Cells` in NumPy and SciPy: a `Minibatch` of what they return where that is
+      `Cells`, and else what they return, as it is;
+    - of anything else, what its own brackets give: NumPy arrays of a NumPy array, SciPy CSR of
+      SciPy CSR, a `MultiIndexable` of a `MultiIndexable`, AnnData in memory of AnnData. Only a
+      DataLoader makes tensors of NumPy arrays, as it does for any data set.
+
+    With a ``batch_transform``, what that returns.
+
     Parameters
     ----------
     collection
@@ -63,7 +76,7 @@ class CellDataset(IterableDataset[Any]):
         What happens where rows do not divide evenly; see `EpochPlan`.
     fetch_callback
         ``fetch_callback(collection, rows)`` reads rows (ascending, int64) in place of
-        ``collection[rows]``.
+        ``collection[rows]``, one fetch after the other, with nothing read ahead.
     fetch_transform
         ``fetch_transform(fetched)`` changes a whole fetch. Over a `Collection` it gets `Cells`
         that are valid until the next fetch.
@@ -85,16 +98,18 @@ class CellDataset(IterableDataset[Any]):
         Whether minibatches of a `Collection` carry dense ``X`` even if it is stored sparse.
     dtype
         Dtype of ``X`` in minibatches of a `Collection`, such as ``"float32"``; that of the
-        collection if None.
+        collection if None. A ``fetch_callback`` reads in its own.
     num_threads
         Threads that read and decode a `Collection`, in each process; if None, as many as there
-        are processors that this process may use, divided among worker processes.
+        are processors that this process may use, divided among worker processes and the ranks of
+        this machine. A ``fetch_callback`` has threads of its own.
 
     Raises
     ------
     ParameterError
         A size is below one, the strategy asks for rows that do not exist, ranks are given that
-        cannot be, or ``seed`` is None with several ranks and torch.distributed is not
+        cannot be, ``dense``, ``dtype`` or ``num_threads`` are given where they say nothing about
+        what is read, or ``seed`` is None with several ranks and torch.distributed is not
         initialised. Also when an epoch begins: ranks met, but this process has used a seed that
         it drew by itself.
 
@@ -140,11 +155,18 @@ class CellDataset(IterableDataset[Any]):
         self.batch_callback = batch_callback
         self.batch_transform = batch_transform
         self.dense = dense
-        self.dtype = None if dtype is None else _numpy_dtype(dtype)
+        self.dtype = None if dtype is None else numpy_dtype(dtype)
         if isinstance(collection, Collection) and fetch_callback is None:
             require_torch_dtype(collection.dtype if self.dtype is None else self.dtype)
         self.num_threads = (
             None if num_threads is None else require_positive("num_threads", num_threads)
+        )
+        require_that_they_apply(
+            collection,
+            has_callback=fetch_callback is not None,
+            dense=self.dense,
+            dtype=self.dtype,
+            num_threads=self.num_threads,
         )
         self.num_workers = 0
         self._ranks = Ranks(rank, world_size)
@@ -386,20 +408,3 @@ class CellDataset(IterableDataset[Any]):
         )
         kind = PlacedDelivery if self._is_placed else TransformedDelivery
         return kind(reading=reading, callbacks=callbacks)
-
-
-def _numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:
-    try:
-        if isinstance(dtype, torch.dtype):
-            numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
-        else:
-            numpy_dtype = np.dtype(dtype)
-    except TypeError:
-        numpy_dtype = np.dtype(object)
-    of_torch = numpy_dtype.isnative and numpy_dtype.itemsize <= np.dtype(np.float64).itemsize
-    if numpy_dtype.kind not in "biuf" or not of_torch:
-        msg = (
-            f"`dtype` must be a numeric dtype that torch has, such as 'float32', but got {dtype!r}"
-        )
-        raise ParameterError(msg)
-    return numpy_dtype

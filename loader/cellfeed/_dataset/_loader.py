@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, default_convert, get_worker_info
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, interrupts_held, wait_for_dropped
 from cellfeed._errors import CellfeedError, DeliveryError, ParameterError
+from cellfeed.machine import local_world_size
 
 __all__ = ["MinibatchLoader", "errors_that_travel", "n_that_fit", "sent_whole"]
 
@@ -123,8 +124,7 @@ def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
         free = shutil.disk_usage(_SHARED_MEMORY).free
     except OSError:  # not on this system
         return sys.maxsize
-    n_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    fit = _SHARE * free / n_processes / max(1, minibatch_bytes) - _OF_THE_CONSUMER
+    fit = _SHARE * free / local_world_size() / max(1, minibatch_bytes) - _OF_THE_CONSUMER
     return max(1, int(fit / n_workers))
 
 

@@ -1,6 +1,26 @@
-"""Which rows come when: strategies, and the plan of an epoch."""
+"""Which rows come when: strategies, the plan of an epoch, and what a strategy is written with.
 
+A `SamplingStrategy` maps the positions of an epoch to rows; an `EpochPlan` divides the positions
+among ranks, fetches and minibatches. All that is random is counter-based: it follows from a key
+and a number, with no state between.
+"""
+
+from cellfeed.sampling._base import EpochOrder, SamplingStrategy
+from cellfeed.sampling._block_shuffling import BlockShuffling
+from cellfeed.sampling._permutation import Permutation
 from cellfeed.sampling._plan import EpochPlan, Fetch
-from cellfeed.sampling._strategies import BlockShuffling, SamplingStrategy, Streaming
+from cellfeed.sampling._random import derive_key, random_below, random_words
+from cellfeed.sampling._streaming import Streaming
 
-__all__ = ["BlockShuffling", "EpochPlan", "Fetch", "SamplingStrategy", "Streaming"]
+__all__ = [
+    "BlockShuffling",
+    "EpochOrder",
+    "EpochPlan",
+    "Fetch",
+    "Permutation",
+    "SamplingStrategy",
+    "Streaming",
+    "derive_key",
+    "random_below",
+    "random_words",
+]

@@ -11,7 +11,7 @@ __all__ = ["Permutation"]
 
 # Four rounds make a Feistel network a pseudorandom permutation on large domains (Luby and
 # Rackoff 1988). Small domains need more: with 8 rounds the 120 permutations of 5 elements are
-# visibly uneven, with 16 they cannot be told from even (tests/loader/test_permutation.py).
+# visibly uneven, with 16 they cannot be told from even (tests/loader/sampling/test_permutation.py).
 _N_ROUNDS = 16
 
 
@@ -29,7 +29,15 @@ class Permutation:
     n
         Number of elements, 0 <= n < 2**62.
     key
-        Chooses the permutation; see `cellfeed.sampling._random.derive_key`.
+        Chooses the permutation, 0 <= key < 2**64; see `derive_key`.
+
+    Examples
+    --------
+    >>> permute = Permutation(1_000_000_000, key=7)
+    >>> permute(np.array([[0, 1], [2, 999_999_999]])).shape
+    (2, 2)
+    >>> sorted(Permutation(5, key=7)(np.arange(5)).tolist())
+    [0, 1, 2, 3, 4]
     """
 
     n: int
@@ -41,8 +49,18 @@ class Permutation:
         keys = tuple(derive_key(self.key, number) for number in range(_N_ROUNDS))
         object.__setattr__(self, "_round_keys", keys)
 
-    def __call__(self, elements: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the images of ``elements``, each in [0, n), in the same shape, int64."""
+    def __call__(self, elements: NDArray[np.int64], /) -> NDArray[np.int64]:
+        """Return the images of some elements.
+
+        Parameters
+        ----------
+        elements
+            Values in [0, n), of any shape.
+
+        Returns
+        -------
+        Values in [0, n), int64, in the shape of ``elements``.
+        """
         images = self._feistel(elements.astype(np.uint64).ravel())
         outside = np.flatnonzero(images >= self.n)
         while outside.size:

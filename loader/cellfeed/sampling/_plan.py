@@ -8,14 +8,15 @@ the fetch at positions ``[(i R + r) F, (i R + r + 1) F)``; in the last round all
 equally fewer. Every rank therefore delivers the same number of minibatches, of the same sizes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError, require_integer, require_positive
+from cellfeed.sampling._base import EpochOrder, SamplingStrategy
 from cellfeed.sampling._random import derive_key, random_words
-from cellfeed.sampling._strategies import SamplingStrategy
 
 __all__ = ["EpochPlan", "Fetch"]
 
@@ -44,7 +45,10 @@ class Fetch:
 class EpochPlan:
     """One rank's share of one epoch, from which any fetch can be taken at any time.
 
-    Memory and start-up time do not depend on ``n_rows``.
+    Memory and start-up time do not depend on ``n_rows``, beyond what the strategy prepares for an
+    epoch. That is done at the first fetch and kept as long as the plan, so whoever wants many
+    fetches of one epoch takes them from one plan. It is not part of the plan's value: copies
+    that are pickled prepare anew, and give the same.
 
     Parameters
     ----------
@@ -93,6 +97,7 @@ class EpochPlan:
     epoch: int = 0
     rank: int = 0
     world_size: int = 1
+    _order: EpochOrder | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the sizes and the rank."""
@@ -175,14 +180,26 @@ class EpochPlan:
         starts = rounds * (self.fetch_size * self.world_size) + self.rank * size
         places = starts[:, None] + np.arange(size, dtype=np.int64)
         # Beyond the last position, rows are repeated so that ranks are equal.
-        rows = self.strategy.rows_at(
-            places % self.strategy.n_positions(self.n_rows),
-            n_rows=self.n_rows,
-            epoch_key=derive_key(self.seed, self.epoch, _STRATEGY),
-        )
+        rows = self._epoch_order()(places % self.strategy.n_positions(self.n_rows))
         if self.strategy.shuffles_fetch:
             rows = np.take_along_axis(rows, self._shuffle(places), axis=1)
         return rows
+
+    def _epoch_order(self) -> EpochOrder:
+        order = self._order
+        if order is None:  # in several threads at once, each prepares the same
+            order = self.strategy.epoch_order(
+                n_rows=self.n_rows, epoch_key=derive_key(self.seed, self.epoch, _STRATEGY)
+            )
+            object.__setattr__(self, "_order", order)
+        return order
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in (state | {"_order": None}).items():
+            object.__setattr__(self, name, value)
 
     def _shuffle(self, places: NDArray[np.int64]) -> NDArray[np.intp]:
         key = derive_key(self.seed, self.epoch, _WITHIN_FETCH)

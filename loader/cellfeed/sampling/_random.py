@@ -29,7 +29,18 @@ def random_words(key: int, counters: NDArray[np.integer]) -> NDArray[np.uint64]:
 
     Returns
     -------
-    Words of dtype uint64, in the shape of ``counters``.
+    Words, uint64, in the shape of ``counters``. The bits of a word are independent of each other
+    and of those of other words.
+
+    Examples
+    --------
+    >>> random_words(0, np.arange(2))
+    array([16294208416658607535,  7960286522194355700], dtype=uint64)
+
+    In [0, 1), float64:
+
+    >>> (random_words(0, np.arange(2)) >> np.uint64(11)) * 2.0**-53
+    array([0.88331081, 0.431528  ])
     """
     words = counters.astype(np.uint64)
     words *= np.uint64(_GOLDEN)
@@ -48,7 +59,17 @@ def derive_key(*parts: int) -> int:
     Parameters
     ----------
     parts
-        Integers of any size and sign, such as (seed, epoch, purpose).
+        Integers of any size and sign, such as (seed, epoch, purpose). A strategy that draws for
+        several purposes derives a key for each from its epoch's.
+
+    Returns
+    -------
+    A key, 0 <= key < 2**64, for `random_words`, `random_below`, `Permutation` or this function.
+
+    Examples
+    --------
+    >>> epoch_key = derive_key(42, 3)
+    >>> order_key, start_key = (derive_key(epoch_key, purpose) for purpose in range(2))
     """
     key = len(parts)
     for part in parts:
@@ -66,6 +87,18 @@ def random_below(key: int, bound: int) -> int:
     """Return one integer in [0, bound) that depends on ``key`` alone.
 
     The bias of the reduction is below bound / 2**64.
+
+    Parameters
+    ----------
+    key
+        A key that is used for nothing else; see `derive_key`.
+    bound
+        Above 0.
+
+    Examples
+    --------
+    >>> 0 <= random_below(derive_key(42), bound=10) < 10
+    True
     """
     return (_mix(key) * bound) >> 64
 

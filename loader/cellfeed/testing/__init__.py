@@ -1,6 +1,7 @@
 """Conformance suites: tests that an extension of cellfeed inherits by supplying one fixture.
 
-`SourceConformance` holds any storage against NumPy in memory.
+`SourceConformance` holds any storage against NumPy in memory, `StrategyConformance` any sampling
+strategy against what it says of itself.
 """
 
 try:
@@ -10,10 +11,19 @@ except ImportError as error:
     msg = "cellfeed.testing needs two more packages: pip install pytest hypothesis"
     raise ImportError(msg) from error
 
-pytest.register_assert_rewrite("cellfeed.testing._oracle", "cellfeed.testing._source")
+pytest.register_assert_rewrite(
+    "cellfeed.testing._oracle", "cellfeed.testing._source", "cellfeed.testing._strategy"
+)
 
 from cellfeed.testing._cases import StoredCase  # noqa: E402 - after its asserts are registered
 from cellfeed.testing._memory import GuardedPool  # noqa: E402
 from cellfeed.testing._source import SourceConformance  # noqa: E402
+from cellfeed.testing._strategy import StrategyCase, StrategyConformance  # noqa: E402
 
-__all__ = ["GuardedPool", "SourceConformance", "StoredCase"]
+__all__ = [
+    "GuardedPool",
+    "SourceConformance",
+    "StoredCase",
+    "StrategyCase",
+    "StrategyConformance",
+]

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -25,6 +24,7 @@ from cellfeed._runs import merge_consecutive
 from cellfeed._sources import Layout, Source, open_sources
 from cellfeed.sampling import BlockShuffling
 from cellfeed.testing._cases import StoredCase, stored_cases
+from cellfeed.testing._for_all import for_all
 from cellfeed.testing._memory import GuardedPool
 from cellfeed.testing._oracle import Oracle
 from cellfeed.testing._reading import GuardedRead
@@ -275,16 +275,8 @@ class SourceConformance:
         max_examples: int | None = None,
         **strategies: st.SearchStrategy[Any],
     ) -> None:
-        # Not a decorator of the tests, which do not know the subclass and what it draws from.
-        configured = settings(
-            max_examples=self.max_examples if max_examples is None else max_examples,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            phases=[Phase.generate, Phase.shrink],
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-        )
-        configured(given(**strategies)(check))()
+        most = self.max_examples if max_examples is None else max_examples
+        for_all(check, max_examples=most, **strategies)
 
 
 def _source(written: Path | Source, case: StoredCase) -> Source:

@@ -1,8 +1,8 @@
 """Edits metadata and chunks of zarr stores over and over; run in a process that may crash.
 
-``python -m tests.loader.zarr_metadata_fuzzing N [FIRST]`` puts odd and hostile numbers, names and
-lists into stores of both formats. Each case gives the rows that zarr itself reads, or an error of
-cellfeed's; see `fuzzed_cases`.
+``python -m tests.loader.sources.zarr_metadata_fuzzing N [FIRST]`` puts odd and hostile numbers,
+names and lists into stores of both formats. Each case gives the rows that zarr itself reads, or an
+error of cellfeed's; see `fuzzed_cases`.
 """
 
 import copy
@@ -18,7 +18,7 @@ import numcodecs
 import numpy as np
 import numpy.typing as npt
 import zarr
-from tests.loader.fuzzed_cases import (
+from tests.loader.sources.fuzzed_cases import (
     CSR,
     MATRIX,
     N_ROWS,

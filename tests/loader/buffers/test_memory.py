@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from cellfeed import BlockShuffling, CellDataset, _memory, open_collection
-from cellfeed._buffers import BufferPool
+from cellfeed import BlockShuffling, CellDataset, open_collection
+from cellfeed._buffers import BufferPool, _pool
 
 
 def take_and_tell(pool: BufferPool, connection) -> None:
@@ -20,7 +20,7 @@ def test_a_fork_while_another_thread_takes_memory():
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with _memory._lock:
+        with _pool._lock:
             held.set()
             done.wait()
 
@@ -57,8 +57,8 @@ class MappedBytes:
 
     def __init__(self, monkeypatch):
         self.now = self.most = 0
-        self._map = _memory._map
-        monkeypatch.setattr(_memory, "_map", self.map)
+        self._map = _pool._map
+        monkeypatch.setattr(_pool, "_map", self.map)
 
     def map(self, capacity):
         memory = self._map(capacity)

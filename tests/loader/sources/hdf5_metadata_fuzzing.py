@@ -1,8 +1,8 @@
 """Makes HDF5 files with odd and hostile sizes over and over; run in a process that may crash.
 
-``python -m tests.loader.hdf5_metadata_fuzzing N [FIRST]`` writes matrices with shapes, chunks,
-dtypes, filters and row pointers that anndata would not write. Each case gives the rows that HDF5
-itself reads, or an error of cellfeed's; see `fuzzed_cases`.
+``python -m tests.loader.sources.hdf5_metadata_fuzzing N [FIRST]`` writes matrices with shapes,
+chunks, dtypes, filters and row pointers that anndata would not write. Each case gives the rows that
+HDF5 itself reads, or an error of cellfeed's; see `fuzzed_cases`.
 """
 
 import shutil
@@ -14,7 +14,7 @@ import h5py
 import hdf5plugin
 import numpy as np
 import numpy.typing as npt
-from tests.loader.fuzzed_cases import (
+from tests.loader.sources.fuzzed_cases import (
     CSR,
     MATRIX,
     N_ROWS,

@@ -38,7 +38,7 @@ ascending_ranges = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max
 
 def fuzz(path: Path, *arguments: object) -> str:
     """Run the fuzzer in a process of its own, so that a crash of it is told."""
-    fuzzer = Path(__file__).with_name("fuzzing.py")
+    fuzzer = Path(__file__).parents[1] / "fuzzing.py"
     done = subprocess.run(
         [sys.executable, "-W", "error", fuzzer, *map(str, arguments)],
         capture_output=True,

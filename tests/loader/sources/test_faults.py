@@ -544,7 +544,7 @@ class TestDamageAnywhere:
             names = ["X"] if element == "X" else ["X/indices", "X/data"]
             bounds = [str(n) for name in names for pair in chunk_bytes(path, name) for n in pair]
             arguments += ["--", str(path), "60", *bounds, "--", str(path), "100"]
-        fuzzer = Path(__file__).with_name("fuzzing.py")
+        fuzzer = Path(__file__).parents[1] / "fuzzing.py"
         done = subprocess.run(  # which may crash
             [sys.executable, "-W", "error", fuzzer, "files", *arguments[1:]],
             capture_output=True,

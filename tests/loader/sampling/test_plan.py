@@ -1,4 +1,6 @@
+import copy
 import dataclasses
+import pickle
 import tracemalloc
 from collections import Counter
 from typing import Any
@@ -8,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellfeed import BlockShuffling, CellDataset, EpochPlan, ParameterError, Streaming
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    EpochPlan,
+    ParameterError,
+    SamplingStrategy,
+    Streaming,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,6 +237,56 @@ class TestOrder:
             world_size=2,
         )
         assert [delivered(dataclasses.replace(plan, rank=rank)) for rank in range(2)] == GOLDEN
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reversed(SamplingStrategy):
+    """Visits the rows backwards, and notes for which keys it prepared an epoch."""
+
+    keys: list[int] = dataclasses.field(default_factory=list)
+
+    shuffles_fetch = False
+
+    def n_positions(self, n_rows):
+        return n_rows
+
+    def epoch_order(self, *, n_rows, epoch_key):
+        self.keys.append(epoch_key)
+        return lambda positions: n_rows - 1 - positions  # which cannot be pickled
+
+
+class TestPreparing:
+    def test_is_not_done_for_lengths_and_once_for_all_fetches_of_a_plan(self):
+        strategy = Reversed()
+        plan = shuffling_plan(strategy=strategy)
+        assert plan.n_minibatches == 25
+        assert not strategy.keys
+        assert delivered(plan) == list(range(200))[::-1]
+        assert plan.fetch(3).rows.size == plan.fetch_size
+        assert len(strategy.keys) == 1
+
+    def test_is_done_anew_for_another_epoch_seed_or_copy(self):
+        strategy = Reversed()
+        plan = shuffling_plan(strategy=strategy)
+        others = [dataclasses.replace(plan, epoch=1), dataclasses.replace(plan, seed=1)]
+        for each in (plan, *others, dataclasses.replace(plan)):
+            each.fetch(0)
+        assert len(strategy.keys) == 4
+        assert len(set(strategy.keys)) == 3
+
+    @pytest.mark.parametrize("copied", [copy.copy, lambda plan: pickle.loads(pickle.dumps(plan))])
+    def test_is_left_behind_by_copies(self, copied):
+        plan = shuffling_plan(strategy=Reversed())
+        plan.fetch(0)
+        again = copied(plan)
+        assert delivered(again) == delivered(plan)
+        assert dataclasses.replace(again, strategy=plan.strategy) == plan
+
+    def test_is_not_part_of_the_value(self):
+        plan = shuffling_plan(strategy=Streaming())
+        fresh = dataclasses.replace(plan)
+        plan.fetch(0)
+        assert (plan, hash(plan), repr(plan)) == (fresh, hash(fresh), repr(fresh))
 
 
 class Rows:

@@ -20,7 +20,7 @@ from cellfeed import CellDataset, FormatError, ParameterError, Streaming, open_c
 from cellfeed._buffers import BufferPool
 from cellfeed._reading import Reader
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(40, 12)).astype(np.float32)
 
 READ_EACH = """
@@ -52,7 +52,7 @@ def run(*arguments: object) -> str:
 
 @pytest.mark.parametrize(("storage", "n"), [("zarr", 2000), ("hdf5", 400)])
 def test_fuzzed(storage, n):
-    outcome = run("-W", "error", "-m", f"tests.loader.{storage}_metadata_fuzzing", n)
+    outcome = run("-W", "error", "-m", f"tests.loader.sources.{storage}_metadata_fuzzing", n)
     lines = outcome.splitlines()
     assert len(lines) == n + 1
     counts = {result: int(count) for result, count in map(str.split, lines[-1].split(", "))}

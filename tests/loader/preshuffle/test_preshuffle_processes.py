@@ -23,7 +23,7 @@ import cellfeed._preshuffle._dask as on_dask
 from cellfeed import ParameterError, open_collection, preshuffle
 from cellfeed._cli import main
 
-ANNBATCH = Path(__file__).parents[2] / ".peers" / "annbatch" / "bin" / "python"
+ANNBATCH = Path(__file__).parents[3] / ".peers" / "annbatch" / "bin" / "python"
 N_CELLS, MEMORY, N_PARTS = 3_000, 480_000, 6
 
 

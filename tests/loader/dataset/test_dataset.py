@@ -1,4 +1,5 @@
 import copy
+import operator
 import pickle
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,14 @@ class TestCallbacks:
         )
         for batch in dataset:
             assert np.array_equal(batch.X.to_dense(), in_memory(plates)[batch.rows])
+
+    def test_what_a_fetch_callback_reads_of_a_collection_is_made_dense(self, plates, in_memory):
+        collection, expected = open_collection(plates), in_memory(plates)
+        dataset = CellDataset(
+            collection, BlockShuffling(4), 10, 2, fetch_callback=operator.getitem, dense=True
+        )
+        for batch in dataset:
+            assert np.array_equal(batch.X.numpy(), expected[batch.rows])
 
 
 class TestCopies:

@@ -22,7 +22,7 @@ BAD_INDICES = {
 
 def rows_of_epoch(strategy: SamplingStrategy, n_rows: int, key: int = 0) -> np.ndarray:
     positions = np.arange(strategy.n_positions(n_rows))
-    return strategy.rows_at(positions, n_rows=n_rows, epoch_key=key)
+    return strategy.epoch_order(n_rows=n_rows, epoch_key=key)(positions)
 
 
 @st.composite
@@ -86,7 +86,7 @@ class TestBlockShuffling:
         numbers = st.integers(0, all_rows.size - 1)
         flat = data.draw(st.lists(numbers, min_size=6, max_size=6).map(np.array))
         asked = flat.reshape(2, 3)
-        rows = strategy.rows_at(asked, n_rows=n_rows, epoch_key=key)
+        rows = strategy.epoch_order(n_rows=n_rows, epoch_key=key)(asked)
         assert rows.dtype == np.int64
         assert np.array_equal(rows, all_rows[asked])
 

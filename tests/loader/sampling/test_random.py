@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import chisquare
 
-from cellfeed.sampling._random import derive_key, random_below, random_words
+from cellfeed.sampling import derive_key, random_below, random_words
 
 keys = st.integers(0, 2**64 - 1)
 FIRST_WORDS_OF_SPLITMIX64 = {  # as published with the generator

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2, chisquare
 
-from cellfeed.sampling._permutation import Permutation
-from cellfeed.sampling._random import derive_key
+from cellfeed.sampling import Permutation, derive_key
 
 
 @pytest.mark.parametrize("key", [0, 2**64 - 1])

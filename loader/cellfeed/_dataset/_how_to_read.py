@@ -1,0 +1,68 @@
+"""What a data set is told of how to read its collection: dense, dtype, threads."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+
+from cellfeed._collection import Collection
+from cellfeed._errors import ParameterError
+
+__all__ = ["numpy_dtype", "require_that_they_apply"]
+
+
+def require_that_they_apply(
+    collection: Any,
+    *,
+    has_callback: bool,
+    dense: bool,
+    dtype: np.dtype[Any] | None,
+    num_threads: int | None,
+) -> None:
+    """Check that what says how a collection is read is given for one that is read here.
+
+    Raises
+    ------
+    ParameterError
+        Something is given that would be ignored.
+    """
+    given = {"dtype": None if dtype is None else str(dtype), "num_threads": num_threads}
+    if not isinstance(collection, Collection):
+        given = {"dense": dense or None, **given}
+        reader = f"an indexable of type {type(collection).__name__}"
+    elif has_callback:
+        reader = "a `fetch_callback`"
+    else:
+        return
+    ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    if ignored:
+        msg = (
+            "`dense`, `dtype` and `num_threads` say how cellfeed reads a Collection, but got "
+            f"{ignored} with {reader}; leave it out, and convert in `batch_transform`"
+        )
+        raise ParameterError(msg)
+
+
+def numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:
+    """Return a dtype of NumPy or torch as that of NumPy.
+
+    Raises
+    ------
+    ParameterError
+        It is none of numbers that torch has.
+    """
+    try:
+        if isinstance(dtype, torch.dtype):
+            native = torch.empty(0, dtype=dtype).numpy().dtype
+        else:
+            native = np.dtype(dtype)
+    except TypeError:
+        native = np.dtype(object)
+    of_torch = native.isnative and native.itemsize <= np.dtype(np.float64).itemsize
+    if native.kind not in "biuf" or not of_torch:
+        msg = (
+            f"`dtype` must be a numeric dtype that torch has, such as 'float32', but got {dtype!r}"
+        )
+        raise ParameterError(msg)
+    return native

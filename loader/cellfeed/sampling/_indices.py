@@ -1,0 +1,74 @@
+"""The rows that a strategy may visit: all of them, or those it was given."""
+
+import warnings
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed._errors import ParameterError
+from cellfeed.sampling._base import EpochOrder
+
+__all__ = ["among", "n_available", "sorted_indices"]
+
+
+def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
+    """Return the rows to visit in storage order, checked; None stands for all rows.
+
+    Called by ``__post_init__``, whose caller's caller a warning points to.
+
+    Raises
+    ------
+    ParameterError
+        They are not one-dimensional integers from 0 on, at least one.
+
+    Warns
+    -----
+    UserWarning
+        They were not sorted.
+    """
+    if indices is None:
+        return None
+    given = np.asarray(indices)
+    if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iu":
+        msg = (
+            "`indices` must be one-dimensional integers, at least one, "
+            f"but got shape {given.shape} and dtype {given.dtype}"
+        )
+        raise ParameterError(msg)
+    rows = given.astype(np.int64)
+    if np.any(rows[1:] < rows[:-1]):
+        warnings.warn(
+            "`indices` were not sorted; they are visited in sorted order, as storage is read",
+            UserWarning,
+            stacklevel=4,
+        )
+        rows = np.sort(rows)
+    if rows[0] < 0:
+        msg = f"`indices >= 0` must hold, but the smallest is {rows[0]}"
+        raise ParameterError(msg)
+    return rows
+
+
+def n_available(indices: ArrayLike | None, n_rows: int) -> int:
+    """Return how many rows may be visited.
+
+    Raises
+    ------
+    ParameterError
+        A row is beyond the collection.
+    """
+    if indices is None:
+        return n_rows
+    rows = np.asarray(indices)
+    if rows[-1] >= n_rows:
+        msg = f"`indices < {n_rows}` (the number of rows) must hold, but the largest is {rows[-1]}"
+        raise ParameterError(msg)
+    return rows.size
+
+
+def among(indices: ArrayLike | None, order: EpochOrder) -> EpochOrder:
+    """Return the order of the rows of which ``order`` gives the numbers among ``indices``."""
+    if indices is None:
+        return order
+    rows: NDArray[np.int64] = np.asarray(indices)
+    return lambda positions: rows[order(positions)]

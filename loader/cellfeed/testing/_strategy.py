@@ -1,0 +1,299 @@
+# ruff: noqa: S101 - a suite asserts
+"""What holds for every sampling strategy."""
+
+import gc
+import pickle
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError
+from cellfeed.sampling import EpochPlan, SamplingStrategy
+from cellfeed.testing._for_all import for_all
+
+__all__ = ["StrategyCase", "StrategyConformance"]
+
+_N_OF_LARGE = 1 << 18  # rows: as int64, they take 2 MiB
+_SMALL_BYTES = 1 << 19  # what may be held or used that does not grow with rows
+_SMALL_OBJECTS = 2000
+
+_keys = st.integers(0, (1 << 64) - 1)
+_seeds = st.integers(-5, 1 << 70)
+_epochs = st.integers(0, 1 << 20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyCase:
+    """A strategy, and what is to come out of it.
+
+    Parameters
+    ----------
+    strategy
+        The strategy.
+    n_rows
+        Rows of the collection.
+    rows
+        The rows that it may visit, int64, ascending; all if None.
+    n_positions
+        How many rows an epoch visits; as many as it may visit if None.
+    is_repeating
+        Whether an epoch may visit a row more than once. If not, and ``n_positions`` is None, it
+        visits every row exactly once.
+    is_random
+        Whether epochs differ.
+    """
+
+    strategy: SamplingStrategy
+    n_rows: int
+    rows: NDArray[np.int64] | None = None
+    n_positions: int | None = None
+    is_repeating: bool = False
+    is_random: bool = True
+
+    @property
+    def available(self) -> NDArray[np.int64]:
+        """The rows that may be visited, ascending."""
+        return np.arange(self.n_rows) if self.rows is None else self.rows
+
+    @property
+    def n_visited(self) -> int:
+        """How many rows an epoch is to visit."""
+        return self.available.size if self.n_positions is None else self.n_positions
+
+    def epoch(self, epoch_key: int) -> NDArray[np.int64]:
+        """Return all rows of an epoch, by positions."""
+        return self.rows_at(np.arange(self.strategy.n_positions(self.n_rows)), epoch_key)
+
+    def rows_at(self, positions: NDArray[np.int64], epoch_key: int) -> NDArray[np.int64]:
+        """Return the rows at some positions of an epoch that is prepared anew."""
+        return self.strategy.epoch_order(n_rows=self.n_rows, epoch_key=epoch_key)(positions)
+
+
+Cases = Callable[[int], st.SearchStrategy[StrategyCase]]
+
+
+class StrategyConformance:
+    """Tests that every sampling strategy passes; inherit them, and say what is tested.
+
+    A subclass supplies the fixture ``cases``, which returns a function: of a number of rows, it
+    makes a hypothesis strategy of `StrategyCase`. Cases are drawn, the same ones each time.
+
+    Attributes
+    ----------
+    max_examples
+        Cases that each test tries.
+
+    Examples
+    --------
+    >>> from hypothesis import strategies as st
+    >>> from cellfeed import BlockShuffling
+    >>> class TestBlockShuffling(StrategyConformance):
+    ...     @pytest.fixture
+    ...     def cases(self):
+    ...         def cases(n_rows):
+    ...             strategies = st.builds(BlockShuffling, block_size=st.integers(1, 30))
+    ...             return st.builds(StrategyCase, strategy=strategies, n_rows=st.just(n_rows))
+    ...
+    ...         return cases
+    """
+
+    max_examples: int = 100
+
+    @pytest.fixture
+    def cases(self) -> Cases:
+        """Return a function from a number of rows to a strategy of cases."""
+        msg = f"{type(self).__name__} has to have a fixture `cases`, which draws strategies"
+        raise NotImplementedError(msg)
+
+    def test_every_row_as_often_as_declared(self, cases: Cases) -> None:
+        """Exactly once, unless the case says that rows are left out or come again."""
+
+        def check(case: StrategyCase, epoch_key: int) -> None:
+            n_positions = case.strategy.n_positions(case.n_rows)
+            assert isinstance(n_positions, int)
+            assert n_positions == case.n_visited
+            rows = case.epoch(epoch_key)
+            assert rows.shape == (n_positions,)
+            assert np.isin(rows, case.available).all()
+            if not case.is_repeating:
+                assert np.unique(rows).size == rows.size
+
+        self._try(check, case=_small(cases), epoch_key=_keys)
+
+    def test_any_positions_at_any_time(self, cases: Cases) -> None:
+        """In any shape, order and portions, prepared before or not."""
+
+        def check(case: StrategyCase, epoch_key: int, data: st.DataObject) -> None:
+            every = case.epoch(epoch_key)
+            prepared = case.strategy.epoch_order(n_rows=case.n_rows, epoch_key=epoch_key)
+            some = st.lists(st.integers(0, every.size - 1), max_size=24) if every.size else _NONE
+            for drawn in data.draw(st.lists(some, min_size=1, max_size=4)):
+                positions = np.array(drawn, np.int64)
+                if data.draw(st.booleans()):
+                    positions = positions[: positions.size // 2 * 2].reshape(2, -1)
+                before, expected = positions.tolist(), every[positions].tolist()
+                for rows in (prepared(positions), case.rows_at(positions, epoch_key)):
+                    assert positions.tolist() == before, "positions were written into"
+                    assert rows.dtype == np.int64
+                    assert rows.tolist() == expected
+
+        self._try(check, case=_small(cases), epoch_key=_keys, data=st.data())
+
+    def test_the_order_depends_on_seed_and_epoch_alone(self, cases: Cases) -> None:
+        """The same for the same, another for others, unless the case says that it is not random."""
+
+        def check(case: StrategyCase, seed: int, epoch: int) -> None:
+            plan = _plan(case, batch_size=8, fetch_factor=8, seed=seed, epoch=epoch)
+            order = _delivered(plan)
+            assert _delivered(replace(plan)) == order
+            others = [replace(plan, epoch=epoch + k) for k in range(1, 5)]
+            others += [replace(plan, seed=seed + k) for k in range(1, 5)]
+            orders = {tuple(_delivered(other)) for other in others}
+            if not case.is_random:
+                assert orders == {tuple(order)}
+            elif case.n_visited >= 20:  # noqa: PLR2004 - enough to have many orders
+                assert len(orders | {tuple(order)}) > 1
+
+        self._try(check, case=_small(cases, least=60), seed=_seeds, epoch=_epochs)
+
+    def test_ranks(self, cases: Cases) -> None:
+        """Equal numbers of minibatches of equal sizes; disjoint, since divided after permuting."""
+
+        def check(plan: EpochPlan) -> None:
+            n_ranks = plan.world_size
+            plans = [replace(plan, rank=rank) for rank in range(n_ranks)]
+            sizes = [plan.delivered_rows(number).size for number in range(plan.n_fetches)]
+            assert set(sizes[:-1]) <= {plan.fetch_size}
+            assert sum(sizes) == plan.n_delivered
+            assert plan.n_minibatches == -(-plan.n_delivered // plan.batch_size)
+            rows = [_delivered(each) for each in plans]
+            assert [len(each) for each in rows] == [plan.n_delivered] * n_ranks
+            counts = Counter(row for each in rows for row in each)
+            alone = replace(plan, rank=0, world_size=1, drop_last=False)
+            visited = Counter(_delivered(alone))
+            if plan.drop_last:
+                assert plan.n_delivered % plan.batch_size == 0
+                assert visited.total() - counts.total() < n_ranks * plan.batch_size
+                assert counts <= visited
+            else:
+                assert counts.total() - visited.total() < n_ranks
+                assert visited <= counts
+
+        self._try_plans(cases, check)
+
+    def test_fetches(self, cases: Cases) -> None:
+        """Any fetch at any time, by a plan that was used or not, alone or with others."""
+
+        def check(plan: EpochPlan, data: st.DataObject) -> None:
+            every = [plan.delivered_rows(number)[0] for number in range(plan.n_fetches)]
+            for number in data.draw(st.permutations(range(plan.n_fetches))):
+                for each in (plan, replace(plan)):
+                    fetch = each.fetch(number)
+                    assert (np.diff(fetch.rows) > 0).all()
+                    assert fetch.rows[fetch.order].tolist() == every[number].tolist()
+            n_whole = plan.n_whole_fetches
+            if n_whole:
+                first = data.draw(st.integers(0, n_whole - 1))
+                together = plan.delivered_rows(first, n_whole - first)
+                assert together.tolist() == [rows.tolist() for rows in every[first:n_whole]]
+            for beyond in (-1, plan.n_fetches):
+                with pytest.raises(IndexError):
+                    plan.fetch(beyond)
+
+        self._try_plans(cases, check, data=st.data())
+
+    def test_pickled(self, cases: Cases) -> None:
+        """Copies of the strategy and of a plan, used or not, give the same."""
+
+        def check(case: StrategyCase, seed: int) -> None:
+            plan = _plan(case, batch_size=5, fetch_factor=2, seed=seed)
+            before = pickle.dumps(plan)
+            order = _delivered(plan)
+            for dumped in (before, pickle.dumps(plan)):
+                assert _delivered(pickle.loads(dumped)) == order  # noqa: S301 - our own
+            copy = replace(case, strategy=pickle.loads(pickle.dumps(case.strategy)))  # noqa: S301
+            assert copy.epoch(seed).tolist() == case.epoch(seed).tolist()
+
+        self._try(check, case=_small(cases), seed=st.integers(0, 999))
+
+    def test_memory(self, cases: Cases) -> None:
+        """No Python object for each row; what an epoch keeps is no more than it says."""
+
+        def check(case: StrategyCase) -> None:
+            plan = _plan(case, batch_size=16, fetch_factor=8)
+            stated = case.strategy.prepared_bytes(case.n_rows)
+            gc.collect()
+            tracemalloc.start()
+            try:
+                for number in (plan.n_fetches - 1, plan.n_fetches // 2):
+                    plan.fetch(number)
+                held, _ = tracemalloc.get_traced_memory()
+                allocated = tracemalloc.take_snapshot().statistics("filename")
+                n_objects = sum(each.count for each in allocated)
+                del allocated
+                tracemalloc.reset_peak()
+                plan.fetch(0)
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert held <= stated + _SMALL_BYTES, "more than `prepared_bytes` says"
+            assert n_objects < _SMALL_OBJECTS, "Python objects that grow with rows"
+            assert peak - held < _SMALL_BYTES, "what a fetch takes grows with rows"
+
+        # Tracing makes Python slow.
+        for_all(check, max_examples=min(5, self.max_examples), case=cases(_N_OF_LARGE))
+
+    def test_rows_that_are_not_there(self, cases: Cases) -> None:
+        """A collection with fewer rows than are asked for is refused, in one line."""
+
+        def check(case: StrategyCase) -> None:
+            if case.rows is None or case.rows[-1] == 0:
+                return
+            with pytest.raises(ParameterError) as raised:
+                case.strategy.n_positions(int(case.rows[-1]))
+            assert "\n" not in str(raised.value)
+
+        self._try(check, case=_small(cases))
+
+    def _try(self, check: Callable[..., None], **drawn: st.SearchStrategy[Any]) -> None:
+        for_all(check, max_examples=self.max_examples, **drawn)
+
+    def _try_plans(
+        self, cases: Cases, check: Callable[..., None], **drawn: st.SearchStrategy[Any]
+    ) -> None:
+        plans = st.builds(
+            lambda case, parameters: _plan(case, **parameters), _small(cases), _PARAMETERS
+        )
+        self._try(check, plan=plans, **drawn)
+
+
+_NONE = st.just(list[int]())
+_PARAMETERS = st.fixed_dictionaries(
+    {
+        "batch_size": st.integers(1, 30),
+        "fetch_factor": st.integers(1, 5),
+        "drop_last": st.booleans(),
+        "seed": _seeds,
+        "epoch": _epochs,
+        "world_size": st.integers(1, 5),
+    }
+)
+
+
+def _small(cases: Cases, *, least: int = 1) -> st.SearchStrategy[StrategyCase]:
+    return st.integers(least, 150).flatmap(cases)
+
+
+def _plan(case: StrategyCase, **parameters: Any) -> EpochPlan:
+    return EpochPlan(strategy=case.strategy, n_rows=case.n_rows, **parameters)
+
+
+def _delivered(plan: EpochPlan) -> list[int]:
+    return [row for k in range(plan.n_fetches) for row in plan.delivered_rows(k)[0].tolist()]
