@@ -1,8 +1,7 @@
 """Compiled loops, which run without the GIL: read and decode chunks, place what they hold.
 
 Every kernel has its signature written out, so that it is compiled (or loaded from disk) when
-this module is imported, and never later beside threads or before a fork. Kernels that call each
-other are in one file, since numba compiles again what changed in the same file only.
+this module is imported, and never later beside threads or before a fork.
 
 Tables are int64 arrays of one row for each item; the names of their columns are the constants
 below.
@@ -13,7 +12,7 @@ import os
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 from numpy.typing import NDArray
 
 from cellfeed._chunks._native import (
@@ -25,6 +24,7 @@ from cellfeed._chunks._native import (
     pointer,
     stream_blocks,
 )
+from cellfeed._compiled import compiled
 
 __all__ = [
     "ASCENDING",
@@ -110,7 +110,7 @@ _TILE_ELEMENTS = 1 << 12  # of a dense matrix; they fit in the first cache
 _int64_2d = "int64[:,::1]"
 
 
-@njit(f"Tuple((int64, int64))({_int64_2d}, int64, int64)", nogil=True, cache=True)
+@compiled(f"Tuple((int64, int64))({_int64_2d}, int64, int64)")
 def _extent(chunks: NDArray[np.int64], first: int, stop: int) -> Any:
     """Return up to which chunk one read goes, and how many bytes that takes."""
     begin = chunks[first, OFFSET]
@@ -128,7 +128,7 @@ def _extent(chunks: NDArray[np.int64], first: int, stop: int) -> Any:
     return last, end - begin
 
 
-@njit(f"void({_int64_2d}, int64[::1])", nogil=True, cache=True)
+@compiled(f"void({_int64_2d}, int64[::1])")
 def advise(chunks: NDArray[np.int64], functions: NDArray[np.int64]) -> None:
     """Tell the system which bytes will be read, so that it fetches them side by side."""
     if functions[_FADVISE] == 0:
@@ -141,7 +141,7 @@ def advise(chunks: NDArray[np.int64], functions: NDArray[np.int64]) -> None:
         i = last
 
 
-@njit("Tuple((int64, int64))(int64, int64, int64, int64, int64[::1])", nogil=True, cache=True)
+@compiled("Tuple((int64, int64))(int64, int64, int64, int64, int64[::1])")
 def _read(fd: int, target: int, size: int, offset: int, functions: NDArray[np.int64]) -> Any:
     """Read up to the end of the file, or ``size`` bytes; return a failure, and the bytes read."""
     done = interrupted = 0
@@ -159,7 +159,7 @@ def _read(fd: int, target: int, size: int, offset: int, functions: NDArray[np.in
     return 0, done
 
 
-@njit("Tuple((int64, int64))(int64, int64, int64[::1])", nogil=True, cache=True)
+@compiled("Tuple((int64, int64))(int64, int64, int64[::1])")
 def _open(path: int, flags: int, functions: NDArray[np.int64]) -> Any:
     """Open the file whose path is at this address; return a failure, and the descriptor."""
     fd = np.int64(np.int32(call(functions[_OPEN], (path, flags))))
@@ -169,7 +169,7 @@ def _open(path: int, flags: int, functions: NDArray[np.int64]) -> Any:
     return (MISSING if number == _NO_SUCH_FILE else UNREADABLE), fd
 
 
-@njit("Tuple((int64, int64))(int64[::1], int64, int64, int64, int64[::1])", nogil=True, cache=True)
+@compiled("Tuple((int64, int64))(int64[::1], int64, int64, int64, int64[::1])")
 def _read_from(
     chunk: NDArray[np.int64], target: int, size: int, expected: int, functions: NDArray[np.int64]
 ) -> Any:
@@ -193,11 +193,7 @@ def _read_from(
     return failure, n
 
 
-@njit(
-    f"Tuple((int64, int64, int64))({_int64_2d}, int64, int64, int64, int64, int64[::1])",
-    nogil=True,
-    cache=True,
-)
+@compiled(f"Tuple((int64, int64, int64))({_int64_2d}, int64, int64, int64, int64, int64[::1])")
 def _read_ahead(
     chunks: NDArray[np.int64],
     first: int,
@@ -215,7 +211,7 @@ def _read_ahead(
     return failure, end, n
 
 
-@njit("int64(int64, int64, int64, int64)", nogil=True, cache=True)
+@compiled("int64(int64, int64, int64, int64)")
 def _lzf(source: int, size: int, target: int, capacity: int) -> int:
     """Decompress LZF (liblzf's format, as h5py writes it); the bytes written, -1 if damaged."""
     ins = carray(pointer(source), (size,), np.uint8)
@@ -252,7 +248,7 @@ def _lzf(source: int, size: int, target: int, capacity: int) -> int:
     return int(o)
 
 
-@njit("int64(int64, int64, int64, int64, int64[::1])", nogil=True, cache=True)
+@compiled("int64(int64, int64, int64, int64, int64[::1])")
 def _lz4(source: int, size: int, target: int, capacity: int, functions: NDArray[np.int64]) -> Any:
     """Decompress LZ4 as numcodecs writes it; the bytes written, below 0 if damaged."""
     if size <= _LZ4_HEADER:
@@ -261,7 +257,7 @@ def _lz4(source: int, size: int, target: int, capacity: int, functions: NDArray[
     return np.int32(call(functions[_LZ4], (begin, target, n_compressed, capacity)))
 
 
-@njit("void(int64, int64, int64, int64)", nogil=True, cache=True)
+@compiled("void(int64, int64, int64, int64)")
 def _unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
     """Put together what HDF5's shuffle filter took apart: first all first bytes, and so on."""
     n = size // itemsize
@@ -284,14 +280,12 @@ def _unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
         copy_bytes(target + n * itemsize, source + n * itemsize, size % itemsize)
 
 
-@njit("boolean(int64[::1], int64[::1])", nogil=True, cache=True)
+@compiled("boolean(int64[::1], int64[::1])")
 def _is_compressed(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> bool:
     return array[CODEC] != STORED and not chunk[FLAGS] & UNCOMPRESSED
 
 
-@njit(
-    "int64(int64[::1], int64[::1], int64, int64, int64[::1], int64, int64)", nogil=True, cache=True
-)
+@compiled("int64(int64[::1], int64[::1], int64, int64, int64[::1], int64, int64)")
 def _decompress(
     array: NDArray[np.int64],
     chunk: NDArray[np.int64],
@@ -337,7 +331,7 @@ def _decompress(
     return 0 if n == expected else WRONG_SIZE
 
 
-@njit("int64(int64, int64, int64, int64)", nogil=True, cache=True)
+@compiled("int64(int64, int64, int64, int64)")
 def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
     """Return 0 if indices ascend strictly within [0, limit), else what is wrong with them."""
     if n == 0:
@@ -364,7 +358,7 @@ def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
     return UNSORTED if descents else 0
 
 
-@njit("void(int64, int64, int64)", nogil=True, cache=True)
+@compiled("void(int64, int64, int64)")
 def _stream_bytes(target: int, source: int, n: int) -> None:
     """Copy bytes past the cache."""
     if n < _LEAST_STREAMED:
@@ -378,7 +372,7 @@ def _stream_bytes(target: int, source: int, n: int) -> None:
     copy_bytes(target + tail, source + tail, n - tail)
 
 
-@njit("int64(int64, int64[:,::1], int64[::1], int64[::1])", nogil=True, cache=True)
+@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1])")
 def _place_segments(
     source: int,
     segments: NDArray[np.int64],
@@ -406,7 +400,7 @@ def _place_segments(
     return 0
 
 
-@njit("boolean(int64[::1], int64[:,::1])", nogil=True, cache=True)
+@compiled("boolean(int64[::1], int64[:,::1])")
 def _may_be_lost(array: NDArray[np.int64], segments: NDArray[np.int64]) -> bool:
     """Return whether these elements may be zero, and for that reason were never written."""
     if array[LOST_IS_ZERO]:
@@ -415,7 +409,7 @@ def _may_be_lost(array: NDArray[np.int64], segments: NDArray[np.int64]) -> bool:
     return bool(array[INDEX_LIMIT] >= 0 and np.all(segments[:, COUNT] <= 1))
 
 
-@njit("void(int64[:,::1], int64, uint8[::1])", nogil=True, cache=True)
+@compiled("void(int64[:,::1], int64, uint8[::1])")
 def _take_zeros(segments: NDArray[np.int64], itemsize: int, buffer: NDArray[np.uint8]) -> None:
     """Let all segments begin at zeros, no more of which are made than the longest takes."""
     longest = 0
@@ -425,11 +419,9 @@ def _take_zeros(segments: NDArray[np.int64], itemsize: int, buffer: NDArray[np.u
     buffer[: longest * itemsize] = 0
 
 
-@njit(
+@compiled(
     f"int64({_int64_2d}, {_int64_2d}, {_int64_2d}, int64[::1], int64[::1], "
-    "uint8[::1], uint8[::1], uint8[::1])",
-    nogil=True,
-    cache=True,
+    "uint8[::1], uint8[::1], uint8[::1])"
 )
 def decode(
     arrays: NDArray[np.int64],
@@ -511,7 +503,7 @@ def decode(
     return n_read
 
 
-@njit("void(int64, int64[:,::1], int64[::1], int64[::1])", nogil=True, cache=True)
+@compiled("void(int64, int64[:,::1], int64[::1], int64[::1])")
 def place(
     source: int,
     segments: NDArray[np.int64],
@@ -522,7 +514,7 @@ def place(
     report[FAILURE] = _place_segments(source, segments, array, report)
 
 
-@njit("boolean(int64[::1], int64)", nogil=True, cache=True)
+@compiled("boolean(int64[::1], int64)")
 def crossings_ascend(crossings: NDArray[np.int64], itemsize: int) -> bool:
     """Return whether the index at each address is above the one before it in memory."""
     for i in range(crossings.size):
@@ -537,14 +529,12 @@ def crossings_ascend(crossings: NDArray[np.int64], itemsize: int) -> bool:
     return True
 
 
-@njit(
-    [
+@compiled(
+    *(
         f"void({index}[::1], {index}[::1], {value}[::1], {value}[:,::1])"
         for index in ("int32", "int64")
         for value in ("uint8", "uint16", "uint32", "uint64")
-    ],
-    nogil=True,
-    cache=True,
+    )
 )
 def densify(
     pointers: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any]
@@ -571,7 +561,7 @@ def densify(
         _stream_bytes(begin, tile.ctypes.data, n * dense.itemsize)
 
 
-@njit("void(int64[::1], int64[::1], int64[::1])", nogil=True, cache=True)
+@compiled("void(int64[::1], int64[::1], int64[::1])")
 def copy_all(
     sources: NDArray[np.int64], targets: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> None:
