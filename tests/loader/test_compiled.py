@@ -45,6 +45,7 @@ def cast_address(ins, outs):
 USE = """
 import ctypes
 import json
+import os
 import sys
 
 import numba.core.event as events
@@ -58,6 +59,7 @@ with events.install_recorder("numba:compile") as compiling:
     row = np.zeros(3, np.int64)
     _tables.fill(row)
     found = {name: int(row[getattr(_columns, name)]) for name in ("FROM", "COUNT", "TO")}
+    exec(os.environ.get("BEFORE_CASTS", ""))
     for name in sys.argv[2:]:
         one, cast = np.array([1.0]), np.zeros(1, name)
         keep = _tables.cast_address(types.float64, getattr(types, name))
@@ -139,3 +141,122 @@ def test_columns_that_change_in_another_file_are_those_that_are_written(standin)
     second = standin.use("int64")
     assert second == {"found": RIGHT | {"int64": 2}, "compiled": first["compiled"], "loaded": 0}
     assert len(standin.kept()) == n_kept == 2  # in place of what was there
+
+
+def test_each_of_what_is_compiled_from_one_text_has_a_file(standin):
+    casts = {"int64": 1, "int32": 1, "float32": 1}
+    assert standin.use(*casts)["found"] == RIGHT | casts
+    assert len(standin.kept()) == 4
+    for name in casts:
+        assert standin.use(name) == {"found": RIGHT | {name: 1}, "compiled": 0, "loaded": 1}
+
+
+def test_an_upgrade_under_a_running_process_keeps_nothing_of_what_it_compiles(standin):
+    path = standin.package / "_columns.py"
+    standin.environment["BEFORE_CASTS"] = f"open({str(path)!r}, 'w').write({OTHER_COLUMNS!r})"
+    assert standin.use("int64")["found"] == RIGHT | {"int64": 1}
+    assert len(standin.kept()) == 1
+    assert standin.use("int64")["found"] == RIGHT | {"int64": 2}
+
+
+def test_damaged_files_are_compiled_anew(standin):
+    first = standin.use("int64")
+    for path in standin.kept():
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+    assert standin.use("int64") == first
+    assert standin.use("int64") == {"found": RIGHT | {"int64": 1}, "compiled": 0, "loaded": 1}
+
+
+class TestFolders:
+    """Where code is kept is up to numba; that it is never old holds in each of them."""
+
+    def check(self, standin, folder):
+        assert standin.use("int64")["found"] == RIGHT | {"int64": 1}
+        kept = standin.kept()
+        assert len(kept) == 2
+        assert all(path.is_relative_to(folder) for path in kept)
+        assert standin.use("int64")["loaded"] == 1
+        standin.change_columns()
+        assert standin.use("int64")["found"] == RIGHT | {"int64": 2}
+
+    def test_of_the_user_where_the_package_is_read_only(self, standin):
+        (standin.package / "__pycache__").touch()  # no folder can be made there, not even by root
+        self.check(standin, standin.home)
+
+    def test_that_the_user_names(self, standin):
+        named = standin.folder / "named"
+        standin.environment["NUMBA_CACHE_DIR"] = str(named)
+        self.check(standin, named)
+
+    def test_none(self, standin):
+        (standin.package / "__pycache__").touch()
+        standin.home.rmdir()
+        standin.home.touch()
+        done = standin.run(warnings="always")
+        assert json.loads(done.stdout)["found"] == RIGHT
+        assert "RuntimeWarning: compiled code is not kept" in done.stderr
+        assert "set NUMBA_CACHE_DIR to a folder that may be written to" in done.stderr
+        assert not standin.kept()
+
+    def test_of_a_package_in_a_zip_file(self, standin):
+        standin.path = standin.folder / "standin.zip"
+
+        def pack():
+            with zipfile.ZipFile(standin.path, "w") as packed:
+                for path in sorted(standin.package.glob("*.py")):
+                    packed.write(path, f"standin/{path.name}")
+
+        pack()
+        assert standin.use("int64")["found"] == RIGHT | {"int64": 1}
+        assert standin.use("int64")["loaded"] == 1
+        standin.change_columns()
+        pack()
+        assert standin.use("int64")["found"] == RIGHT | {"int64": 2}
+
+
+def imports(path: Path) -> set[str]:
+    """Return the full names of what a file imports, wherever in it."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+class TestTheLoader:
+    """All of its compiled functions are compiled as those of the stand-in are."""
+
+    def test_nothing_else_is_compiled(self):
+        others = {
+            str(path.relative_to(LOADER)): names
+            for path in LOADER.rglob("*.py")
+            if path != LOADER / "_compiled.py"
+            and (names := {name for name in imports(path) if is_compiling(name)})
+        }
+        assert not others
+
+    def test_what_is_compiled_takes_what_it_needs_from_its_folder(self):
+        files = [path for path in LOADER.rglob("*.py") if is_compiled(path)]
+        assert {path.parent.name for path in files} >= {"_kernels"}
+        for path in files:
+            folder = ".".join(["cellfeed", *path.relative_to(LOADER).parts[:-1]])
+            for name in imports(path):
+                inside = name.startswith((f"{folder}.", "cellfeed._compiled."))
+                assert inside or not name.startswith("cellfeed"), f"{path}: {name}"
+
+
+def is_compiling(name: str) -> bool:
+    """Return whether numba compiles what a name of it decorates, and may keep it on disk."""
+    module, _, decorator = name.rpartition(".")
+    return name == "numba" or (
+        module.split(".")[0] == "numba"
+        and decorator in {"cfunc", "guvectorize", "jit", "jit_module", "njit", "vectorize"}
+    )
+
+
+def is_compiled(path: Path) -> bool:
+    return any(name.startswith("cellfeed._compiled.") for name in imports(path))

@@ -62,7 +62,7 @@ _KEPT: list[Any] = []  # compiled functions live as long as somebody holds them
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8 and dtype != np.float16  # noqa: PLR2004 - bytes
+    return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8 and dtype != np.float16
 
 
 def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -1,11 +1,11 @@
-"""Compiled loops that plan: which chunks hold the elements that are wanted, and where these go."""
+"""Compiled: which chunks hold the elements that are wanted, and where these go."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels import COUNT, FROM, N_SEGMENT_COLUMNS, TO
+from cellfeed._chunks._kernels._tables import COUNT, FROM, N_SEGMENT_COLUMNS, TO
 from cellfeed._compiled import compiled
 
 __all__ = ["plan_flat", "plan_grid", "trim"]
