@@ -23,7 +23,6 @@ import numpy.typing as npt
 from cellfeed import CellfeedError, open_collection
 from cellfeed._chunks import ChunkedArray, ChunkTable
 from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._native import function_addresses
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -103,7 +102,7 @@ class FencedDecoder:
         self._codec, self._n, self._dtype = CODECS[codec], n_elements, np.dtype(dtype)
         self._file = MemoryFile()
         n_bytes = n_elements * self._dtype.itemsize
-        self._rooms = fenced(n_bytes), fenced(n_bytes)
+        self._buffers = fenced(n_bytes), fenced(n_bytes)
         self._out = fenced(n_bytes)
         self._raw = fenced(4 * n_bytes + 4096)
 
@@ -130,7 +129,7 @@ class FencedDecoder:
         report = np.zeros(kernels.N_REPORTS, np.int64)
         raw = self._raw[self._raw.size - len(stored) :]
         tables = reads.arrays, reads.chunks, reads.segments
-        kernels.decode(*tables, function_addresses(), report, raw, *self._rooms)
+        kernels.decode(*tables, kernels.function_addresses(), report, raw, *self._buffers)
         return int(report[kernels.FAILURE]), out
 
 

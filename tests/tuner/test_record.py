@@ -3,14 +3,10 @@
 import csv
 import json
 import math
-import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 
-import anndata as ad
-import numpy as np
 import pytest
-import scipy.sparse as sp
 from click.testing import CliRunner
 
 from cellfeed import FormatError, ParameterError
@@ -18,7 +14,6 @@ from cellfeed_tuner import Configuration, read_grid
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import Delivery, Round, Started, TimingRequest
-from cellfeed_tuner._recording._codec import codecs
 from cellfeed_tuner._recording._files import SCHEMA, RecordingFiles
 from cellfeed_tuner._recording._recorder import Recorder, Request
 
@@ -232,21 +227,3 @@ def test_mistakes_are_one_error_and_exit_code_2(small_collection, tmp_path, argu
     assert printed.exit_code == 2
     assert said in printed.stderr
     assert "Traceback" not in printed.stderr
-
-
-@pytest.mark.parametrize(
-    ("compression", "named"), [(None, "none"), ("lzf", "lzf"), ("gzip", "gzip 4")]
-)
-@pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])
-def test_codecs_are_named(tmp_path, compression, named, kind):
-    adata = ad.AnnData(kind(np.eye(50, 20, dtype=np.float32)))
-    adata.write_h5ad(tmp_path / "a.h5ad", compression=compression)
-    assert codecs([tmp_path / "a.h5ad"]) == [named]
-
-
-@pytest.mark.parametrize(("zarr_format", "named"), [(2, "blosc"), (3, "zstd")])
-def test_codecs_of_stores_are_named(tmp_path, zarr_format, named):
-    with ad.settings.override(zarr_write_format=zarr_format), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that format 2 is an old one
-        ad.AnnData(np.eye(50, 20, dtype=np.float32)).write_zarr(tmp_path / "a.zarr")
-    assert codecs([tmp_path / "a.zarr"]) == [named]

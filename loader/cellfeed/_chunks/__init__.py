@@ -2,19 +2,19 @@
 
 A `ChunkedArray` knows where the chunks of one stored array lie and how they are encoded. Asked
 for ranges of elements and the addresses that they go to, it gives `ChunkReads`, which many
-threads work off together: read, decompress, and copy each element once, to its place.
+threads work off together: read, decompress, and copy each element once, to its
+destination.
 """
 
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks
-from cellfeed._chunks._casts import can_cast
 from cellfeed._chunks._grid import check_grid, chunk_grid
-from cellfeed._chunks._hdf5 import hdf5_array
-from cellfeed._chunks._kernels import copy_all, densify
+from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec
+from cellfeed._chunks._kernels import can_cast, copy_all, densify
 from cellfeed._chunks._placing import place_elements
 from cellfeed._chunks._reads import ChunkReads
 from cellfeed._chunks._zarr import zarr_array
 from cellfeed._chunks._zarr_files import ZarrFiles
-from cellfeed._chunks._zarr_layout import ZarrLayout, zarr_layout
+from cellfeed._chunks._zarr_layout import ZarrLayout, zarr_codec, zarr_layout
 
 __all__ = [
     "ChunkReads",
@@ -29,7 +29,9 @@ __all__ = [
     "copy_all",
     "densify",
     "hdf5_array",
+    "hdf5_codec",
     "place_elements",
     "zarr_array",
+    "zarr_codec",
     "zarr_layout",
 ]

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._placing import array_row
-from cellfeed._chunks._planning import plan_flat, plan_grid, trim
 from cellfeed._chunks._reads import ChunkReads
 
 __all__ = [
@@ -211,7 +210,7 @@ class ChunkedArray:
         index_limit
             If not negative, elements are column indices, which have to be below it.
         """
-        chunks, firsts, segments, crossings = plan_flat(
+        chunks, firsts, segments, crossings = kernels.plan_flat(
             starts, counts, destinations, self.chunk_shape[0], out_dtype.itemsize
         )
         if index_limit < 0:
@@ -233,7 +232,7 @@ class ChunkedArray:
             Dtype there.
         """
         chunk_rows, chunk_columns = self.chunk_shape
-        chunks, firsts, segments = plan_grid(
+        chunks, firsts, segments = kernels.plan_grid(
             rows, destinations, self.shape[1], chunk_rows, chunk_columns, out_dtype.itemsize
         )
         return self._reads(chunks, firsts, segments, np.empty(0, np.int64), out_dtype, -1)
@@ -250,7 +249,7 @@ class ChunkedArray:
         located = self.locations.locate(chunks)
         offsets, sizes = located.offsets, located.sizes
         if self.codec == kernels.STORED and not self.shuffled:
-            trim(offsets, sizes, firsts, segments, self.dtype.itemsize)
+            kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize)
         table = np.zeros((len(chunks) + 1, kernels.N_CHUNK_COLUMNS), np.int64)
         table[:-1, kernels.FD], keep_alive = self.files.handles(located.files)
         table[:-1, kernels.OFFSET] = offsets

@@ -15,18 +15,11 @@ from cellfeed._chunks._array import (
     ChunkTable,
     ContiguousChunks,
 )
-from cellfeed._chunks._codecs import can_decode
 from cellfeed._chunks._grid import chunk_grid
 
-__all__ = ["hdf5_array"]
+__all__ = ["hdf5_array", "hdf5_codec"]
 
-# Registered numbers of filters: https://github.com/HDFGroup/hdf5_plugins
-_CODECS = {
-    h5z.FILTER_DEFLATE: kernels.ZLIB,
-    32000: kernels.LZF,
-    32001: kernels.BLOSC,
-    32015: kernels.ZSTD,
-}
+_NO_CODECS = (h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32)
 _BLOSC_COMPRESSOR = 6  # position among the filter's parameters
 _BLOSC_SNAPPY = 3
 _CONTIGUOUS_CHUNK_ELEMENTS = 1 << 14
@@ -84,6 +77,28 @@ def hdf5_array(
     )
 
 
+def hdf5_codec(dataset: h5py.Dataset) -> str:
+    """Return how a data set is compressed: such as "gzip 4" or "none".
+
+    Parameters
+    ----------
+    dataset
+        Of any kind; a filter that is not known here has the name that the file gives it.
+    """
+    created = dataset.id.get_create_plist()
+    filters = [created.get_filter(i) for i in range(created.get_nfilters())]
+    return ", ".join(_name(*each) for each in filters if each[0] not in _NO_CODECS) or "none"
+
+
+def _name(number: int, _flags: int, parameters: tuple[int, ...], name: bytes) -> str:
+    """Return what a filter is called, and how hard it tries."""
+    known = kernels.hdf5_filter(number)
+    if known is None:
+        return name.decode(errors="replace").split(";")[0].strip() or f"filter {number}"
+    has_level = known.level is not None and known.level < len(parameters)
+    return f"{known.name} {parameters[known.level]}" if has_level else known.name
+
+
 def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
     """Return whether bytes need no conversion: also bfloat16 reads as float32, for example."""
     if not dataset.dtype.isnative:
@@ -105,8 +120,8 @@ def _filters(dataset: h5py.Dataset) -> tuple[int, int | None, int | None] | None
         shuffle, numbers = 0, numbers[1:]
     if not numbers:
         return kernels.STORED, None, shuffle
-    codec = _CODECS.get(numbers[0])
-    if codec is None or len(numbers) > 1 or not can_decode(codec):
+    codec = kernels.HDF5_CODECS.get(numbers[0])
+    if codec is None or len(numbers) > 1 or not kernels.can_decode(codec):
         return None
     if codec == kernels.BLOSC and filters[-1][2][_BLOSC_COMPRESSOR:][:1] == (_BLOSC_SNAPPY,):
         return None  # the library that is used here lacks it
@@ -142,7 +157,7 @@ def _table(
     sizes = np.zeros(n_chunks, np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64)
     masks = np.zeros(n_chunks, np.uint32)
 
-    def note(chunk: Any) -> None:
+    def enter(chunk: Any) -> None:
         number = 0
         for first, c, n in zip(chunk.chunk_offset, chunk_shape, grid, strict=True):
             if first // c >= n:
@@ -151,7 +166,7 @@ def _table(
         offsets[number], sizes[number] = chunk.byte_offset, chunk.size
         masks[number] = chunk.filter_mask
 
-    dataset.id.chunk_iter(note)
+    dataset.id.chunk_iter(enter)
     if (offsets < 0).any() and dataset.fillvalue != 0:
         return None
     if compression is None and (sizes[offsets >= 0] != chunk_bytes).any():

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._casts import can_cast, cast_address
 
 __all__ = ["array_row", "place_elements"]
 
@@ -47,7 +46,7 @@ def place_elements(
     if elements.shape != (int(counts.sum()),):
         msg = f"{int(counts.sum())} elements expected, but got shape {elements.shape}"
         raise ValueError(msg)
-    if not can_cast(elements.dtype, dtype):
+    if not kernels.can_cast(elements.dtype, dtype):
         with np.errstate(over="ignore"):  # float16 holds little
             elements = elements.astype(dtype)
     elements = np.ascontiguousarray(elements)
@@ -78,6 +77,6 @@ def array_row(
     row[kernels.CODEC] = kernels.STORED
     row[kernels.ITEMSIZE] = dtype.itemsize
     row[kernels.OUT_ITEMSIZE] = out_dtype.itemsize
-    row[kernels.CAST] = cast_address(dtype, out_dtype, of_indices=index_limit >= 0)
+    row[kernels.CAST] = kernels.cast_address(dtype, out_dtype, of_indices=index_limit >= 0)
     row[kernels.INDEX_LIMIT] = index_limit
     return row

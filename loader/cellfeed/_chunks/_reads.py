@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import bind
 from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._native import function_addresses
 from cellfeed._errors import FormatError
 
 __all__ = ["ChunkReads", "Done"]
@@ -153,7 +152,7 @@ class ChunkReads:
 
     def readahead(self) -> None:
         """Tell the system what will be read, so that it fetches many pieces side by side."""
-        kernels.advise(self.chunks, function_addresses())
+        kernels.advise(self.chunks, kernels.function_addresses())
 
     def run(
         self,
@@ -177,7 +176,7 @@ class ChunkReads:
         """
         if not self.n_chunks:
             return Done(0, 0, ascending=True)
-        functions = function_addresses()
+        functions = kernels.function_addresses()
         segments, crossings = self.segments.copy(), bind(self.crossings, bases)
         segments[:, kernels.TO] = bind(segments[:, kernels.TO], bases)
         report = np.zeros(kernels.N_REPORTS, np.int64)

@@ -59,7 +59,7 @@ def zarr_array(
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Places of chunks that have a file each."""
+    """Locations of chunks that have a file each."""
 
     layout: ZarrLayout
 
@@ -80,7 +80,7 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Shards:
-    """Places of chunks in shards; 16 bytes a chunk.
+    """Locations of chunks in shards; 16 bytes a chunk.
 
     Parameters
     ----------
@@ -117,10 +117,10 @@ def _shards(layout: ZarrLayout, files: ZarrFiles, name: str) -> _Shards:
 
     def read(file: int) -> None:
         entries = _read_index(layout, files, file, name).reshape(*inner, 2)
-        place = np.unravel_index(file, layout.file_grid)
-        here = tuple(slice(k * n, (k + 1) * n) for k, n in zip(place, inner, strict=True))
+        position = np.unravel_index(file, layout.file_grid)
+        part = tuple(slice(k * n, (k + 1) * n) for k, n in zip(position, inner, strict=True))
         # Chunks of a shard that are outside the array are left out.
-        table[here] = entries[tuple(slice(n) for n in table[here].shape[:-1])]
+        table[part] = entries[tuple(slice(n) for n in table[part].shape[:-1])]
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="cellfeed-index") as threads:
         list(threads.map(read, present.tolist()))
@@ -155,8 +155,8 @@ def _read_index(layout: ZarrLayout, files: ZarrFiles, file: int, name: str) -> N
     is_inside = (entries[:, 0] <= limit) & (
         entries[:, 1] <= limit - np.minimum(entries[:, 0], limit)
     )
-    is_right = entries[:, 1] == layout.decoded_bytes if layout.codec == kernels.STORED else True
-    if not (is_absent | is_inside & is_right).all():
+    has_size = entries[:, 1] == layout.decoded_bytes if layout.codec == kernels.STORED else True
+    if not (is_absent | is_inside & has_size).all():
         msg = f"{where}: has chunks that are not within the file; {_REMEDY}"
         raise FormatError(msg)
     return np.where(is_absent[:, None], -1, entries.astype(np.int64))

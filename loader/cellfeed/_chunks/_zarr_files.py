@@ -19,7 +19,7 @@ from cellfeed._chunks._zarr_layout import ZarrLayout
 __all__ = ["ZarrFiles"]
 
 _SHARE_OF_OPEN_FILES = 4  # of what the process may open; others belong to the user's program
-_LOOK_AGAIN_AFTER = 1.0  # seconds
+_CHECK_AGAIN_AFTER = 1.0  # seconds
 
 _ABSENT: Identity = (-1, -1)
 
@@ -51,13 +51,13 @@ class ZarrFiles:
         """Leave descriptors to the process that opened them."""
         if self._process != os.getpid():
             self._process = os.getpid()
-            self._looked_at = np.full(len(self._identities), -np.inf)
+            self._checked_at = np.full(len(self._identities), -np.inf)
             self._descriptors = np.full(len(self._identities), -1, np.int64)
             self._open: list[_OpenFile] = []
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__ | {"_process": -1}
-        for name in ("_looked_at", "_descriptors", "_open"):
+        for name in ("_checked_at", "_descriptors", "_open"):
             kept.pop(name, None)
         return kept
 
@@ -97,10 +97,10 @@ class ZarrFiles:
         self._enter_process()
         now = time.monotonic()
         distinct = np.unique(files)
-        due = distinct[now - self._looked_at[distinct] > _LOOK_AGAIN_AFTER]
+        due = distinct[now - self._checked_at[distinct] > _CHECK_AGAIN_AFTER]
         for file, found in zip(due.tolist(), self._found(due), strict=True):
             self._compare(file, found)
-        self._looked_at[due] = now
+        self._checked_at[due] = now
 
     def read(self, file: int, first: int, n_bytes: int) -> bytes:
         """Return bytes of a file."""
@@ -121,9 +121,9 @@ class ZarrFiles:
         raise removed(path) if found == _ABSENT else replaced(path)
 
     def _open_those(self, files: NDArray[np.int64]) -> None:
-        room = max(0, _most_open() - _OpenFile.count())
+        n_more = max(0, _most_open() - _OpenFile.count())
         is_closed = (self._descriptors[files] < 0) & (self.sizes[files] >= 0)
-        for file in files[is_closed][:room].tolist():
+        for file in files[is_closed][:n_more].tolist():
             opened = _OpenFile(self._path(file))
             self._compare(file, identity(os.fstat(opened.descriptor)))
             self._open.append(opened)

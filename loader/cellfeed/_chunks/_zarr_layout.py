@@ -10,19 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._codecs import can_decode
 from cellfeed._chunks._grid import chunk_grid
 
-__all__ = ["ZarrLayout", "zarr_layout"]
+__all__ = ["ZarrLayout", "zarr_codec", "zarr_layout"]
 
-# By the name in v3 and the id in v2, which are the same where both have a codec.
-_CODECS = {
-    "blosc": kernels.BLOSC,
-    "gzip": kernels.GZIP,
-    "lz4": kernels.LZ4,
-    "zlib": kernels.ZLIB,
-    "zstd": kernels.ZSTD,
-}
+_NO_CODECS = {"bytes", "crc32c", "transpose"}
+_SHARDING = "sharding_indexed"
 _MOST_DIMENSIONS = 2
 _MOST_SHARDS = 1 << 22  # each is looked for when the array is opened
 
@@ -87,17 +80,17 @@ class ZarrLayout:
 
     def files_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the file, in C order of the grid, that each chunk is in."""
-        places = np.unravel_index(chunks, self.chunk_grid)
-        files = [place // n for place, n in zip(places, self.chunks_of_a_file, strict=True)]
+        positions = np.unravel_index(chunks, self.chunk_grid)
+        files = [k // n for k, n in zip(positions, self.chunks_of_a_file, strict=True)]
         return np.ravel_multi_index(files, self.file_grid).astype(np.int64)
 
     def file_names(self, files: NDArray[np.int64]) -> NDArray[np.bytes_]:
         """Return the names of files within the array's folder."""
         names: Any = np.bytes_(self.prefix.encode())
-        for k, place in enumerate(np.unravel_index(files, self.file_grid)):
-            if k:
+        for dimension, position in enumerate(np.unravel_index(files, self.file_grid)):
+            if dimension:
                 names = np.char.add(names, self.separator.encode())
-            names = np.char.add(names, place.astype("S20"))
+            names = np.char.add(names, position.astype("S20"))
         return np.asarray(names)
 
 
@@ -117,6 +110,28 @@ def zarr_layout(metadata: Mapping[str, Any]) -> ZarrLayout | None:
     return None if too_many else layout
 
 
+def zarr_codec(metadata: Mapping[str, Any]) -> str:
+    """Return how an array is compressed: such as "blosc", "zstd, sharded" or "none".
+
+    Parameters
+    ----------
+    metadata
+        The array's, as JSON has it.
+    """
+    if metadata["zarr_format"] == 2:  # noqa: PLR2004 - of the format
+        compressor = metadata["compressor"]
+        return "none" if compressor is None else str(compressor["id"])
+    codecs, sharded = metadata["codecs"], []
+    if codecs[0]["name"] == _SHARDING:
+        codecs, sharded = _options(codecs[0])["codecs"], ["sharded"]
+    names = [_name(codec) for codec in codecs if codec["name"] not in _NO_CODECS]
+    return ", ".join([*(names or ["none"]), *sharded])
+
+
+def _name(codec: Mapping[str, Any]) -> str:
+    return str(codec["name"]).removeprefix("numcodecs.")
+
+
 def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | None:
     if metadata["filters"] or not _is_zero(metadata["fill_value"]):
         return None
@@ -124,8 +139,8 @@ def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | None:
         return None
     dtype = _dtype(metadata["dtype"])
     compressor = metadata["compressor"]
-    codec = kernels.STORED if compressor is None else _CODECS.get(compressor["id"])
-    if dtype is None or codec is None or not can_decode(codec):
+    codec = kernels.STORED if compressor is None else kernels.ZARR_CODECS.get(compressor["id"])
+    if dtype is None or codec is None or not kernels.can_decode(codec):
         return None
     chunks = _shape(metadata["chunks"])
     return ZarrLayout(
@@ -152,14 +167,14 @@ def _v3(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | None:
     file_shape = chunk_shape = _shape(grid["configuration"]["chunk_shape"])
     codecs = metadata["codecs"]
     index: dict[str, bool] | None = {}
-    if codecs[0]["name"] == "sharding_indexed":
+    if codecs[0]["name"] == _SHARDING:
         if len(codecs) > 1:
             return None
         options = _options(codecs[0])
         chunk_shape, codecs = _shape(options["chunk_shape"]), options["codecs"]
         index = _index(options)
     codec = _codec(codecs, dtype)
-    if codec is None or index is None or not can_decode(codec):
+    if codec is None or index is None or not kernels.can_decode(codec):
         return None
     return ZarrLayout(
         shape=shape,
@@ -191,8 +206,7 @@ def _codec(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> int | N
         return None
     if not others:
         return kernels.STORED
-    name = others[0]["name"].removeprefix("numcodecs.")
-    return None if len(others) > 1 else _CODECS.get(name)
+    return None if len(others) > 1 else kernels.ZARR_CODECS.get(_name(others[0]))
 
 
 def _is_plain(codec: Mapping[str, Any], itemsize: int = 8) -> bool:

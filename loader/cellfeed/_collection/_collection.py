@@ -172,6 +172,11 @@ class Collection:
         return tuple(source.element for source in self._sources)
 
     @property
+    def codecs(self) -> tuple[str, ...]:
+        """How the values in each of the `paths` are compressed: "gzip 4", "zstd, sharded", ..."""
+        return tuple(source.codec() for source in self._sources)
+
+    @property
     def cells_per_path(self) -> tuple[int, ...]:
         """Number of cells in each of the `paths`."""
         return tuple(np.diff(self._starts).tolist())

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from numba import njit
 from numpy.typing import NDArray
+
+from cellfeed._compiled import compiled
 
 __all__ = ["CsrPart", "DensePart", "Matrix"]
 
@@ -15,7 +16,7 @@ _COPY = [
 ]
 
 
-@njit(_COPY, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled(*_COPY)
 def _copy(source: Any, firsts: Any, pointer: Any, start: Any, out: Any) -> None:
     """Copy elements ``start`` and following of rows that are taken in another order.
 

@@ -63,6 +63,10 @@ class Source(Protocol):
         """Return how many bytes the values, and where they are, take in storage."""
         ...
 
+    def codec(self) -> str:
+        """Return how the values are compressed: such as "gzip 4", "zstd, sharded" or "none"."""
+        ...
+
     def var_names(self) -> NDArray[np.object_]:
         """Return the gene names, str, shape (n_vars,)."""
         ...

@@ -20,8 +20,7 @@ from cellfeed import FormatError
 from cellfeed._buffers import destination
 from cellfeed._chunks import ChunkedArray, ChunkReads, ChunkTable, ContiguousChunks, can_cast
 from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._casts import cast_address
-from cellfeed._chunks._planning import plan_flat, plan_grid
+from cellfeed._chunks._kernels import cast_address, plan_flat, plan_grid
 from cellfeed._layouts import csr_groups
 from cellfeed.testing import GuardedPool
 
@@ -438,7 +437,7 @@ class TestFilters:
         source, target = np.frombuffer(stored, np.uint8), GuardedPool()
         for room, expected in ((0, values.size), (100, values.size), (-1, -1)):
             buffer = target.acquire(values.size + room)
-            n = kernels._lzf(source.ctypes.data, source.size, buffer.address, values.size + room)
+            n = kernels.lzf(source.ctypes.data, source.size, buffer.address, values.size + room)
             assert n == expected
             if room >= 0:
                 decoded = buffer.array(np.dtype(np.uint8), values.size)
@@ -454,7 +453,7 @@ class TestFilters:
         stored = np.concatenate([apart, values[n * itemsize :]])
         pool = GuardedPool()
         buffer = pool.acquire(n_bytes)
-        kernels._unshuffle(stored.ctypes.data, n_bytes, buffer.address, itemsize)
+        kernels.unshuffle(stored.ctypes.data, n_bytes, buffer.address, itemsize)
         pool.check()
         assert np.array_equal(buffer.array(np.dtype(np.uint8), n_bytes), values)
 

@@ -196,7 +196,7 @@ class TestChunksInFiles:
 class TestChanges:
     @pytest.fixture(autouse=True)
     def look_every_time(self, monkeypatch):
-        monkeypatch.setattr(_zarr_files, "_LOOK_AGAIN_AFTER", -1.0)
+        monkeypatch.setattr(_zarr_files, "_CHECK_AGAIN_AFTER", -1.0)
 
     @staticmethod
     def touch(path: Path) -> None:
@@ -230,7 +230,7 @@ class TestChanges:
         assert np.array_equal(collection[[-1]].X.toarray(), MATRIX[[-1]])
 
     def test_are_looked_for_once_in_a_while(self, sharded, monkeypatch):
-        monkeypatch.setattr(_zarr_files, "_LOOK_AGAIN_AFTER", 1000.0)
+        monkeypatch.setattr(_zarr_files, "_CHECK_AGAIN_AFTER", 1000.0)
         collection = open_collection(sharded)
         collection[:]
         self.touch(sharded / "X/data/c/0")

@@ -29,7 +29,6 @@ from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._planning._space import MOST_LISTED, Space
 from cellfeed_tuner._progress import Progress, silent
-from cellfeed_tuner._recording._codec import codecs
 from cellfeed_tuner._recording._files import SCHEMA, RecordingFiles
 from cellfeed_tuner._recording._recorder import Recorder, Request
 from cellfeed_tuner._results._dataset import describe_dataset
@@ -227,7 +226,7 @@ def _facts(collection: Collection, label: Label, batch_size: int) -> dict[str, A
         "label": label.name,
         "batch_size": batch_size,
         "random_entropy_bits": label.counted.random_entropy_bits(batch_size),
-        "dataset": dataset | {"n_files": len(paths), "codecs": codecs(collection.paths)},
+        "dataset": dataset | {"n_files": len(paths), "codecs": sorted({*collection.codecs})},
         "machine": machine.to_json(),
         "versions": dict(versions.facts),
         "fingerprints": {

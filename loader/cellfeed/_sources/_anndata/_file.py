@@ -55,6 +55,10 @@ class AnnDataFile(Protocol):
         """Return how many bytes the elements of an array take in storage, compressed."""
         ...
 
+    def codec(self, name: str) -> str:
+        """Return how an array is compressed, in words."""
+        ...
+
     def n_lost(self, name: str) -> int:
         """Return how many chunks, or files of them, of an array are not there.
 

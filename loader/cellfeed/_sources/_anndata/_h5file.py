@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Identity, identity, removed, replaced
-from cellfeed._chunks import ChunkedArray, check_grid, chunk_grid, hdf5_array
+from cellfeed._chunks import ChunkedArray, check_grid, chunk_grid, hdf5_array, hdf5_codec
 from cellfeed._errors import FormatError, PathError
 
 __all__ = ["H5File"]
@@ -62,6 +62,10 @@ class H5File:
     def stored_bytes(self, name: str) -> int:
         """Return how many bytes the elements of an array take in the file."""
         return int(self()[name].id.get_storage_size())
+
+    def codec(self, name: str) -> str:
+        """Return how an array is compressed: such as "gzip 4" or "none"."""
+        return hdf5_codec(self()[name])
 
     def n_lost(self, name: str) -> int:
         """Return how many chunks of an array were never written, unless others than 0 stand in."""

@@ -77,6 +77,11 @@ class MatrixSource:
         with self._damage_named(self._element):
             return sum(self._file.stored_bytes(name) for name in self._array_names)
 
+    def codec(self) -> str:
+        """Return how the values are compressed, in words."""
+        with self._damage_named(self._element):
+            return self._file.codec(self._array_names[-1])
+
     def var_names(self) -> NDArray[np.object_]:
         """Return the gene names, str, shape (n_vars,)."""
         with self._damage_named(self._var):

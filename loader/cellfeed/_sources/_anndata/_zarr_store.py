@@ -19,6 +19,7 @@ from cellfeed._chunks import (
     check_grid,
     chunk_grid,
     zarr_array,
+    zarr_codec,
     zarr_layout,
 )
 from cellfeed._sources._anndata._zarr_groups import open_group
@@ -103,6 +104,10 @@ class ZarrStore:
     def stored_bytes(self, name: str) -> int:
         """Return how many bytes the chunks or shards of an array take."""
         return sum(file.stat().st_size for file in self._chunk_files(name))
+
+    def codec(self, name: str) -> str:
+        """Return how an array is compressed: such as "blosc", "zstd, sharded" or "none"."""
+        return zarr_codec(self.array(name).metadata.to_dict())
 
     def n_lost(self, name: str) -> int:
         """Return how many files of chunks or shards of an array are not there."""

@@ -18,12 +18,27 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 __all__ = [
-    "C_FUNCTIONS",
+    "BLOCK_BYTES",
+    "BLOSC_DECOMPRESS",
+    "BLOSC_VALIDATE",
+    "CLOSE",
+    "DEFLATE_FREE",
+    "DEFLATE_NEW",
+    "ERRNO",
+    "FADVISE",
+    "GZIP_DECOMPRESS",
+    "LZ4_DECOMPRESS",
+    "OPEN",
+    "PREAD",
+    "SEEK",
+    "ZLIB_DECOMPRESS",
+    "ZSTD_DECOMPRESS",
+    "ZSTD_FREE",
+    "ZSTD_NEW",
     "atomic_add",
     "call",
     "copy_bytes",
     "function_addresses",
-    "has_functions",
     "pointer",
     "stream_blocks",
 ]
@@ -32,37 +47,45 @@ _I64 = ir.IntType(64)
 _BLOCK = ir.VectorType(_I64, 4)
 BLOCK_BYTES = 32
 
-# Where each function is found; the place of a name is its index in `function_addresses`.
-C_FUNCTIONS = {
-    "pread": None,  # the C library
-    "posix_fadvise": None,
-    "libdeflate_alloc_decompressor": "deflate._deflate",
-    "libdeflate_free_decompressor": "deflate._deflate",
-    "libdeflate_zlib_decompress": "deflate._deflate",
-    "ZSTD_createDCtx": "numcodecs.zstd",
-    "ZSTD_freeDCtx": "numcodecs.zstd",
-    "ZSTD_decompressDCtx": "numcodecs.zstd",
-    "blosc_decompress_ctx": "numcodecs.blosc",
-    "blosc_cbuffer_validate": "numcodecs.blosc",
-    "libdeflate_gzip_decompress": "deflate._deflate",
-    "LZ4_decompress_safe": "numcodecs.blosc",
-    "open": None,
-    "close": None,
-    "lseek": None,
-    "__error" if sys.platform == "darwin" else "__errno_location": None,
-}
+_c_functions: list[tuple[str, str | None]] = []
+
+
+def _c_function(name: str, module: str | None = None) -> int:
+    """Describe a C function, and return the index of its address in `function_addresses`.
+
+    Parameters
+    ----------
+    name
+        Its symbol.
+    module
+        The Python module whose shared library has it; the C library if None.
+    """
+    _c_functions.append((name, module))
+    return len(_c_functions) - 1
+
+
+PREAD = _c_function("pread")
+FADVISE = _c_function("posix_fadvise")
+OPEN = _c_function("open")
+CLOSE = _c_function("close")
+SEEK = _c_function("lseek")
+ERRNO = _c_function("__error" if sys.platform == "darwin" else "__errno_location")
+DEFLATE_NEW = _c_function("libdeflate_alloc_decompressor", "deflate._deflate")
+DEFLATE_FREE = _c_function("libdeflate_free_decompressor", "deflate._deflate")
+ZLIB_DECOMPRESS = _c_function("libdeflate_zlib_decompress", "deflate._deflate")
+GZIP_DECOMPRESS = _c_function("libdeflate_gzip_decompress", "deflate._deflate")
+ZSTD_NEW = _c_function("ZSTD_createDCtx", "numcodecs.zstd")
+ZSTD_FREE = _c_function("ZSTD_freeDCtx", "numcodecs.zstd")
+ZSTD_DECOMPRESS = _c_function("ZSTD_decompressDCtx", "numcodecs.zstd")
+BLOSC_VALIDATE = _c_function("blosc_cbuffer_validate", "numcodecs.blosc")
+BLOSC_DECOMPRESS = _c_function("blosc_decompress_ctx", "numcodecs.blosc")
+LZ4_DECOMPRESS = _c_function("LZ4_decompress_safe", "numcodecs.blosc")
 
 
 @cache
 def function_addresses() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the addresses of `C_FUNCTIONS`, int64; 0 where a library lacks the function."""
-    return np.array([_address(name, module) for name, module in C_FUNCTIONS.items()], np.int64)
-
-
-def has_functions(*names: str) -> bool:
-    """Return whether all of these functions were found."""
-    places = list(C_FUNCTIONS)
-    return all(function_addresses()[places.index(name)] for name in names)
+    """Return the address of each C function, int64; 0 where a library lacks it."""
+    return np.array([_address(name, module) for name, module in _c_functions], np.int64)
 
 
 def _address(name: str, module: str | None) -> int:
@@ -136,12 +159,12 @@ def stream_blocks(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
         streamed = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
         with cgutils.for_range(builder, n_blocks, intp=_I64) as loop:
             offset = builder.mul(loop.index, ir.Constant(_I64, BLOCK_BYTES))
-            place, origin = (
+            into, out_of = (
                 builder.inttoptr(builder.add(start, offset), _BLOCK.as_pointer())
                 for start in (to, from_)
             )
-            block = builder.load(origin, align=1)
-            builder.store(block, place, align=BLOCK_BYTES).set_metadata("nontemporal", streamed)
+            block = builder.load(out_of, align=1)
+            builder.store(block, into, align=BLOCK_BYTES).set_metadata("nontemporal", streamed)
         builder.fence("seq_cst")  # other threads see no such writes out of order
         return context.get_dummy_value()
 
@@ -154,7 +177,7 @@ def atomic_add(typingctx: Any, address: Any, n: Any) -> Any:
     signature = types.int64(types.int64, types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        place = builder.inttoptr(values[0], _I64.as_pointer())
-        return builder.atomic_rmw("add", place, values[1], "seq_cst")
+        counter = builder.inttoptr(values[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", counter, values[1], "seq_cst")
 
     return signature, codegen

@@ -4,8 +4,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, types
+from numba import carray, types
 from numba.np.numpy_support import from_dtype
+
+from cellfeed._compiled import compiled_callback
 
 __all__ = ["can_cast", "cast_address"]
 
@@ -60,7 +62,7 @@ _KEPT: list[Any] = []  # compiled functions live as long as somebody holds them
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8 and dtype != np.float16  # noqa: PLR2004 - bytes
+    return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8 and dtype != np.float16
 
 
 def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -68,7 +70,7 @@ def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _to_number(ins: Any, outs: Any) -> Any:
-    @cfunc(_SIGNATURE, cache=True)
+    @compiled_callback(_SIGNATURE)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), outs)
         for i in range(n):
@@ -78,7 +80,7 @@ def _to_number(ins: Any, outs: Any) -> Any:
 
 
 def _to_wrapped(ins: Any, via: Any, outs: Any) -> Any:
-    @cfunc(_SIGNATURE, cache=True)
+    @compiled_callback(_SIGNATURE)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), outs)
         for i in range(n):
@@ -88,7 +90,7 @@ def _to_wrapped(ins: Any, via: Any, outs: Any) -> Any:
 
 
 def _to_int32(ins: Any) -> Any:
-    @cfunc(_SIGNATURE, cache=True)
+    @compiled_callback(_SIGNATURE)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), types.int32)
         for i in range(n):
@@ -99,7 +101,7 @@ def _to_int32(ins: Any) -> Any:
 
 
 def _to_bool(ins: Any) -> Any:
-    @cfunc(_SIGNATURE, cache=True)
+    @compiled_callback(_SIGNATURE)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), types.uint8)
         for i in range(n):

@@ -1,23 +1,21 @@
-"""Compiled loops that plan: which chunks hold the elements that are wanted, and where these go."""
+"""Compiled: which chunks hold the elements that are wanted, and where these go."""
 
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels import COUNT, FROM, N_SEGMENT_COLUMNS, TO
+from cellfeed._chunks._kernels._tables import COUNT, FROM, N_SEGMENT_COLUMNS, TO
+from cellfeed._compiled import compiled
 
 __all__ = ["plan_flat", "plan_grid", "trim"]
 
 _int64_2d = "int64[:,::1]"
 
 
-@njit(
+@compiled(
     f"Tuple((int64[::1], int64[::1], {_int64_2d}, int64[::1]))"
-    "(int64[::1], int64[::1], int64[::1], int64, int64)",
-    nogil=True,
-    cache=True,
+    "(int64[::1], int64[::1], int64[::1], int64, int64)"
 )
 def plan_flat(
     starts: NDArray[np.int64],
@@ -81,11 +79,9 @@ def plan_flat(
     )
 
 
-@njit(
+@compiled(
     f"Tuple((int64[::1], int64[::1], {_int64_2d}))"
-    "(int64[::1], int64[::1], int64, int64, int64, int64)",
-    nogil=True,
-    cache=True,
+    "(int64[::1], int64[::1], int64, int64, int64, int64)"
 )
 def plan_grid(
     rows: NDArray[np.int64],
@@ -138,7 +134,7 @@ def plan_grid(
     return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments
 
 
-@njit("void(int64[::1], int64[::1], int64[::1], int64[:,::1], int64)", nogil=True, cache=True)
+@compiled("void(int64[::1], int64[::1], int64[::1], int64[:,::1], int64)")
 def trim(
     offsets: NDArray[np.int64],
     sizes: NDArray[np.int64],

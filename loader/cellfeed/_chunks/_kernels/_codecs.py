@@ -1,0 +1,109 @@
+"""Codecs: each is described here, once, and has a branch in `_decompression`."""
+
+from dataclasses import dataclass
+
+from cellfeed._chunks._kernels._native import (
+    BLOSC_DECOMPRESS,
+    BLOSC_VALIDATE,
+    DEFLATE_FREE,
+    DEFLATE_NEW,
+    GZIP_DECOMPRESS,
+    LZ4_DECOMPRESS,
+    PREAD,
+    ZLIB_DECOMPRESS,
+    ZSTD_DECOMPRESS,
+    ZSTD_FREE,
+    ZSTD_NEW,
+    function_addresses,
+)
+
+__all__ = [
+    "BLOSC",
+    "GZIP",
+    "HDF5_CODECS",
+    "LZ4",
+    "LZF",
+    "STORED",
+    "ZARR_CODECS",
+    "ZLIB",
+    "ZSTD",
+    "Hdf5Filter",
+    "can_decode",
+    "hdf5_filter",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Hdf5Filter:
+    """The filter of HDF5 that a codec is.
+
+    Parameters
+    ----------
+    number
+        As registered: https://github.com/HDFGroup/hdf5_plugins
+    name
+        What those who write files call it.
+    level
+        Which of the filter's parameters says how hard it tries, if there is one.
+    """
+
+    number: int
+    name: str
+    level: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    """How chunks are compressed.
+
+    Parameters
+    ----------
+    functions
+        The C functions that decompress them, as `_native` numbers these.
+    hdf5
+        The filter of HDF5, if there is one.
+    zarr
+        Its name in zarr's format v3, and its id in v2, if there is one.
+    """
+
+    functions: tuple[int, ...]
+    hdf5: Hdf5Filter | None
+    zarr: str | None
+
+
+_codecs: list[_Codec] = []
+
+
+def _codec(*functions: int, hdf5: Hdf5Filter | None = None, zarr: str | None = None) -> int:
+    """Describe a codec, and return its number, which compiled functions know it by."""
+    _codecs.append(_Codec(functions, hdf5, zarr))
+    return len(_codecs) - 1
+
+
+STORED = _codec()  # as it is
+ZLIB = _codec(
+    DEFLATE_NEW, DEFLATE_FREE, ZLIB_DECOMPRESS, hdf5=Hdf5Filter(1, "gzip", level=0), zarr="zlib"
+)
+GZIP = _codec(DEFLATE_NEW, DEFLATE_FREE, GZIP_DECOMPRESS, zarr="gzip")
+ZSTD = _codec(
+    ZSTD_NEW, ZSTD_FREE, ZSTD_DECOMPRESS, hdf5=Hdf5Filter(32015, "zstd", level=0), zarr="zstd"
+)
+BLOSC = _codec(
+    BLOSC_VALIDATE, BLOSC_DECOMPRESS, hdf5=Hdf5Filter(32001, "blosc", level=4), zarr="blosc"
+)
+LZF = _codec(hdf5=Hdf5Filter(32000, "lzf"))
+LZ4 = _codec(LZ4_DECOMPRESS, zarr="lz4")
+
+HDF5_CODECS = {each.hdf5.number: codec for codec, each in enumerate(_codecs) if each.hdf5}
+ZARR_CODECS = {each.zarr: codec for codec, each in enumerate(_codecs) if each.zarr}
+
+
+def can_decode(codec: int) -> bool:
+    """Return whether the functions that a codec needs were found."""
+    addresses = function_addresses()
+    return all(addresses[function] for function in (PREAD, *_codecs[codec].functions))
+
+
+def hdf5_filter(number: int) -> Hdf5Filter | None:
+    """Return what is known of a filter of HDF5, None if it is not one of these codecs."""
+    return _codecs[HDF5_CODECS[number]].hdf5 if number in HDF5_CODECS else None

@@ -1,0 +1,146 @@
+"""Compiled: chunks are read, decompressed and placed, by many threads together."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks._kernels._decompression import decompress, is_compressed, unshuffle
+from cellfeed._chunks._kernels._native import (
+    DEFLATE_FREE,
+    DEFLATE_NEW,
+    ZSTD_FREE,
+    ZSTD_NEW,
+    atomic_add,
+    call,
+)
+from cellfeed._chunks._kernels._placing import place_segments
+from cellfeed._chunks._kernels._reading import read_ahead
+from cellfeed._chunks._kernels._tables import (
+    ABSENT,
+    ARRAY,
+    COUNT,
+    DECODED_BYTES,
+    FAILED_CHUNK,
+    FAILURE,
+    FIRST_SEGMENT,
+    FLAGS,
+    FROM,
+    INDEX_LIMIT,
+    ITEMSIZE,
+    LOST,
+    LOST_IS_ZERO,
+    MISSING,
+    NEXT_TASK,
+    OFFSET,
+    SHUFFLED,
+    UNSHUFFLED,
+)
+from cellfeed._compiled import compiled
+
+__all__ = ["decode"]
+
+_CHUNKS_OF_A_TASK = 8
+
+_int64_2d = "int64[:,::1]"
+
+
+@compiled("boolean(int64[::1], int64[:,::1])")
+def _may_be_lost(array: NDArray[np.int64], segments: NDArray[np.int64]) -> bool:
+    """Return whether these elements may be zero, and for that reason were never written."""
+    if array[LOST_IS_ZERO]:
+        return True
+    # No row has more than one element of column 0.
+    return bool(array[INDEX_LIMIT] >= 0 and np.all(segments[:, COUNT] <= 1))
+
+
+@compiled("void(int64[:,::1], int64, uint8[::1])")
+def _take_zeros(segments: NDArray[np.int64], itemsize: int, buffer: NDArray[np.uint8]) -> None:
+    """Let all segments begin at zeros, no more of which are made than the longest takes."""
+    longest = 0
+    for k in range(len(segments)):
+        segments[k, FROM] = 0
+        longest = max(longest, segments[k, COUNT])
+    buffer[: longest * itemsize] = 0
+
+
+@compiled(
+    f"int64({_int64_2d}, {_int64_2d}, {_int64_2d}, int64[::1], int64[::1], "
+    "uint8[::1], uint8[::1], uint8[::1])"
+)
+def decode(
+    arrays: NDArray[np.int64],
+    chunks: NDArray[np.int64],
+    segments: NDArray[np.int64],
+    functions: NDArray[np.int64],
+    report: NDArray[np.int64],
+    raw_buffer: NDArray[np.uint8],
+    decoded_buffer: NDArray[np.uint8],
+    unshuffled_buffer: NDArray[np.uint8],
+) -> int:
+    """Read, decompress and place chunks until none is left; many threads share one report.
+
+    Parameters
+    ----------
+    arrays, chunks, segments
+        The tables; a last row of ``chunks`` says where the segments end.
+    functions
+        Addresses of the C functions.
+    report
+        Shared by all threads that work on these tables.
+    raw_buffer, decoded_buffer, unshuffled_buffer
+        What one read brings, a chunk decompressed, and a chunk unshuffled; of this thread
+        alone. (They are arguments since a compiled function frees its own
+        arrays after their last use by name, whoever still has their address.)
+
+    Returns
+    -------
+    The bytes that this thread read.
+    """
+    n_chunks = len(chunks) - 1
+    raw, decoded, unshuffled = (
+        raw_buffer.ctypes.data,
+        decoded_buffer.ctypes.data,
+        unshuffled_buffer.ctypes.data,
+    )
+    zlib = call(functions[DEFLATE_NEW], ()) if functions[DEFLATE_NEW] else 0
+    zstd = call(functions[ZSTD_NEW], ()) if functions[ZSTD_NEW] else 0
+    n_read = 0
+    while report[FAILURE] == 0:
+        first = atomic_add(report.ctypes.data + NEXT_TASK * 8, _CHUNKS_OF_A_TASK)
+        if first >= n_chunks:
+            break
+        stop = min(first + _CHUNKS_OF_A_TASK, n_chunks)
+        begin = end = first  # chunks whose bytes are at hand
+        for c in range(first, stop):
+            failure = 0
+            array = arrays[chunks[c, ARRAY]]
+            if c >= end:
+                begin = c
+                expected = array[DECODED_BYTES]
+                failure, end, n = read_ahead(chunks, c, stop, raw, expected, functions)
+                n_read += n
+            here = raw + chunks[c, OFFSET] - chunks[begin, OFFSET]
+            first_segment, last_segment = chunks[c, FIRST_SEGMENT], chunks[c + 1, FIRST_SEGMENT]
+            absent = failure == 0 and chunks[c, FLAGS] & ABSENT
+            if failure == MISSING or chunks[c, FLAGS] & LOST:
+                absent = _may_be_lost(array, segments[first_segment:last_segment])
+                failure = 0 if absent else MISSING
+            if absent:
+                _take_zeros(segments[first_segment:last_segment], array[ITEMSIZE], decoded_buffer)
+                here = decoded
+            elif failure == 0:
+                failure = decompress(array, chunks[c], here, decoded, functions, zlib, zstd)
+                here = decoded if is_compressed(array, chunks[c]) else here
+                if failure == 0 and array[SHUFFLED] and not chunks[c, FLAGS] & UNSHUFFLED:
+                    unshuffle(here, array[DECODED_BYTES], unshuffled, array[ITEMSIZE])
+                    here = unshuffled
+            if failure == 0:
+                failure = place_segments(here, segments[first_segment:last_segment], array, report)
+            if failure:
+                report[FAILED_CHUNK] = c
+                report[FAILURE] = failure
+                break
+    if zlib:
+        call(functions[DEFLATE_FREE], (zlib,))
+    if zstd:
+        call(functions[ZSTD_FREE], (zstd,))
+    return n_read

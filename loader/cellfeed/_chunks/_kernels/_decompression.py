@@ -1,0 +1,157 @@
+"""Compiled: chunks are decompressed. Each codec has a branch here; `_codecs` describes them."""
+
+from typing import Any
+
+import numpy as np
+from numba import carray
+from numpy.typing import NDArray
+
+from cellfeed._chunks._kernels._codecs import BLOSC, GZIP, LZ4, LZF, STORED, ZLIB, ZSTD
+from cellfeed._chunks._kernels._native import (
+    BLOSC_DECOMPRESS,
+    BLOSC_VALIDATE,
+    GZIP_DECOMPRESS,
+    LZ4_DECOMPRESS,
+    ZLIB_DECOMPRESS,
+    ZSTD_DECOMPRESS,
+    call,
+    copy_bytes,
+    pointer,
+)
+from cellfeed._chunks._kernels._tables import (
+    CODEC,
+    DECODED_BYTES,
+    FLAGS,
+    SHUFFLED,
+    SIZE,
+    UNCOMPRESSED,
+    UNDECODABLE,
+    WRONG_SIZE,
+)
+from cellfeed._compiled import compiled
+
+__all__ = ["decompress", "is_compressed", "lzf", "unshuffle"]
+
+_LZ4_HEADER = 4  # bytes: numcodecs puts the size there
+
+
+@compiled("int64(int64, int64, int64, int64)")
+def lzf(source: int, size: int, target: int, capacity: int) -> int:
+    """Decompress LZF (liblzf's format, as h5py writes it); the bytes written, -1 if damaged."""
+    ins = carray(pointer(source), (size,), np.uint8)
+    out = carray(pointer(target), (capacity,), np.uint8)
+    i = o = np.int64(0)
+    while i < size:
+        control = np.int64(ins[i])
+        i += 1
+        if control < 32:
+            n = control + 1
+            if i + n > size or o + n > capacity:
+                return -1
+            for j in range(n):
+                out[o + j] = ins[i + j]
+            i += n
+            o += n
+            continue
+        n = control >> 5
+        if n == 7:
+            if i >= size:
+                return -1
+            n += np.int64(ins[i])
+            i += 1
+        if i >= size:
+            return -1
+        start = o - ((control & 31) << 8) - np.int64(ins[i]) - 1
+        i += 1
+        n += 2
+        if start < 0 or o + n > capacity:
+            return -1
+        for j in range(n):  # byte by byte, since what is copied may overlap where it goes
+            out[o + j] = out[start + j]
+        o += n
+    return int(o)
+
+
+@compiled("int64(int64, int64, int64, int64, int64[::1])")
+def _lz4(source: int, size: int, target: int, capacity: int, functions: NDArray[np.int64]) -> Any:
+    """Decompress LZ4 as numcodecs writes it; the bytes written, below 0 if damaged."""
+    if size <= _LZ4_HEADER:
+        return -1
+    begin, n_compressed = source + _LZ4_HEADER, size - _LZ4_HEADER
+    return np.int32(call(functions[LZ4_DECOMPRESS], (begin, target, n_compressed, capacity)))
+
+
+@compiled("void(int64, int64, int64, int64)")
+def unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
+    """Put together what HDF5's shuffle filter took apart: first all first bytes, and so on."""
+    n = size // itemsize
+    ins = carray(pointer(source), (size,), np.uint8)
+    if itemsize == 4:
+        out4 = carray(pointer(target), (n,), np.uint32)
+        for i in range(n):
+            out4[i] = (
+                np.uint32(ins[i])
+                | np.uint32(ins[n + i]) << np.uint32(8)
+                | np.uint32(ins[2 * n + i]) << np.uint32(16)
+                | np.uint32(ins[3 * n + i]) << np.uint32(24)
+            )
+    else:
+        out = carray(pointer(target), (size,), np.uint8)
+        for i in range(n):
+            for byte in range(itemsize):
+                out[i * itemsize + byte] = ins[byte * n + i]
+    if size % itemsize:
+        copy_bytes(target + n * itemsize, source + n * itemsize, size % itemsize)
+
+
+@compiled("boolean(int64[::1], int64[::1])")
+def is_compressed(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> bool:
+    """Return whether there is anything to decompress."""
+    return array[CODEC] != STORED and not chunk[FLAGS] & UNCOMPRESSED
+
+
+@compiled("int64(int64[::1], int64[::1], int64, int64, int64[::1], int64, int64)")
+def decompress(
+    array: NDArray[np.int64],
+    chunk: NDArray[np.int64],
+    source: int,
+    target: int,
+    functions: NDArray[np.int64],
+    zlib: int,
+    zstd: int,
+) -> int:
+    """Decompress a chunk, if it is, which has to come out at exactly its size; 0, or a failure."""
+    size, expected = chunk[SIZE], array[DECODED_BYTES]
+    if not is_compressed(array, chunk):
+        # Chunks stored as they are were cut to what is wanted of them, unless shuffled.
+        whole = array[CODEC] != STORED or array[SHUFFLED]
+        return WRONG_SIZE if whole and size != expected else 0
+    if array[CODEC] in (ZLIB, GZIP):
+        # Without an address for the size, libdeflate fails unless the output is full.
+        function = ZLIB_DECOMPRESS if array[CODEC] == ZLIB else GZIP_DECOMPRESS
+        result = np.int32(call(functions[function], (zlib, source, size, target, expected, 0)))
+        if result == 0:
+            return 0
+        return UNDECODABLE if result == 1 else WRONG_SIZE
+    if array[CODEC] == ZSTD:
+        n = call(functions[ZSTD_DECOMPRESS], (zstd, target, expected, source, size))
+        if 0 <= n <= expected:
+            return 0 if n == expected else WRONG_SIZE
+        return UNDECODABLE
+    if array[CODEC] == BLOSC:
+        stated = np.zeros(1, np.int64)
+        address = stated.ctypes.data
+        if np.int32(call(functions[BLOSC_VALIDATE], (source, size, address))) != 0:
+            return UNDECODABLE
+        if stated[0] != expected:
+            return WRONG_SIZE
+        n = np.int64(np.int32(call(functions[BLOSC_DECOMPRESS], (source, target, expected, 1))))
+        return 0 if n == expected else UNDECODABLE
+    n = np.int64(-1)
+    if array[CODEC] == LZ4:
+        n = np.int64(_lz4(source, size, target, expected, functions))
+    elif array[CODEC] == LZF:
+        n = np.int64(lzf(source, size, target, expected))
+    if n < 0:
+        return UNDECODABLE
+    return 0 if n == expected else WRONG_SIZE

@@ -1,0 +1,172 @@
+"""Compiled: elements are checked, and copied or cast to where they go."""
+
+from typing import Any
+
+import numpy as np
+from numba import carray
+from numpy.typing import NDArray
+
+from cellfeed._chunks._kernels._native import (
+    BLOCK_BYTES,
+    call,
+    copy_bytes,
+    pointer,
+    stream_blocks,
+)
+from cellfeed._chunks._kernels._tables import (
+    ASCENDING,
+    BAD_INDEX,
+    CAST,
+    COUNT,
+    FAILURE,
+    FROM,
+    INDEX_LIMIT,
+    ITEMSIZE,
+    OUT_ITEMSIZE,
+    STREAMED,
+    TO,
+)
+from cellfeed._compiled import compiled
+
+__all__ = ["copy_all", "crossings_ascend", "densify", "place", "place_segments"]
+
+_UNSORTED, _OUT_OF_BOUNDS = range(1, 3)
+_LEAST_STREAMED = 1 << 10  # bytes; the ends of what is streamed are not
+_TILE_ELEMENTS = 1 << 12  # of a dense matrix; they fit in the first cache
+
+
+@compiled("int64(int64, int64, int64, int64)")
+def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
+    """Return 0 if indices ascend strictly within [0, limit), else what is wrong with them."""
+    if n == 0:
+        return 0
+    descents = 0
+    if itemsize == 4:
+        narrow = carray(pointer(address), (n,), np.int32)
+        lowest = highest = narrow[0]
+        for i in range(1, n):
+            descents += narrow[i] <= narrow[i - 1]
+            lowest = min(lowest, narrow[i])
+            highest = max(highest, narrow[i])
+        outside = lowest < 0 or highest >= limit
+    else:
+        wide = carray(pointer(address), (n,), np.int64)
+        least = most = wide[0]
+        for i in range(1, n):
+            descents += wide[i] <= wide[i - 1]
+            least = min(least, wide[i])
+            most = max(most, wide[i])
+        outside = least < 0 or most >= limit
+    if outside:
+        return _OUT_OF_BOUNDS
+    return _UNSORTED if descents else 0
+
+
+@compiled("void(int64, int64, int64)")
+def _stream_bytes(target: int, source: int, n: int) -> None:
+    """Copy bytes past the cache."""
+    if n < _LEAST_STREAMED:
+        copy_bytes(target, source, n)
+        return
+    head = -target % BLOCK_BYTES
+    n_blocks = (n - head) // BLOCK_BYTES
+    tail = head + n_blocks * BLOCK_BYTES
+    copy_bytes(target, source, head)
+    stream_blocks(target + head, source + head, n_blocks)
+    copy_bytes(target + tail, source + tail, n - tail)
+
+
+@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1])")
+def place_segments(
+    source: int,
+    segments: NDArray[np.int64],
+    array: NDArray[np.int64],
+    report: NDArray[np.int64],
+) -> int:
+    """Copy or cast elements of a chunk to their destinations; return 0, or a failure."""
+    for k in range(len(segments)):
+        begin = source + segments[k, FROM] * array[ITEMSIZE]
+        n, target = segments[k, COUNT], segments[k, TO]
+        if array[CAST]:
+            call(array[CAST], (begin, target, n))
+            begin = target
+        if array[INDEX_LIMIT] >= 0:
+            problem = _check_indices(begin, n, array[OUT_ITEMSIZE], array[INDEX_LIMIT])
+            if problem == _OUT_OF_BOUNDS:
+                return BAD_INDEX
+            if problem == _UNSORTED:
+                report[ASCENDING] = 0
+        if array[CAST]:
+            continue
+        if array[STREAMED]:
+            _stream_bytes(target, begin, n * array[ITEMSIZE])
+        else:
+            copy_bytes(target, begin, n * array[ITEMSIZE])
+    return 0
+
+
+@compiled("void(int64, int64[:,::1], int64[::1], int64[::1])")
+def place(
+    source: int,
+    segments: NDArray[np.int64],
+    array: NDArray[np.int64],
+    report: NDArray[np.int64],
+) -> None:
+    """Place elements that are in memory already, as `decode` does with those of a chunk."""
+    report[FAILURE] = place_segments(source, segments, array, report)
+
+
+@compiled("boolean(int64[::1], int64)")
+def crossings_ascend(crossings: NDArray[np.int64], itemsize: int) -> bool:
+    """Return whether the index at each address is above the one before it in memory."""
+    for i in range(crossings.size):
+        if itemsize == 4:
+            narrow = carray(pointer(crossings[i] - 4), (2,), np.int32)
+            if narrow[1] <= narrow[0]:
+                return False
+        else:
+            wide = carray(pointer(crossings[i] - 8), (2,), np.int64)
+            if wide[1] <= wide[0]:
+                return False
+    return True
+
+
+@compiled(
+    *(
+        f"void({index}[::1], {index}[::1], {value}[::1], {value}[:,::1])"
+        for index in ("int32", "int64")
+        for value in ("uint8", "uint16", "uint32", "uint64")
+    )
+)
+def densify(
+    pointers: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any]
+) -> None:
+    """Fill ``dense`` from CSR rows of ascending columns; values are bits, whatever they mean.
+
+    It is made piece by piece in the first cache, from which it goes to memory in whole lines.
+    """
+    n_vars, n_elements = dense.shape[1], dense.size
+    tile = np.empty(_TILE_ELEMENTS, dense.dtype)
+    row, k = 0, pointers[0]
+    for first in range(0, n_elements, _TILE_ELEMENTS):
+        n = min(_TILE_ELEMENTS, n_elements - first)
+        tile[:n] = 0
+        while row < len(dense):
+            start, stop = row * n_vars - first, pointers[row + 1]
+            while k < stop and start + indices[k] < n:
+                tile[start + indices[k]] = data[k]
+                k += 1
+            if start + n_vars > n:
+                break
+            row += 1
+        begin = dense.ctypes.data + first * dense.itemsize
+        _stream_bytes(begin, tile.ctypes.data, n * dense.itemsize)
+
+
+@compiled("void(int64[::1], int64[::1], int64[::1])")
+def copy_all(
+    sources: NDArray[np.int64], targets: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> None:
+    """Copy pieces of memory, given by address and bytes."""
+    for i in range(sizes.size):
+        copy_bytes(targets[i], sources[i], sizes[i])

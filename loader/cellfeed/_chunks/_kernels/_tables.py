@@ -1,0 +1,34 @@
+"""Columns and values of the tables that compiled functions work on.
+
+Tables are int64 arrays of one row for each item; the names of their columns are below.
+"""
+
+# Columns of a table of arrays.
+(
+    CODEC,
+    SHUFFLED,
+    ITEMSIZE,
+    OUT_ITEMSIZE,
+    DECODED_BYTES,
+    CAST,
+    INDEX_LIMIT,
+    LOST_IS_ZERO,  # whether chunks that are not there are taken to be zero
+    STREAMED,  # whether elements go past the cache, since there are more than it holds
+    N_ARRAY_COLUMNS,
+) = range(10)
+
+# Columns of a table of chunks. FD: a descriptor, or minus the address of a path, of a file that
+# is opened to read the chunk. FLAGS: what was left out when this chunk was written. Its
+# segments end where those of the next chunk begin.
+FD, OFFSET, SIZE, FLAGS, ARRAY, FIRST_SEGMENT, N_CHUNK_COLUMNS = range(7)
+UNCOMPRESSED, UNSHUFFLED, ABSENT = 1, 2, 4  # ABSENT: there is no such chunk; its elements are 0
+WHOLE_FILE, LOST = 8, 16  # the chunk is all of its file, of at most SIZE bytes; it is not there
+OWN_FILE = 32  # the file has to be as large as a chunk that is not compressed
+
+# Columns of a table of segments: elements of a chunk that go to one destination.
+FROM, COUNT, TO, N_SEGMENT_COLUMNS = range(4)
+
+# What `decode` reports: a failure (0 if none), the chunk where it was, and whether the columns of
+# each row ascend as far as they lie in one chunk.
+FAILURE, FAILED_CHUNK, NEXT_TASK, ASCENDING, N_REPORTS = range(5)
+UNREADABLE, TRUNCATED, UNDECODABLE, WRONG_SIZE, BAD_INDEX, MISSING, STOPPED, TOO_LARGE = range(1, 9)

@@ -1,0 +1,182 @@
+"""Functions compiled by numba, kept on disk until anything in their folder changes.
+
+numba keeps compiled code for as long as the file of its function stays the same. But numbers and
+functions of other files are compiled into it as well, such as the columns of a table: after an
+upgrade in place, code from before it would write to addresses that it takes from other columns.
+So code is kept here by all the sources of the folder that its function is in, and a function
+takes what is compiled into it from that folder only.
+"""
+
+import contextlib
+import hashlib
+import importlib.resources
+import pickle
+import sys
+import uuid
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
+from numba.core.serialize import dumps
+from numba.core.sigutils import normalize_signature
+
+__all__ = ["compiled", "compiled_callback"]
+
+Function = Callable[..., Any]
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def compiled(*signatures: str) -> Callable[[Function], Any]:
+    """Return a decorator that compiles a function, or loads it, at once; it runs without the GIL.
+
+    Parameters
+    ----------
+    signatures
+        All that it may be called with, as numba writes them.
+    """
+
+    def decorate(function: Function) -> Any:
+        dispatcher = numba.njit(nogil=True)(function)
+        _keep_on_disk(dispatcher, function)
+        for signature in signatures:
+            dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        return dispatcher
+
+    return decorate
+
+
+def compiled_callback(signature: Any) -> Callable[[Function], Any]:
+    """Return a decorator that compiles a function, or loads it, for calls by its ``address``.
+
+    Parameters
+    ----------
+    signature
+        Of the function in C, in numba's types.
+    """
+
+    def decorate(function: Function) -> Any:
+        callback = CFunc(function, normalize_signature(signature), locals={}, options={})
+        _keep_on_disk(callback, function)
+        callback.compile()
+        return callback
+
+    return decorate
+
+
+def _keep_on_disk(compiled: Any, function: Function) -> None:
+    """Let a dispatcher or callback, which has compiled nothing yet, keep its code on disk."""
+    try:
+        kept = _Cache(function)
+    except RuntimeError as error:  # numba knows no folder that may be written to
+        msg = (
+            f"compiled code is not kept, so that each process compiles it anew ({error}); "
+            "set NUMBA_CACHE_DIR to a folder that may be written to"
+        )
+        warnings.warn(msg, RuntimeWarning, stacklevel=2)
+    else:
+        compiled._cache = kept  # noqa: SLF001 - numba's own is put there by `enable_caching`
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """numba's cache of one function, in the folder that numba chooses, with files of our own."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__(function)
+        self._cache_file = _Files(Path(self.cache_path), function)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with contextlib.suppress(OSError):  # a full disk, say; it is compiled anew next time
+            super().save_overload(sig, data)
+
+
+class _Files:
+    """Compiled code of one function, a file for each signature and kind of machine.
+
+    A file is named after all that its code depends on, and says so itself. (numba numbers its
+    files, and an index tells which is which. Of two processes that write both at once, one may
+    leave the index and the other the file.)
+
+    Parameters
+    ----------
+    folder
+        Where they are.
+    function
+        What is compiled.
+    """
+
+    def __init__(self, folder: Path, function: Function) -> None:
+        self._folder = folder
+        self._package = function.__module__.rpartition(".")[0]
+        self._sources = _sources_at_import(self._package)
+        self._function = f"{function.__module__}.{function.__qualname__}"
+
+    def load(self, key: Any) -> Any:
+        """Return what was saved, None if there is nothing, or it is damaged."""
+        path = self._folder / "-".join(self._names(key))
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if digest != _digest(path.name.encode(), data):
+            return None
+        return pickle.loads(data)  # noqa: S301 - written below
+
+    def save(self, key: Any, data: Any) -> None:
+        """Save what was compiled, in place of what was compiled from other sources."""
+        if _digest_of_sources(self._package) != self._sources:
+            return  # they have changed since they were imported
+        stem, version = self._names(key)
+        path = self._folder / f"{stem}-{version}"
+        content = dumps(data)
+        written = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        try:
+            written.write_bytes(_digest(path.name.encode(), content) + content)
+            written.replace(path)
+        finally:
+            written.unlink(missing_ok=True)
+        for earlier in self._folder.glob(f"{stem}-*.nbc"):
+            if earlier != path:
+                earlier.unlink(missing_ok=True)
+
+    def flush(self) -> None:
+        """Do nothing: files of other sources are never read."""
+
+    def _names(self, key: Any) -> tuple[str, str]:
+        """Return the beginning and the end of a file's name: what was compiled, and from what."""
+        signature, machine, (code, captured) = key
+        python = f"{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"
+        kind = repr((self._function, signature, machine, captured, python, numba.__version__))
+        name = self._function.rpartition(".<locals>.")[0] or self._function
+        stem = f"{name}-{_digest(kind.encode()).hex()[:24]}"
+        return stem, f"{_digest(self._sources, code.encode()).hex()[:24]}.nbc"
+
+
+@cache
+def _sources_at_import(package: str) -> bytes:
+    """Return the digest of the sources as they were when the first function was compiled."""
+    return _digest_of_sources(package)
+
+
+def _digest_of_sources(package: str) -> bytes:
+    """Return a digest of all the modules in a package's folder, which may be in a zip file."""
+    folder = importlib.resources.files(package)
+    sources = sorted(
+        (each.name, each.read_bytes()) for each in folder.iterdir() if each.name.endswith(".py")
+    )
+    return _digest(*(part for name, source in sources for part in (name.encode(), source)))
+
+
+def _digest(*parts: bytes) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()

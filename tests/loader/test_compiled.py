@@ -1,0 +1,262 @@
+"""Compiled code is kept on disk, but never longer than what it was compiled from.
+
+A small package stands in for the loader's own, which takes long to compile: the same module
+compiles it, columns are in one file, and functions in another.
+"""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+LOADER = Path(str(find_spec("cellfeed").origin)).parent
+
+COLUMNS = "FROM, COUNT, TO = range(3)\n"
+OTHER_COLUMNS = "TO, FROM, COUNT = range(3)\n"
+
+TABLES = """
+from numba import carray, types
+
+from standin._columns import COUNT, FROM, TO
+from standin._compiled import compiled, compiled_callback
+
+
+@compiled("void(int64[::1])")
+def fill(row):
+    row[FROM], row[COUNT], row[TO] = 10, 20, 30
+
+
+def cast_address(ins, outs):
+    @compiled_callback(types.void(types.voidptr, types.voidptr))
+    def cast(source, target):
+        carray(target, (1,), outs)[0] = carray(source, (1,), ins)[0] + FROM
+
+    return cast
+"""
+
+# Prints what was computed, and how many functions were compiled for that.
+USE = """
+import ctypes
+import json
+import os
+import sys
+
+import numba.core.event as events
+
+sys.path.insert(0, sys.argv[1])
+with events.install_recorder("numba:compile") as compiling:
+    import numpy as np
+    from numba import types
+    from standin import _columns, _tables
+
+    row = np.zeros(3, np.int64)
+    _tables.fill(row)
+    found = {name: int(row[getattr(_columns, name)]) for name in ("FROM", "COUNT", "TO")}
+    exec(os.environ.get("BEFORE_CASTS", ""))
+    for name in sys.argv[2:]:
+        one, cast = np.array([1.0]), np.zeros(1, name)
+        keep = _tables.cast_address(types.float64, getattr(types, name))
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(keep.address)
+        function(one.ctypes.data, cast.ctypes.data)
+        found[name] = int(cast[0])
+starts = [event for _, event in compiling.buffer if event.is_start]
+callbacks = [0] if len(sys.argv) < 3 else [keep.cache_hits]
+print(json.dumps({"found": found, "compiled": len(starts), "loaded": callbacks[0]}))
+"""
+RIGHT = {"FROM": 10, "COUNT": 20, "TO": 30}
+
+
+class StandIn:
+    """A package whose functions are compiled in processes of their own.
+
+    Parameters
+    ----------
+    folder
+        Where it is, with folders of the user beside it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.package = folder / "site" / "standin"
+        self.package.mkdir(parents=True)
+        (self.package / "__init__.py").touch()
+        shutil.copy(LOADER / "_compiled.py", self.package)
+        (self.package / "_columns.py").write_text(COLUMNS)
+        (self.package / "_tables.py").write_text(TABLES)
+        (folder / "use.py").write_text(USE)
+        self.path = self.package.parent
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.environment: dict[str, str] = {}
+
+    def use(self, *casts: str) -> dict:
+        """Return what a new process computes, and how many functions it compiled."""
+        done = self.run(*casts)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout)
+
+    def run(self, *casts: str, warnings: str = "error") -> subprocess.CompletedProcess[str]:
+        known = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "XDG_"))}
+        return subprocess.run(
+            # Python itself takes two sources of the same second and size to be the same.
+            [sys.executable, "-B", "-W", warnings, self.folder / "use.py", self.path, *casts],
+            env=known | {"HOME": str(self.home)} | self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+    def change_columns(self) -> None:
+        (self.package / "_columns.py").write_text(OTHER_COLUMNS)
+
+    def kept(self) -> list[Path]:
+        """Return the files of compiled code, wherever they are."""
+        return sorted(self.folder.rglob("*.nbc"))
+
+
+@pytest.fixture
+def standin(tmp_path):
+    return StandIn(tmp_path)
+
+
+def test_it_is_loaded_as_long_as_nothing_changed(standin):
+    assert standin.use() == {"found": RIGHT, "compiled": 1, "loaded": 0}
+    assert [path.parent for path in standin.kept()] == [standin.package / "__pycache__"]
+    assert standin.use() == {"found": RIGHT, "compiled": 0, "loaded": 0}
+
+
+def test_columns_that_change_in_another_file_are_those_that_are_written(standin):
+    first = standin.use("int64")
+    assert first["found"] == RIGHT | {"int64": 1}
+    n_kept = len(standin.kept())
+    standin.change_columns()
+    second = standin.use("int64")
+    assert second == {"found": RIGHT | {"int64": 2}, "compiled": first["compiled"], "loaded": 0}
+    assert len(standin.kept()) == n_kept == 2  # in place of what was there
+
+
+def test_each_of_what_is_compiled_from_one_text_has_a_file(standin):
+    casts = {"int64": 1, "int32": 1, "float32": 1}
+    assert standin.use(*casts)["found"] == RIGHT | casts
+    assert len(standin.kept()) == 4
+    for name in casts:
+        assert standin.use(name) == {"found": RIGHT | {name: 1}, "compiled": 0, "loaded": 1}
+
+
+def test_an_upgrade_under_a_running_process_keeps_nothing_of_what_it_compiles(standin):
+    path = standin.package / "_columns.py"
+    standin.environment["BEFORE_CASTS"] = f"open({str(path)!r}, 'w').write({OTHER_COLUMNS!r})"
+    assert standin.use("int64")["found"] == RIGHT | {"int64": 1}
+    assert len(standin.kept()) == 1
+    assert standin.use("int64")["found"] == RIGHT | {"int64": 2}
+
+
+def test_damaged_files_are_compiled_anew(standin):
+    first = standin.use("int64")
+    for path in standin.kept():
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+    assert standin.use("int64") == first
+    assert standin.use("int64") == {"found": RIGHT | {"int64": 1}, "compiled": 0, "loaded": 1}
+
+
+class TestFolders:
+    """Where code is kept is up to numba; that it is never old holds in each of them."""
+
+    def check(self, standin, folder):
+        assert standin.use("int64")["found"] == RIGHT | {"int64": 1}
+        kept = standin.kept()
+        assert len(kept) == 2
+        assert all(path.is_relative_to(folder) for path in kept)
+        assert standin.use("int64")["loaded"] == 1
+        standin.change_columns()
+        assert standin.use("int64")["found"] == RIGHT | {"int64": 2}
+
+    def test_of_the_user_where_the_package_is_read_only(self, standin):
+        (standin.package / "__pycache__").touch()  # no folder can be made there, not even by root
+        self.check(standin, standin.home)
+
+    def test_that_the_user_names(self, standin):
+        named = standin.folder / "named"
+        standin.environment["NUMBA_CACHE_DIR"] = str(named)
+        self.check(standin, named)
+
+    def test_none(self, standin):
+        (standin.package / "__pycache__").touch()
+        standin.home.rmdir()
+        standin.home.touch()
+        done = standin.run(warnings="always")
+        assert json.loads(done.stdout)["found"] == RIGHT
+        assert "RuntimeWarning: compiled code is not kept" in done.stderr
+        assert "set NUMBA_CACHE_DIR to a folder that may be written to" in done.stderr
+        assert not standin.kept()
+
+    def test_of_a_package_in_a_zip_file(self, standin):
+        standin.path = standin.folder / "standin.zip"
+
+        def pack():
+            with zipfile.ZipFile(standin.path, "w") as packed:
+                for path in sorted(standin.package.glob("*.py")):
+                    packed.write(path, f"standin/{path.name}")
+
+        pack()
+        assert standin.use("int64")["found"] == RIGHT | {"int64": 1}
+        assert standin.use("int64")["loaded"] == 1
+        standin.change_columns()
+        pack()
+        assert standin.use("int64")["found"] == RIGHT | {"int64": 2}
+
+
+def imports(path: Path) -> set[str]:
+    """Return the full names of what a file imports, wherever in it."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+class TestTheLoader:
+    """All of its compiled functions are compiled as those of the stand-in are."""
+
+    def test_nothing_else_is_compiled(self):
+        others = {
+            str(path.relative_to(LOADER)): names
+            for path in LOADER.rglob("*.py")
+            if path != LOADER / "_compiled.py"
+            and (names := {name for name in imports(path) if is_compiling(name)})
+        }
+        assert not others
+
+    def test_what_is_compiled_takes_what_it_needs_from_its_folder(self):
+        files = [path for path in LOADER.rglob("*.py") if is_compiled(path)]
+        assert {path.parent.name for path in files} >= {"_kernels"}
+        for path in files:
+            folder = ".".join(["cellfeed", *path.relative_to(LOADER).parts[:-1]])
+            for name in imports(path):
+                inside = name.startswith((f"{folder}.", "cellfeed._compiled."))
+                assert inside or not name.startswith("cellfeed"), f"{path}: {name}"
+
+
+def is_compiling(name: str) -> bool:
+    """Return whether numba compiles what a name of it decorates, and may keep it on disk."""
+    module, _, decorator = name.rpartition(".")
+    return name == "numba" or (
+        module.split(".")[0] == "numba"
+        and decorator in {"cfunc", "guvectorize", "jit", "jit_module", "njit", "vectorize"}
+    )
+
+
+def is_compiled(path: Path) -> bool:
+    return any(name.startswith("cellfeed._compiled.") for name in imports(path))
