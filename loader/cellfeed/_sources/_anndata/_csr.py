@@ -67,6 +67,13 @@ class CsrSource(MatrixSource):
         """Paths of the arrays that rows lie in."""
         return tuple(f"{self._element}/{name}" for name in ("indptr", "indices", "data"))
 
+    def load_tables(self) -> None:
+        """Read the row pointer, and where chunks lie."""
+        self._file.check_unchanged()
+        self._pointer()
+        for name in ("indices", "data"):
+            self._chunked(name)
+
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return the number of non-zeros of each row."""
         rows = expand(runs)
