@@ -1,7 +1,6 @@
 """Arrays of HDF5 files as chunks, where the HDF5 library is asked once, for the chunk table."""
 
 import math
-from typing import Any
 
 import h5py
 import numpy as np
@@ -17,6 +16,7 @@ from cellfeed._chunks._array import (
 )
 from cellfeed._chunks._codecs import can_decode
 from cellfeed._chunks._grid import chunk_grid
+from cellfeed._chunks._hdf5_chunks import ADDRESS, FILTER_MASK, SIZE, list_chunks
 
 __all__ = ["hdf5_array"]
 
@@ -135,29 +135,21 @@ def _table(
         return None  # HDF5 gives wrong offsets of chunks if only a dimension after the first grows
     chunk_shape = dataset.chunks
     grid = chunk_grid(dataset.shape, chunk_shape)
-    n_chunks = math.prod(grid)
     chunk_bytes = math.prod(chunk_shape) * dataset.dtype.itemsize
-    offsets = np.full(n_chunks, -1, np.int64)
+    listed = list_chunks(dataset, chunk_shape, grid)
+    offsets = listed[:, ADDRESS].copy()
     # What cannot be compressed grows, but not to twice its size.
-    sizes = np.zeros(n_chunks, np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64)
-    masks = np.zeros(n_chunks, np.uint32)
-
-    def note(chunk: Any) -> None:
-        number = 0
-        for first, c, n in zip(chunk.chunk_offset, chunk_shape, grid, strict=True):
-            if first // c >= n:
-                raise ValueError(f"there is a chunk outside of it, at {chunk.chunk_offset}")
-            number = number * n + first // c
-        offsets[number], sizes[number] = chunk.byte_offset, chunk.size
-        masks[number] = chunk.filter_mask
-
-    dataset.id.chunk_iter(note)
+    dtype = np.dtype(np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64)
+    if listed[:, SIZE].max() > np.iinfo(dtype).max:
+        raise ValueError(f"there are chunks of more than {np.iinfo(dtype).max} bytes")
+    sizes = np.where(offsets < 0, 0, listed[:, SIZE]).astype(dtype)
+    masks = np.where(offsets < 0, 0, listed[:, FILTER_MASK])
     if (offsets < 0).any() and dataset.fillvalue != 0:
         return None
     if compression is None and (sizes[offsets >= 0] != chunk_bytes).any():
         # HDF5 itself would read whatever is in memory behind a smaller one.
         raise ValueError(f"there are chunks of another size than {chunk_bytes} bytes")
-    flags = np.zeros(n_chunks, np.uint8)
+    flags = np.zeros(len(offsets), np.uint8)
     for position, bit in ((compression, kernels.UNCOMPRESSED), (shuffle, kernels.UNSHUFFLED)):
         if position is not None:
             flags |= np.where(masks >> position & 1, bit, 0).astype(np.uint8)
