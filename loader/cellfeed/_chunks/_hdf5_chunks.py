@@ -101,9 +101,7 @@ def _iterate() -> Any:
 
     def run(dataset: h5py.Dataset, state: NDArray[np.int64]) -> int:
         with phil:
-            ended: int = iterate(
-                dataset.id.id, _DEFAULT_TRANSFER, note.address, state.ctypes.data
-            )
+            ended: int = iterate(dataset.id.id, _DEFAULT_TRANSFER, note.address, state.ctypes.data)
         return ended
 
     return run
