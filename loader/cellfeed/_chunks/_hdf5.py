@@ -17,6 +17,7 @@ from cellfeed._chunks._array import (
 from cellfeed._chunks._codecs import can_decode
 from cellfeed._chunks._grid import chunk_grid
 from cellfeed._chunks._hdf5_chunks import ADDRESS, FILTER_MASK, SIZE, list_chunks
+from cellfeed._tables import KeptTables, Tables
 
 __all__ = ["hdf5_array"]
 
@@ -36,6 +37,7 @@ def hdf5_array(
     dataset: h5py.Dataset,
     name: str,
     files: ChunkFiles,
+    kept: KeptTables,
     *,
     lost_is_zero: bool,
 ) -> ChunkedArray | None:
@@ -49,6 +51,8 @@ def hdf5_array(
         What messages call it.
     files
         The file, as number 0.
+    kept
+        Tables of the array from earlier openings.
     lost_is_zero
         See `ChunkedArray`.
     """
@@ -68,7 +72,7 @@ def hdf5_array(
         locations = _contiguous(dataset)
     else:
         shape, chunk_shape = dataset.shape, dataset.chunks
-        locations = _table(dataset, compression, shuffle)
+        locations = _kept_table(dataset, kept, compression, shuffle)
     if locations is None:
         return None
     return ChunkedArray(
@@ -128,11 +132,21 @@ def _contiguous(dataset: h5py.Dataset) -> ContiguousChunks | None:
     )
 
 
-def _table(
-    dataset: h5py.Dataset, compression: int | None, shuffle: int | None
+def _kept_table(
+    dataset: h5py.Dataset, kept: KeptTables, compression: int | None, shuffle: int | None
 ) -> ChunkTable | None:
     if dataset.maxshape[0] is not None and None in dataset.maxshape[1:]:
         return None  # HDF5 gives wrong offsets of chunks if only a dimension after the first grows
+    created = dataset.id.get_create_plist()
+    filters = [created.get_filter(i) for i in range(created.get_nfilters())]
+    depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {filters}"
+    n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
+    tables = kept.get(depends_on, n_chunks, lambda: _table(dataset, compression, shuffle))
+    return None if tables is None else ChunkTable(**tables)
+
+
+def _table(dataset: h5py.Dataset, compression: int | None, shuffle: int | None) -> Tables | None:
+    """Ask HDF5 where the chunks are; see `ChunkTable`."""
     chunk_shape = dataset.chunks
     grid = chunk_grid(dataset.shape, chunk_shape)
     chunk_bytes = math.prod(chunk_shape) * dataset.dtype.itemsize
@@ -153,4 +167,4 @@ def _table(
     for position, bit in ((compression, kernels.UNCOMPRESSED), (shuffle, kernels.UNSHUFFLED)):
         if position is not None:
             flags |= np.where(masks >> position & 1, bit, 0).astype(np.uint8)
-    return ChunkTable(offsets, sizes, flags)
+    return {"offsets": offsets, "sizes": sizes, "flags": flags}
