@@ -1,14 +1,16 @@
-"""What this process may use of the machine: processors and memory."""
+"""What this process may use of the machine: processors, memory, and a folder to keep files in."""
 
 import math
 import os
 import sys
+from pathlib import Path
 
 import psutil
 
 from cellfeed._cgroup import cpu_quota, memory_headroom
 
 __all__ = [
+    "cache_folder",
     "local_world_size",
     "threads_per_process",
     "usable_cores",
@@ -17,6 +19,29 @@ __all__ = [
 ]
 
 _DIGITS_OF_NONSENSE = 10
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder for files that can be made anew, which need not be there.
+
+    In the folder ``CELLFEED_CACHE_DIR`` if that is set, else in ``cellfeed`` in the user's cache
+    folder (``XDG_CACHE_HOME``, or ``~/.cache``).
+
+    Parameters
+    ----------
+    name
+        What is kept there: ``autotune`` (results) or ``tables`` (where rows and chunks lie).
+
+    Examples
+    --------
+    >>> cache_folder("tables").name
+    'tables'
+    """
+    given = os.environ.get("CELLFEED_CACHE_DIR")
+    if given:
+        return Path(given) / name
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "cellfeed" / name
 
 
 def usable_cores() -> float:

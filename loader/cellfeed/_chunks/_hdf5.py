@@ -1,7 +1,6 @@
 """Arrays of HDF5 files as chunks, where the HDF5 library is asked once, for the chunk table."""
 
 import math
-from typing import Any
 
 import h5py
 import numpy as np
@@ -16,6 +15,8 @@ from cellfeed._chunks._array import (
     ContiguousChunks,
 )
 from cellfeed._chunks._grid import chunk_grid
+from cellfeed._chunks._hdf5_chunks import ADDRESS, FILTER_MASK, SIZE, list_chunks
+from cellfeed._tables import KeptTables, Tables
 
 __all__ = ["hdf5_array", "hdf5_codec"]
 
@@ -29,6 +30,7 @@ def hdf5_array(
     dataset: h5py.Dataset,
     name: str,
     files: ChunkFiles,
+    kept: KeptTables,
     *,
     lost_is_zero: bool,
 ) -> ChunkedArray | None:
@@ -42,6 +44,8 @@ def hdf5_array(
         What messages call it.
     files
         The file, as number 0.
+    kept
+        Tables of the array from earlier openings.
     lost_is_zero
         See `ChunkedArray`.
     """
@@ -61,7 +65,7 @@ def hdf5_array(
         locations = _contiguous(dataset)
     else:
         shape, chunk_shape = dataset.shape, dataset.chunks
-        locations = _table(dataset, compression, shuffle)
+        locations = _kept_table(dataset, kept, compression, shuffle)
     if locations is None:
         return None
     return ChunkedArray(
@@ -143,37 +147,39 @@ def _contiguous(dataset: h5py.Dataset) -> ContiguousChunks | None:
     )
 
 
-def _table(
-    dataset: h5py.Dataset, compression: int | None, shuffle: int | None
+def _kept_table(
+    dataset: h5py.Dataset, kept: KeptTables, compression: int | None, shuffle: int | None
 ) -> ChunkTable | None:
     if dataset.maxshape[0] is not None and None in dataset.maxshape[1:]:
         return None  # HDF5 gives wrong offsets of chunks if only a dimension after the first grows
+    created = dataset.id.get_create_plist()
+    filters = [created.get_filter(i) for i in range(created.get_nfilters())]
+    depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {filters}"
+    n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
+    tables = kept.get(depends_on, n_chunks, lambda: _table(dataset, compression, shuffle))
+    return None if tables is None else ChunkTable(**tables)
+
+
+def _table(dataset: h5py.Dataset, compression: int | None, shuffle: int | None) -> Tables | None:
+    """Ask HDF5 where the chunks are; see `ChunkTable`."""
     chunk_shape = dataset.chunks
     grid = chunk_grid(dataset.shape, chunk_shape)
-    n_chunks = math.prod(grid)
     chunk_bytes = math.prod(chunk_shape) * dataset.dtype.itemsize
-    offsets = np.full(n_chunks, -1, np.int64)
+    listed = list_chunks(dataset, chunk_shape, grid)
+    offsets = listed[:, ADDRESS].copy()
     # What cannot be compressed grows, but not to twice its size.
-    sizes = np.zeros(n_chunks, np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64)
-    masks = np.zeros(n_chunks, np.uint32)
-
-    def enter(chunk: Any) -> None:
-        number = 0
-        for first, c, n in zip(chunk.chunk_offset, chunk_shape, grid, strict=True):
-            if first // c >= n:
-                raise ValueError(f"there is a chunk outside of it, at {chunk.chunk_offset}")
-            number = number * n + first // c
-        offsets[number], sizes[number] = chunk.byte_offset, chunk.size
-        masks[number] = chunk.filter_mask
-
-    dataset.id.chunk_iter(enter)
+    dtype = np.dtype(np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64)
+    if listed[:, SIZE].max() > np.iinfo(dtype).max:
+        raise ValueError(f"there are chunks of more than {np.iinfo(dtype).max} bytes")
+    sizes = np.where(offsets < 0, 0, listed[:, SIZE]).astype(dtype)
+    masks = np.where(offsets < 0, 0, listed[:, FILTER_MASK])
     if (offsets < 0).any() and dataset.fillvalue != 0:
         return None
     if compression is None and (sizes[offsets >= 0] != chunk_bytes).any():
         # HDF5 itself would read whatever is in memory behind a smaller one.
         raise ValueError(f"there are chunks of another size than {chunk_bytes} bytes")
-    flags = np.zeros(n_chunks, np.uint8)
+    flags = np.zeros(len(offsets), np.uint8)
     for position, bit in ((compression, kernels.UNCOMPRESSED), (shuffle, kernels.UNSHUFFLED)):
         if position is not None:
             flags |= np.where(masks >> position & 1, bit, 0).astype(np.uint8)
-    return ChunkTable(offsets, sizes, flags)
+    return {"offsets": offsets, "sizes": sizes, "flags": flags}

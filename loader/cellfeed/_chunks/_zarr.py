@@ -13,6 +13,7 @@ from cellfeed._chunks._array import ChunkedArray, ChunkLocations, Located
 from cellfeed._chunks._zarr_files import ZarrFiles
 from cellfeed._chunks._zarr_layout import ZarrLayout
 from cellfeed._errors import FormatError
+from cellfeed._tables import KeptTables, Tables
 
 __all__ = ["zarr_array"]
 
@@ -23,9 +24,9 @@ _READERS = 8  # of indexes, which are small and far from each other
 
 
 def zarr_array(
-    layout: ZarrLayout, files: ZarrFiles, name: str, *, lost_is_zero: bool
+    layout: ZarrLayout, files: ZarrFiles, name: str, kept: KeptTables, *, lost_is_zero: bool
 ) -> ChunkedArray:
-    """Return an array as chunks; the indexes of all its shards are read.
+    """Return an array as chunks; the indexes of all its shards are read, or were kept.
 
     Parameters
     ----------
@@ -33,6 +34,8 @@ def zarr_array(
         Of the array.
     name
         What messages call it.
+    kept
+        Tables of the array from earlier openings.
     lost_is_zero
         See `ChunkedArray`.
 
@@ -43,7 +46,9 @@ def zarr_array(
     """
     locations: ChunkLocations = _Files(layout)
     if layout.sharded:
-        locations = _shards(layout, files, name)
+        n_chunks = math.prod(layout.chunk_grid)
+        tables = kept.get(f"shards {layout}", n_chunks, lambda: _shards(layout, files, name))
+        locations = _Shards(layout, **tables)
     return ChunkedArray(
         name=name,
         shape=layout.shape,
@@ -109,7 +114,8 @@ class _Shards:
         )
 
 
-def _shards(layout: ZarrLayout, files: ZarrFiles, name: str) -> _Shards:
+def _shards(layout: ZarrLayout, files: ZarrFiles, name: str) -> Tables:
+    """Read the indexes of all shards; see `_Shards`."""
     inner = layout.chunks_of_a_file
     table = np.full((*layout.chunk_grid, 2), -1, np.int64)
     present = np.flatnonzero(files.sizes >= 0)
@@ -127,7 +133,7 @@ def _shards(layout: ZarrLayout, files: ZarrFiles, name: str) -> _Shards:
     table = table.reshape(-1, 2)
     offsets = np.ascontiguousarray(table[:, 0])
     sizes = np.where(offsets < 0, 0, table[:, 1])
-    return _Shards(layout, offsets, sizes, files.sizes < 0)
+    return {"offsets": offsets, "sizes": sizes, "is_lost": files.sizes < 0}
 
 
 def _read_index(layout: ZarrLayout, files: ZarrFiles, file: int, name: str) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from cellfeed._chunks import ChunkReads
 from cellfeed._collection._join_obs import join_column
 from cellfeed._errors import FormatError, MismatchError, ParameterError, PathError
 from cellfeed._layouts import RowTarget
-from cellfeed._reading import OtherRead, Reader, RowReads
+from cellfeed._reading import OtherRead, Reader, RowReads, load_tables
 from cellfeed._runs import Runs, count_rows, split_at
 from cellfeed._sources import Layout, Source, is_zarr, open_sources
 
@@ -254,9 +254,7 @@ class Collection:
 
         Processes that are forked afterwards share them.
         """
-        first_rows = self._starts[:-1][np.diff(self._starts) > 0]
-        with Reader(self, num_threads=1) as reader:
-            reader.plan(first_rows, np.arange(first_rows.size), first_rows.size)
+        load_tables([source for source in self._sources if source.shape[0]])
 
     def _split(self, runs: Runs) -> list[tuple[int, Runs]]:
         return list(split_at(runs, self._starts))

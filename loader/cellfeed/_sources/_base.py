@@ -85,6 +85,20 @@ class Source(Protocol):
         """
         ...
 
+    def load_tables(self) -> None:
+        """Read what says where rows lie now, rather than with the first rows.
+
+        Row pointers, tables of chunks, indexes of shards: whatever is read once and kept in the
+        process, so that processes that are forked afterwards share it. A source that has no
+        such tables does nothing. Called again, it does nothing either.
+
+        Raises
+        ------
+        FormatError
+            The storage is damaged, or is not the one that was opened.
+        """
+        ...
+
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return how many elements each row of ``runs`` stores, shape (n_rows_in_runs,)."""
         ...

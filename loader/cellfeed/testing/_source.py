@@ -226,6 +226,18 @@ class SourceConformance:
 
         self._try(check, case=self.cases(), data=st.data())
 
+    def test_loaded_tables(self, write: Write) -> None:
+        """Rows are the same where tables are read first, once or again, here or in a copy."""
+
+        def check(case: StoredCase) -> None:
+            source = _source(write(case), case)
+            oracle, rows = Oracle([case], None), np.arange(case.n_rows)
+            for each in (source, source, pickle.loads(pickle.dumps(source))):  # noqa: S301 - our own
+                each.load_tables()
+                oracle.check(Collection([each], obs=_OBS)[rows], rows)
+
+        self._try(check, case=self.cases(), max_examples=max(1, self.max_examples // 5))
+
     def test_pickled(self, write: Write) -> None:
         """Copies read the same, whether it was read from before or not."""
 

@@ -5,7 +5,6 @@ written to a disk while it is measured.
 """
 
 import logging
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from cellfeed import machine
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history._earlier_run import EarlierRun, EarlierTrial, Key
 from cellfeed_tuner._history._fingerprint import Fingerprint
@@ -45,16 +45,8 @@ _UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Assertion
 
 
 def cache_folder() -> Path:
-    """Return the folder in which results are kept, which need not be there.
-
-    ``autotune`` in the folder ``CELLFEED_CACHE_DIR`` if that is set, else in ``cellfeed`` in the
-    user's cache folder.
-    """
-    given = os.environ.get("CELLFEED_CACHE_DIR")
-    if given:
-        return Path(given) / "autotune"
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "cellfeed" / "autotune"
+    """Return the folder in which results are kept, which need not be there."""
+    return machine.cache_folder("autotune")
 
 
 def read_runs(folder: Path, data: str = "*") -> list[EarlierRun]:

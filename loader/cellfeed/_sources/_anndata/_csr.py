@@ -1,5 +1,6 @@
 """CSR matrices: from chunks where possible, else through the format's library, run by run."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from cellfeed._runs import Runs, expand
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._matrix import MatrixSource, native
 from cellfeed._sources._base import Layout
+from cellfeed._tables import Tables
+from cellfeed.machine import usable_cpu_count
 
 __all__ = ["CsrSource"]
 
@@ -21,7 +24,8 @@ __all__ = ["CsrSource"]
 class CsrSource(MatrixSource):
     """A CSR matrix of an AnnData file.
 
-    The row pointer is kept in memory once it is needed: 8 bytes per cell and process.
+    The row pointer is kept in memory once it is needed: 8 bytes per cell, which all processes
+    share if it is large; see `KeptTables`.
 
     Parameters
     ----------
@@ -66,6 +70,13 @@ class CsrSource(MatrixSource):
     def _array_names(self) -> tuple[str, ...]:
         """Paths of the arrays that rows lie in."""
         return tuple(f"{self._element}/{name}" for name in ("indptr", "indices", "data"))
+
+    def load_tables(self) -> None:
+        """Read the row pointer, and where chunks lie."""
+        self._file.check_unchanged()
+        self._pointer()
+        for name in ("indices", "data"):
+            self._chunked(name)
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return the number of non-zeros of each row."""
@@ -139,17 +150,23 @@ class CsrSource(MatrixSource):
 
     def _pointer(self) -> NDArray[np.int64]:
         if self._row_pointer is None:
-            pointer = self._read_pointer()
-            if (
-                pointer.size != self.shape[0] + 1
-                or (pointer[0], pointer[-1]) != (0, self._n_elements)
-                or np.any(pointer[1:] < pointer[:-1])
-            ):
-                raise self._inconsistent(
-                    f"the row pointers do not ascend from 0 to {self._n_elements}"
-                )
-            self._row_pointer = pointer
+            tables = self._file.kept_tables(f"{self._element}/indptr").get(
+                f"row pointer of {self.shape[0]} rows to {self._n_elements}",
+                self.shape[0],
+                self._checked_pointer,
+            )
+            self._row_pointer = tables["pointer"]
         return self._row_pointer
+
+    def _checked_pointer(self) -> Tables:
+        pointer = self._read_pointer()
+        if (
+            pointer.size != self.shape[0] + 1
+            or (pointer[0], pointer[-1]) != (0, self._n_elements)
+            or np.any(pointer[1:] < pointer[:-1])
+        ):
+            raise self._inconsistent(f"the row pointers do not ascend from 0 to {self._n_elements}")
+        return {"pointer": pointer}
 
     def _read_pointer(self) -> NDArray[np.int64]:
         stored = self._chunked("indptr")
@@ -159,7 +176,9 @@ class CsrSource(MatrixSource):
             pointer = np.empty(stored.shape[0], np.int64)
             first, count = np.zeros(1, np.int64), np.array([pointer.size], np.int64)
             reads = stored.reads_of_ranges(first, count, first, pointer.dtype)
-            reads.run(np.array([pointer.ctypes.data], np.int64))
+            n_threads = max(1, min(reads.n_chunks, usable_cpu_count()))
+            with ThreadPoolExecutor(n_threads, thread_name_prefix="cellfeed-tables") as threads:
+                reads.run(np.array([pointer.ctypes.data], np.int64), threads, n_threads)
             return pointer
 
 

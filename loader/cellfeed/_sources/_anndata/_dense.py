@@ -38,6 +38,11 @@ class DenseSource(MatrixSource):
         self.rows_per_chunk = float(stored.chunks[0]) if stored.chunks else 1.0
         file.watch(self._array_names)
 
+    def load_tables(self) -> None:
+        """Read where chunks lie."""
+        self._file.check_unchanged()
+        self._chunked_array(self._element)
+
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return the number of genes for each row."""
         return np.full(count_rows(runs), self.shape[1], dtype=np.int64)

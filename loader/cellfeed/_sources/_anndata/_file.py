@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import pandas as pd
 
 from cellfeed._chunks import ChunkedArray
+from cellfeed._tables import KeptTables
 
 __all__ = ["AnnDataFile"]
 
@@ -77,6 +78,10 @@ class AnnDataFile(Protocol):
         lost_is_zero
             See `ChunkedArray`.
         """
+        ...
+
+    def kept_tables(self, name: str) -> KeptTables:
+        """Return where tables that are made of an array are kept from one opening to the next."""
         ...
 
     def read_old_frame(self, name: str) -> pd.DataFrame:

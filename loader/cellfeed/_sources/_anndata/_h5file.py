@@ -14,9 +14,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Identity, identity, removed, replaced
+from cellfeed._bytes import (
+    Identity,
+    LastingIdentity,
+    identity,
+    lasting_identity,
+    removed,
+    replaced,
+)
 from cellfeed._chunks import ChunkedArray, check_grid, chunk_grid, hdf5_array, hdf5_codec
 from cellfeed._errors import FormatError, PathError
+from cellfeed._tables import KeptTables
 
 __all__ = ["H5File"]
 
@@ -39,6 +47,7 @@ class H5File:
         self._file: h5py.File | None = None
         self._process = -1
         self._identity: Identity | None = None
+        self._opened: LastingIdentity | None = None  # the file as this process opened it
 
     def __call__(self) -> h5py.File:
         """Return the open file.
@@ -52,7 +61,9 @@ class H5File:
         """
         if self._file is None or self._process != os.getpid():
             self._file, self._process = _open(self.path, self._absolute), os.getpid()
-            self._compare(identity(os.fstat(self._file.id.get_vfd_handle())))
+            found = os.fstat(self._file.id.get_vfd_handle())
+            self._opened = lasting_identity([("", found)])
+            self._compare(identity(found))
         return self._file
 
     def array(self, name: str) -> Any:
@@ -77,7 +88,22 @@ class H5File:
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
         """Return an array as chunks, None if only HDF5 itself can read it."""
-        return hdf5_array(self()[name], name, self, lost_is_zero=lost_is_zero)
+        return hdf5_array(
+            self()[name], name, self, self.kept_tables(name), lost_is_zero=lost_is_zero
+        )
+
+    def kept_tables(self, name: str) -> KeptTables:
+        """Return where tables that are made of an array are kept from one opening to the next."""
+        return KeptTables(self._absolute, name, self._lasting_identity)
+
+    def _lasting_identity(self) -> LastingIdentity | None:
+        """Return the identity of the open file, None if it was written to since it was opened.
+
+        HDF5 may still know what was there before.
+        """
+        found = lasting_identity([("", os.fstat(self().id.get_vfd_handle()))])
+        is_same = self._opened is not None and self._opened.digest == found.digest
+        return self._opened if is_same else None
 
     def read_old_frame(self, name: str) -> pd.DataFrame:
         """Read ``obs``, ``var`` or ``raw/var`` in a form that anndata no longer writes."""

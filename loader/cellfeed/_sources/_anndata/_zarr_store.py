@@ -1,5 +1,6 @@
 """An AnnData group of a zarr store, opened on first use in each process."""
 
+import itertools
 import math
 import os
 import warnings
@@ -11,7 +12,14 @@ import pandas as pd
 import zarr
 from anndata.io import read_elem
 
-from cellfeed._bytes import Identity, identity, removed, replaced
+from cellfeed._bytes import (
+    Identity,
+    LastingIdentity,
+    identity,
+    lasting_identity,
+    removed,
+    replaced,
+)
 from cellfeed._chunks import (
     ChunkedArray,
     ZarrFiles,
@@ -23,11 +31,13 @@ from cellfeed._chunks import (
     zarr_layout,
 )
 from cellfeed._sources._anndata._zarr_groups import open_group
+from cellfeed._tables import KeptTables
 
 __all__ = ["ZarrStore"]
 
 _METADATA = {2: ".zarray", 3: "zarr.json"}
 _NO_CHUNKS = {"zarr.json", ".zarray", ".zattrs"}
+_MOST_LOOKED_AT = 100_000  # files of an array, which takes 0.2 s
 
 
 class ZarrStore:
@@ -120,15 +130,35 @@ class ZarrStore:
 
     def _chunk_files(self, name: str) -> Iterator[Path]:
         """Yield the paths of an array's chunks or shards."""
+        yield from (file for file in self._files_of(name) if file.name not in _NO_CHUNKS)
+
+    def _files_of(self, name: str) -> Iterator[Path]:
+        """Yield the paths of all files of an array."""
         for folder, _, files in os.walk(self._absolute / name):
-            yield from (Path(folder, file) for file in files if file not in _NO_CHUNKS)
+            yield from (Path(folder, file) for file in files)
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
         """Return an array as chunks, None if only zarr itself can read it."""
         layout = self._layouts[name]
         if layout is None:
             return None
-        return zarr_array(layout, self._files[name], name, lost_is_zero=lost_is_zero)
+        return zarr_array(
+            layout, self._files[name], name, self.kept_tables(name), lost_is_zero=lost_is_zero
+        )
+
+    def kept_tables(self, name: str) -> KeptTables:
+        """Return where tables that are made of an array are kept from one opening to the next."""
+        return KeptTables(self._absolute, name, lambda: self._lasting_identity(name))
+
+    def _lasting_identity(self, name: str) -> LastingIdentity | None:
+        """Return the identity of all files of an array, None if there are too many to look at."""
+        files = sorted(itertools.islice(self._files_of(name), _MOST_LOOKED_AT + 1))
+        if len(files) > _MOST_LOOKED_AT:
+            return None
+        try:
+            return lasting_identity((str(file), file.stat()) for file in files)
+        except OSError:
+            return None  # one was removed meanwhile
 
     def read_old_frame(self, name: str) -> pd.DataFrame:
         """Read ``obs``, ``var`` or ``raw/var`` in a form that anndata no longer writes."""

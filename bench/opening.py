@@ -1,0 +1,96 @@
+"""Opening a file of many cells and chunks, the first time and again, up to the first rows."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench._many_chunks import write_many_chunks
+from bench._profile import Sampled, parameters
+from cellfeed import open_collection
+
+CELLS = parameters(quick=[3_000_000], full=[300_000])
+CHUNKS = parameters(quick=[100_000], full=[1_000_000])
+
+# In a process of its own, which has opened another file before, so that nothing else is new to it.
+PRIVATE_BYTES = """
+import re, sys
+from pathlib import Path
+from cellfeed import open_collection
+
+def opened(path):
+    collection = open_collection(path)
+    collection.load_tables()
+    return collection
+
+def private_bytes():
+    told = Path("/proc/self/smaps_rollup").read_text()
+    return 1024 * int(re.search(r"Anonymous: *(\\d+)", told)[1])
+
+small = opened(sys.argv[1])
+before = private_bytes()
+large = opened(sys.argv[2])
+print(private_bytes() - before)
+"""
+_ROUNDED_TO = 4 << 20  # so that what else a process does changes nothing
+
+
+class Opening(Sampled):
+    """Open a collection, and read what says where its rows lie."""
+
+    params = (["first", "again"], CELLS, CHUNKS)
+    param_names = ("opening", "n_cells", "n_chunks")
+
+    def setup_cache(self):
+        root = Path.cwd()
+        write_many_chunks(root / "small.h5ad", n_cells=1_000, n_chunks=100)
+        for n_cells in CELLS:
+            for n_chunks in CHUNKS:
+                path = root / f"{n_cells}-{n_chunks}.h5ad"
+                write_many_chunks(path, n_cells=n_cells, n_chunks=n_chunks)
+        return root
+
+    setup_cache.timeout = 600
+
+    def setup(self, root, _opening, n_cells, n_chunks):
+        self.small, self.path = root / "small.h5ad", root / f"{n_cells}-{n_chunks}.h5ad"
+        self.tables = tempfile.mkdtemp()
+        self.before = os.environ.get("CELLFEED_CACHE_DIR")
+        os.environ["CELLFEED_CACHE_DIR"] = self.tables
+        self.open_as("first")
+
+    def teardown(self, *_):
+        shutil.rmtree(self.tables, ignore_errors=True)
+        if self.before is None:
+            del os.environ["CELLFEED_CACHE_DIR"]
+        else:
+            os.environ["CELLFEED_CACHE_DIR"] = self.before
+
+    def forget(self, opening):
+        """Remove what the opening before has left, if this is to be the first one."""
+        if opening == "first":
+            shutil.rmtree(self.tables, ignore_errors=True)
+
+    def open_as(self, opening):
+        self.forget(opening)
+        open_collection(self.path).load_tables()
+
+    def time_opening(self, _root, opening, *_):
+        self.open_as(opening)
+
+    def peakmem_opening(self, _root, opening, *_):
+        self.open_as(opening)
+
+    def track_private_bytes(self, _root, opening, *_):
+        """Memory of a process that has opened the collection, which no other process shares."""
+        if not Path("/proc/self/smaps_rollup").exists():
+            msg = "this system does not tell what memory a process shares"
+            raise NotImplementedError(msg)
+        self.forget(opening)
+        command = [sys.executable, "-c", PRIVATE_BYTES, self.small, self.path]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return round(int(told) / _ROUNDED_TO) * _ROUNDED_TO
+
+    track_private_bytes.unit = "bytes"
