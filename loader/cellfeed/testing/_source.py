@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellfeed._cells import Minibatch
+from cellfeed._cells._minibatch import Minibatch
 from cellfeed._chunks._reads import Done
 from cellfeed._collection import Collection
 from cellfeed._dataset import CellDataset
