@@ -5,6 +5,7 @@ for ranges of elements and the addresses that they go to, it gives `ChunkReads`,
 threads work off together: read, decompress, and copy each element once, to its place.
 """
 
+from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines may take
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks
 from cellfeed._chunks._casts import can_cast
 from cellfeed._chunks._grid import check_grid, chunk_grid
