@@ -35,7 +35,7 @@ else:
             raise
         HAS_TORCH = False
         torch = dist = default_convert = None
-        _Item = TypeVar("_Item", covariant=True)
+        _Item = TypeVar("_Item")
 
         class DataLoader(Generic[_Item]):
             """What nothing is made of."""

@@ -20,7 +20,9 @@ HEAVY = ["anndata", "h5py", "matplotlib", "numba", "optuna", "pandas", "rich", "
 
 
 def run(script: str) -> str:
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 

@@ -45,8 +45,7 @@ options = {
 }
 epochs = {
     name: [
-        fields(cells)
-        for cells in CellDataset(collection, BlockShuffling(4), 8, 2, seed=0, **each)
+        fields(cells) for cells in CellDataset(collection, BlockShuffling(4), 8, 2, seed=0, **each)
     ]
     for name, each in options.items()
 }

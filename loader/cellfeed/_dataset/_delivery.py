@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import BufferPool
 from cellfeed._cells import Cells
+from cellfeed._cells._minibatch import minibatch_of
 from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._reading import PlannedRead, Reader, one_ahead
@@ -207,6 +208,6 @@ class IndexedDelivery:
 def _minibatch(cells: Cells, *, dense: bool = False) -> Any:
     """Return cells as tensors; in NumPy and SciPy where torch is not installed."""
     if HAS_TORCH:
-        return cells.to_torch(dense=dense)
+        return minibatch_of(cells, dense=dense)
     cells = cells.to_scipy()
     return replace(cells, X=cells.X.toarray()) if dense and sp.issparse(cells.X) else cells
