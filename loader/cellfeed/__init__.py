@@ -4,7 +4,6 @@ Open files with `open_collection`, choose a strategy, and iterate over a `CellDa
 """
 
 import importlib
-import sys
 import typing
 
 from cellfeed._errors import (
@@ -75,7 +74,7 @@ _IMPORTED_WHEN_USED = {
     "open_collection": "cellfeed._collection",
     "preshuffle": "cellfeed._preshuffle",
 }
-_MODULES = ("console", "machine", "sampling")
+_MODULES = ("console", "machine", "sampling")  # there without an import of their own
 
 if not typing.TYPE_CHECKING:
 
@@ -84,7 +83,7 @@ if not typing.TYPE_CHECKING:
             return importlib.import_module(f"{__name__}.{name}")
         if name not in _IMPORTED_WHEN_USED:
             msg = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(msg, name=name, obj=sys.modules[__name__])
+            raise AttributeError(msg)
         value = getattr(importlib.import_module(_IMPORTED_WHEN_USED[name]), name)
         globals()[name] = value
         return value

@@ -4,7 +4,6 @@ The ``autotune`` command does it from a shell, and `autotune` from Python.
 """
 
 import importlib
-import sys
 import typing
 
 if typing.TYPE_CHECKING:
@@ -177,7 +176,7 @@ if not typing.TYPE_CHECKING:
             return importlib.import_module(f"{__name__}.{name}")
         if name not in _IMPORTED_WHEN_USED:
             msg = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(msg, name=name, obj=sys.modules[__name__])
+            raise AttributeError(msg)
         value = getattr(importlib.import_module(_IMPORTED_WHEN_USED[name]), name)
         globals()[name] = value
         return value
