@@ -59,6 +59,8 @@ def test_what_is_on_disk_is_not_compiled(said, tmp_path, monkeypatch):
 
     def load():
         spec = importlib.util.spec_from_file_location("cellfeed.loops", path)
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, "cellfeed.loops", module)
         spec.loader.exec_module(module)

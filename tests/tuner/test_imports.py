@@ -53,6 +53,16 @@ def test_what_earlier_runs_found_is_shown_without_what_measures():
     assert not imported_by(TUNER, "show", "--json") & needless
 
 
+def test_tuning_from_python_imports_what_reports_and_searches_need_when_they_do():
+    script = (
+        "import sys\n"
+        "from cellfeed_tuner import AutotuneResult, autotune\n"
+        "print(*sorted({'matplotlib', 'optuna', 'rich'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == []
+
+
 @pytest.mark.parametrize("arguments", [["--label"], ["explain", "--block-size", "0"]])
 def test_what_is_asked_wrongly_is_told_before_anything_is_imported(arguments):
     script = (
