@@ -387,7 +387,7 @@ def _asked(
 
 
 def _proposals(space: Space, grid: Sequence[Configuration], seed: int) -> "Proposals":
-    # Not above, since the measuring process, whose memory counts, would import Optuna too.
+    # Not above, since who imports this need not wait for Optuna, which only this needs.
     from cellfeed_tuner._planning._proposals import Proposals  # noqa: PLC0415
 
     return Proposals(space, known=grid, seed=seed)
