@@ -6,8 +6,8 @@ import click
 import readme
 
 from cellfeed_tuner import read_grid, replay
+from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
 from cellfeed_tuner._replaying._baselines import BASELINES
-from cellfeed_tuner._replaying._replay import DEFAULT_SECONDS
 from cellfeed_tuner._reports._replay_table import markdown_table, replay_rows
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,9 @@ def main() -> None:
             for each in replay(
                 read_grid(path),
                 floors=FLOORS,
-                seconds=SECONDS_OF_PUBLISHED if path.parent == PUBLISHED else DEFAULT_SECONDS,
+                seconds=SECONDS_OF_PUBLISHED
+                if path.parent == PUBLISHED
+                else DEFAULT_REPLAY_SECONDS,
                 n_seeds=N_SEEDS,
                 spread=spread,
                 baselines=tuple(BASELINES),

@@ -3,15 +3,14 @@
 Open files with `open_collection`, choose a strategy, and iterate over a `CellDataset`.
 """
 
+import importlib
 import sys
+import typing
 
 if sys.platform == "win32":
     msg = "cellfeed runs on Linux and macOS; on Windows, install it in WSL"
     raise ImportError(msg)
 
-from cellfeed._cells import CategoricalColumn, Cells, Minibatch, NumericColumn
-from cellfeed._collection import Collection, open_collection
-from cellfeed._dataset import CellDataset
 from cellfeed._errors import (
     CellfeedError,
     ColumnError,
@@ -21,10 +20,16 @@ from cellfeed._errors import (
     ParameterError,
     PathError,
 )
-from cellfeed._indexables import HuggingFaceCells, MemoryMappedCells, MultiIndexable
-from cellfeed._preshuffle import Preshuffled, preshuffle
 from cellfeed._version import __version__
-from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch, SamplingStrategy, Streaming
+
+if typing.TYPE_CHECKING:
+    from cellfeed._cells import CategoricalColumn, Cells, NumericColumn
+    from cellfeed._cells._minibatch import Minibatch
+    from cellfeed._collection import Collection, open_collection
+    from cellfeed._dataset import CellDataset
+    from cellfeed._indexables import HuggingFaceCells, MemoryMappedCells, MultiIndexable
+    from cellfeed._preshuffle import Preshuffled, preshuffle
+    from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch, SamplingStrategy, Streaming
 
 __all__ = [
     "BlockShuffling",
@@ -53,3 +58,40 @@ __all__ = [
     "open_collection",
     "preshuffle",
 ]
+
+# What needs other packages is imported when it is asked for, as is said above to type checkers.
+_IMPORTED_WHEN_USED = {
+    "BlockShuffling": "cellfeed.sampling",
+    "CategoricalColumn": "cellfeed._cells",
+    "CellDataset": "cellfeed._dataset",
+    "Cells": "cellfeed._cells",
+    "Collection": "cellfeed._collection",
+    "EpochPlan": "cellfeed.sampling",
+    "Fetch": "cellfeed.sampling",
+    "HuggingFaceCells": "cellfeed._indexables",
+    "MemoryMappedCells": "cellfeed._indexables",
+    "Minibatch": "cellfeed._cells._minibatch",
+    "MultiIndexable": "cellfeed._indexables",
+    "NumericColumn": "cellfeed._cells",
+    "Preshuffled": "cellfeed._preshuffle",
+    "SamplingStrategy": "cellfeed.sampling",
+    "Streaming": "cellfeed.sampling",
+    "open_collection": "cellfeed._collection",
+    "preshuffle": "cellfeed._preshuffle",
+}
+_MODULES = ("console", "machine", "sampling")  # there without an import of their own
+
+if not typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> typing.Any:
+        if name in _MODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name not in _IMPORTED_WHEN_USED:
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        value = getattr(importlib.import_module(_IMPORTED_WHEN_USED[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, *_MODULES})

@@ -1,19 +1,19 @@
-"""The ``cellfeed`` command. Results go to stdout, progress and errors to stderr."""
+"""The ``cellfeed`` command. Results go to stdout, progress and errors to stderr.
+
+What a command does is imported when it is done, so that help is there at once.
+"""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
-from cellfeed._preshuffle import preshuffle as write_preshuffled
 from cellfeed._version import __version__
 from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes, interrupted
-from cellfeed.synthetic import write_tahoe_like
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = ["main"]
 
@@ -37,9 +37,10 @@ def synthesize(
     *, folder: Path, cells: int, seed: int, genes: int, plates: int, overwrite: bool
 ) -> None:
     """Write a collection that resembles Tahoe-100M into FOLDER."""
+    from cellfeed.synthetic import write_tahoe_like  # noqa: PLC0415
+
     start = time.perf_counter()
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with _progress_on_stderr() as progress:
         task = progress.add_task("Writing cells", total=cells)
         paths = write_tahoe_like(
             folder,
@@ -71,8 +72,15 @@ def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **op
 
     OUT is by custom named .zarr. What was interrupted is taken up by the same command.
     """
+    from cellfeed import preshuffle as write_preshuffled  # noqa: PLC0415
+
     try:
-        with _progress_on_stderr() as tell:
+        with _progress_on_stderr() as progress:
+            task = progress.add_task("Opening files", total=None)
+
+            def tell(stage: str, done: float, total: float) -> None:
+                progress.update(task, description=_STAGES[stage], completed=done, total=total)
+
             done = write_preshuffled(paths, out, scheduler=scheduler, on_progress=tell, **options)
     except KeyboardInterrupt:
         interrupted("Stopped; the same command goes on from the last complete part.")
@@ -83,13 +91,10 @@ def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **op
     )
 
 
-@contextmanager
-def _progress_on_stderr() -> Iterator[Callable[[str, float, float], None]]:
+def _progress_on_stderr() -> "Progress":
+    """Return a bar, which is there in a terminal only."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
+
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("Opening files", total=None)
-
-        def tell(stage: str, done: float, total: float) -> None:
-            progress.update(task, description=_STAGES[stage], completed=done, total=total)
-
-        yield tell
+    return Progress(console=console, transient=True, disable=not console.is_terminal)

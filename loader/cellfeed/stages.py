@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from cellfeed._cells import Cells, Minibatch
+from cellfeed._cells import Cells
+from cellfeed._cells._minibatch import Minibatch
 from cellfeed._collection import Collection
 from cellfeed._reading import PlannedRead, Reader
 from cellfeed.sampling import Fetch

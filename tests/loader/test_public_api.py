@@ -21,6 +21,8 @@ def import_(name: str) -> ModuleType:
     module = importlib.import_module(name)
     if not hasattr(module, "__all__"):
         pytest.skip(f"{name} exports nothing yet")
+    for exported in module.__all__:
+        getattr(module, exported)  # which may be imported now
     return module
 
 

@@ -34,8 +34,8 @@ from cellfeed_tuner import (
 from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
 from cellfeed_tuner._explain._stage_model import StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
+from cellfeed_tuner._history._digest import fingerprint
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial, Key
-from cellfeed_tuner._history._fingerprint import fingerprint
 from cellfeed_tuner._machine._description import Cpu, Memory, Packages, Platform
 from cellfeed_tuner._machine._storage import ReadSpeed, Storage
 from cellfeed_tuner._planning._space import Space

@@ -144,7 +144,7 @@ class InterruptedDisplay(LiveDisplay):
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_command_writes_what_it_has(small_collection, tmp_path, monkeypatch, as_json):
-    monkeypatch.setattr("cellfeed_tuner._commands._autotune_cli.LiveDisplay", InterruptedDisplay)
+    monkeypatch.setattr("cellfeed_tuner._commands._autotune_run.LiveDisplay", InterruptedDisplay)
     settings = ["--label", "plate", "--output", str(tmp_path), "--entropy-floor", "0.5"]
     ran = CliRunner().invoke(
         main, [str(small_collection), *settings, *OPTIONS, *["--json"] * as_json]

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import Configuration, read_grid, replay, theory
 from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS
-from cellfeed_tuner._replaying._replay import DEFAULT_SECONDS
 
 ROOT = Path(__file__).parents[2]
 RECORDED = [
@@ -86,7 +86,7 @@ def recorded(tmp_path):
 
 def seconds_for(path: Path) -> float:
     """What was published was measured for two minutes each, on a slower disk."""
-    return 1800.0 if path.stem.startswith("published") else DEFAULT_SECONDS
+    return 1800.0 if path.stem.startswith("published") else DEFAULT_REPLAY_SECONDS
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
@@ -95,7 +95,7 @@ def test_on_recorded_grids_the_choice_is_within_5_percent(path):
     for found in replay(read_grid(path), floors=(0.95, 0.99), n_seeds=5, seconds=seconds_for(path)):
         assert len(found.chosen) == 5
         assert found.n_within() == 5, found.floor
-        assert max(found.n_replicates) <= DEFAULT_SECONDS / SLICE_SECONDS
+        assert max(found.n_replicates) <= DEFAULT_REPLAY_SECONDS / SLICE_SECONDS
 
 
 @pytest.mark.parametrize("name", ["gzip-200k", "dense-28k"])

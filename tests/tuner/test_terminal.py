@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cellfeed_tuner import Configuration, Estimate
+from cellfeed_tuner._reports._speed_interval import interval
 from cellfeed_tuner._reports._terminal import print_report
-from cellfeed_tuner._reports._wording import interval
 
 
 def printed_grid(result, capsys):

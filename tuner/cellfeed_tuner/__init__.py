@@ -3,50 +3,54 @@
 The ``autotune`` command does it from a shell, and `autotune` from Python.
 """
 
-from cellfeed_tuner import plots, theory, training
-from cellfeed_tuner._autotune import autotune
-from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._entropy._block_mixing import BlockMixing, block_mixing
-from cellfeed_tuner._entropy._conditional_entropy import (
-    Conditional,
-    joint_codes,
-    random_conditional_entropy_bits,
-)
-from cellfeed_tuner._entropy._epoch_course import EpochCourse, entropy_over_epoch
-from cellfeed_tuner._entropy._label_entropy import (
-    LabelEntropy,
-    label_entropies,
-    label_entropy,
-)
-from cellfeed_tuner._entropy._minibatch_entropy import minibatch_entropies
-from cellfeed_tuner._entropy._storage_order import StorageOrder, storage_order
-from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
-from cellfeed_tuner._explain._stage_model import StageModel
-from cellfeed_tuner._explain._storage_advice import StorageAdvice
-from cellfeed_tuner._history._recall import Earlier
-from cellfeed_tuner._interruption import AutotuneInterrupted
-from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._machine._busy import Busy
-from cellfeed_tuner._machine._description import Machine, describe_machine
-from cellfeed_tuner._measuring._annloader import measure_annloader
-from cellfeed_tuner._measuring._decoded import decoded_bytes_per_cell
-from cellfeed_tuner._measuring._loader import measure_loader
-from cellfeed_tuner._measuring._measure import Measurement, measure
-from cellfeed_tuner._measuring._storage_throughputs import storage_throughputs
-from cellfeed_tuner._published import published_grid, published_macro_f1, published_workers
-from cellfeed_tuner._recording._record import Recording, record
-from cellfeed_tuner._recording._recorded_grid import RecordedGrid, read_grid
-from cellfeed_tuner._replaying._replay import Replay, replay
-from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
-from cellfeed_tuner._results._configuration_result import (
-    ConditionalEntropyBits,
-    ConfigurationResult,
-    EntropyBits,
-    LabelResult,
-)
-from cellfeed_tuner._results._dataset import Dataset, LabelCensus
-from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended, Rival
-from cellfeed_tuner._verdicts._verdict import Verdict
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from cellfeed_tuner import plots, theory, training
+    from cellfeed_tuner._autotune import autotune
+    from cellfeed_tuner._configuration import Configuration
+    from cellfeed_tuner._entropy._block_mixing import BlockMixing, block_mixing
+    from cellfeed_tuner._entropy._conditional_entropy import (
+        Conditional,
+        joint_codes,
+        random_conditional_entropy_bits,
+    )
+    from cellfeed_tuner._entropy._epoch_course import EpochCourse, entropy_over_epoch
+    from cellfeed_tuner._entropy._label_entropy import (
+        LabelEntropy,
+        label_entropies,
+        label_entropy,
+    )
+    from cellfeed_tuner._entropy._minibatch_entropy import minibatch_entropies
+    from cellfeed_tuner._entropy._storage_order import StorageOrder, storage_order
+    from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
+    from cellfeed_tuner._explain._stage_model import StageModel
+    from cellfeed_tuner._explain._storage_advice import StorageAdvice
+    from cellfeed_tuner._history._recall import Earlier
+    from cellfeed_tuner._interruption import AutotuneInterrupted
+    from cellfeed_tuner._interval import Estimate
+    from cellfeed_tuner._machine._busy import Busy
+    from cellfeed_tuner._machine._description import Machine, describe_machine
+    from cellfeed_tuner._measuring._annloader import measure_annloader
+    from cellfeed_tuner._measuring._decoded import decoded_bytes_per_cell
+    from cellfeed_tuner._measuring._loader import measure_loader
+    from cellfeed_tuner._measuring._measure import Measurement, measure
+    from cellfeed_tuner._measuring._storage_throughputs import storage_throughputs
+    from cellfeed_tuner._published import published_grid, published_macro_f1, published_workers
+    from cellfeed_tuner._recording._record import Recording, record
+    from cellfeed_tuner._recording._recorded_grid import RecordedGrid, read_grid
+    from cellfeed_tuner._replaying._replay import Replay, replay
+    from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
+    from cellfeed_tuner._results._configuration_result import (
+        ConditionalEntropyBits,
+        ConfigurationResult,
+        EntropyBits,
+        LabelResult,
+    )
+    from cellfeed_tuner._results._dataset import Dataset, LabelCensus
+    from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended, Rival
+    from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
     "AutotuneInterrupted",
@@ -106,3 +110,76 @@ __all__ = [
     "theory",
     "training",
 ]
+
+# Imported when it is asked for, as is said above to type checkers.
+_IMPORTED_WHEN_USED = {
+    "AutotuneInterrupted": "cellfeed_tuner._interruption",
+    "AutotuneResult": "cellfeed_tuner._results._autotune_result",
+    "BlockMixing": "cellfeed_tuner._entropy._block_mixing",
+    "Bottleneck": "cellfeed_tuner._explain._bottleneck",
+    "Busy": "cellfeed_tuner._machine._busy",
+    "Conditional": "cellfeed_tuner._entropy._conditional_entropy",
+    "ConditionalEntropyBits": "cellfeed_tuner._results._configuration_result",
+    "Configuration": "cellfeed_tuner._configuration",
+    "ConfigurationResult": "cellfeed_tuner._results._configuration_result",
+    "Constraints": "cellfeed_tuner._results._recommended",
+    "Dataset": "cellfeed_tuner._results._dataset",
+    "Earlier": "cellfeed_tuner._history._recall",
+    "EntropyBits": "cellfeed_tuner._results._configuration_result",
+    "EpochCourse": "cellfeed_tuner._entropy._epoch_course",
+    "Estimate": "cellfeed_tuner._interval",
+    "LabelCensus": "cellfeed_tuner._results._dataset",
+    "LabelEntropy": "cellfeed_tuner._entropy._label_entropy",
+    "LabelResult": "cellfeed_tuner._results._configuration_result",
+    "Machine": "cellfeed_tuner._machine._description",
+    "Measurement": "cellfeed_tuner._measuring._measure",
+    "Nearest": "cellfeed_tuner._results._recommended",
+    "Ranges": "cellfeed_tuner._results._autotune_result",
+    "Recommended": "cellfeed_tuner._results._recommended",
+    "RecordedGrid": "cellfeed_tuner._recording._recorded_grid",
+    "Recording": "cellfeed_tuner._recording._record",
+    "Replay": "cellfeed_tuner._replaying._replay",
+    "Rival": "cellfeed_tuner._results._recommended",
+    "Stage": "cellfeed_tuner._explain._bottleneck",
+    "StageModel": "cellfeed_tuner._explain._stage_model",
+    "StorageAdvice": "cellfeed_tuner._explain._storage_advice",
+    "StorageOrder": "cellfeed_tuner._entropy._storage_order",
+    "Verdict": "cellfeed_tuner._verdicts._verdict",
+    "autotune": "cellfeed_tuner._autotune",
+    "block_mixing": "cellfeed_tuner._entropy._block_mixing",
+    "decoded_bytes_per_cell": "cellfeed_tuner._measuring._decoded",
+    "describe_machine": "cellfeed_tuner._machine._description",
+    "entropy_over_epoch": "cellfeed_tuner._entropy._epoch_course",
+    "joint_codes": "cellfeed_tuner._entropy._conditional_entropy",
+    "label_entropies": "cellfeed_tuner._entropy._label_entropy",
+    "label_entropy": "cellfeed_tuner._entropy._label_entropy",
+    "measure": "cellfeed_tuner._measuring._measure",
+    "measure_annloader": "cellfeed_tuner._measuring._annloader",
+    "measure_loader": "cellfeed_tuner._measuring._loader",
+    "minibatch_entropies": "cellfeed_tuner._entropy._minibatch_entropy",
+    "published_grid": "cellfeed_tuner._published",
+    "published_macro_f1": "cellfeed_tuner._published",
+    "published_workers": "cellfeed_tuner._published",
+    "random_conditional_entropy_bits": "cellfeed_tuner._entropy._conditional_entropy",
+    "read_grid": "cellfeed_tuner._recording._recorded_grid",
+    "record": "cellfeed_tuner._recording._record",
+    "replay": "cellfeed_tuner._replaying._replay",
+    "storage_order": "cellfeed_tuner._entropy._storage_order",
+    "storage_throughputs": "cellfeed_tuner._measuring._storage_throughputs",
+}
+_MODULES = ("plots", "theory", "training")
+
+if not typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> typing.Any:
+        if name in _MODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name not in _IMPORTED_WHEN_USED:
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        value = getattr(importlib.import_module(_IMPORTED_WHEN_USED[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

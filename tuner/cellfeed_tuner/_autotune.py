@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from cellfeed import CellDataset, Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._defaults import (
+    DEFAULT_BLOCK_SIZES,
+    DEFAULT_BUDGET_SECONDS,
+    DEFAULT_ENTROPY_FLOOR,
+    DEFAULT_FETCH_FACTORS,
+)
 from cellfeed_tuner._explain._explained import Explained, explain_throughput
 from cellfeed_tuner._explain._storage_advice import StorageLayout
-from cellfeed_tuner._grid import (
-    DEFAULT_BLOCK_SIZES,
-    DEFAULT_FETCH_FACTORS,
-    default_workers,
-)
+from cellfeed_tuner._grid import default_workers
 from cellfeed_tuner._history._earlier_run import Asked
 from cellfeed_tuner._history._notes import Notes
 from cellfeed_tuner._history._recall import Recollection
@@ -37,12 +39,7 @@ from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
 from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner._results._dataset import describe_dataset
-from cellfeed_tuner._results._recommended import (
-    DEFAULT_ENTROPY_FLOOR,
-    Constraints,
-    Recommended,
-    Waiting,
-)
+from cellfeed_tuner._results._recommended import Constraints, Recommended, Waiting
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._searching._search import Search
@@ -51,9 +48,8 @@ from cellfeed_tuner._searching._time_budget import TimeBudget
 if TYPE_CHECKING:  # it loads Optuna
     from cellfeed_tuner._planning._proposals import Proposals
 
-__all__ = ["DEFAULT_BUDGET_SECONDS", "autotune"]
+__all__ = ["autotune"]
 
-DEFAULT_BUDGET_SECONDS = 60.0
 # Shares of the budget: for finding the bottleneck, and at least for throughput.
 _EXPLAIN_SHARE, _LEAST_THROUGHPUT_SHARE = 0.1, 0.25
 
@@ -391,7 +387,7 @@ def _asked(
 
 
 def _proposals(space: Space, grid: Sequence[Configuration], seed: int) -> "Proposals":
-    # Not above, since the measuring process, whose memory counts, would import Optuna too.
+    # Not above, since who imports this need not wait for Optuna, which only this needs.
     from cellfeed_tuner._planning._proposals import Proposals  # noqa: PLC0415
 
     return Proposals(space, known=grid, seed=seed)

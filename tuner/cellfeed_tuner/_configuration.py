@@ -1,8 +1,12 @@
 """One point of the grid."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from cellfeed import EpochPlan, ParameterError
+from cellfeed import ParameterError
+
+if TYPE_CHECKING:
+    from cellfeed import EpochPlan
 
 __all__ = ["Configuration"]
 
@@ -55,7 +59,7 @@ class Configuration:
         """
         return self.minibatches_per_round * (3 if self.num_workers else 2)
 
-    def rounds_per_epoch(self, plan: EpochPlan) -> int:
+    def rounds_per_epoch(self, plan: "EpochPlan") -> int:
         """Return how many rounds of whole fetches an epoch has."""
         return plan.n_whole_fetches // self.fetches_per_round
 

@@ -1,4 +1,4 @@
-"""The sizes that are looked at if none are given, and what a collection allows."""
+"""The workers that are looked at if none are given, and what a collection allows."""
 
 from typing import Literal
 
@@ -6,16 +6,8 @@ from cellfeed.machine import usable_cpu_count
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._measure import cells_needed
 
-__all__ = [
-    "DEFAULT_BLOCK_SIZES",
-    "DEFAULT_FETCH_FACTORS",
-    "buffer_bytes",
-    "default_workers",
-    "obstacle",
-]
+__all__ = ["buffer_bytes", "default_workers", "obstacle"]
 
-DEFAULT_BLOCK_SIZES = (1, 4, 16, 64, 256, 1024)
-DEFAULT_FETCH_FACTORS = (1, 4, 16, 64, 256)
 _MOST_WORKERS = 16
 
 

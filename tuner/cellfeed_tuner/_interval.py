@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import norm
-from scipy.stats import t as student_t
 
 __all__ = [
     "BEYOND_CHANCE",
@@ -23,7 +22,7 @@ CONFIDENCE = 0.95
 # How much replicates differ on a machine that does little else, and how much that is worth.
 _USUAL_SPREAD, _USUAL_FREEDOM = 0.05, 2.0
 
-BEYOND_CHANCE = float(norm.isf(0.5e-4))
+BEYOND_CHANCE = -NormalDist().inv_cdf(0.5e-4)
 """Standard errors that a difference must exceed before anything is said to be wrong: chance does
 that once in 10,000 times, so that of grids with 100 configurations one in 100 is slandered."""
 
@@ -72,7 +71,7 @@ def mean_with_interval(samples: ArrayLike, *, weights: ArrayLike | None = None) 
         return Estimate(mean, -np.inf, np.inf)
     # Variance of a weighted mean; for equal weights, the sample variance over n.
     variance = float((shares**2) @ (values - mean) ** 2) * values.size / (values.size - 1)
-    half = float(student_t.ppf((1 + CONFIDENCE) / 2, values.size - 1)) * variance**0.5
+    half = _half_width(values.size - 1) * variance**0.5
     return Estimate(mean, mean - half, mean + half)
 
 
@@ -88,7 +87,7 @@ def positive_estimate(mean: float, relative_error: float, freedom: float) -> Est
     freedom
         Degrees of freedom of that.
     """
-    times = exp(float(student_t.ppf((1 + CONFIDENCE) / 2, freedom)) * relative_error)
+    times = exp(_half_width(freedom) * relative_error)
     return Estimate(mean, mean / times, mean * times)
 
 
@@ -149,6 +148,13 @@ def seen_spread(replicates: Iterable[Sequence[float]]) -> float | None:
     """
     squares, freedom = _squares(replicates)
     return (squares / freedom) ** 0.5 if freedom else None
+
+
+def _half_width(freedom: float) -> float:
+    """Return half of Student's 95 % interval, in standard errors."""
+    from scipy.special import stdtrit  # noqa: PLC0415 - who only shows intervals needs no SciPy
+
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def _squares(replicates: Iterable[Sequence[float]]) -> tuple[float, int]:

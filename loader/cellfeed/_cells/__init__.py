@@ -1,15 +1,13 @@
-"""What comes out: cells in NumPy and SciPy, and minibatches in PyTorch."""
+"""What comes out: cells in NumPy and SciPy, and (`_minibatch`, which imports it) in PyTorch."""
 
 from cellfeed._cells._cells import Cells, CsrRows, summable
 from cellfeed._cells._limits import require_int64, require_torch_dtype
-from cellfeed._cells._minibatch import Minibatch
 from cellfeed._cells._obs import CategoricalColumn, NumericColumn, ObsColumn
 
 __all__ = [
     "CategoricalColumn",
     "Cells",
     "CsrRows",
-    "Minibatch",
     "NumericColumn",
     "ObsColumn",
     "require_int64",

@@ -103,6 +103,8 @@ class Cells:
             ``X`` has a dtype that torch has not, which is longdouble.
         ColumnError
             An obs column has numbers above the largest int64.
+        ImportError
+            torch is not installed.
         """
         from cellfeed._cells._minibatch import minibatch_of  # noqa: PLC0415 - it imports torch
 

@@ -1,16 +1,18 @@
 """Minibatches: cells as torch tensors."""
 
+from __future__ import annotations  # which name what is not there without torch
+
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from cellfeed._cells._cells import Cells, CsrRows
 from cellfeed._cells._limits import require_int64, require_torch_dtype
+from cellfeed._torch import require_torch, torch
 
 __all__ = ["Minibatch", "minibatch_of"]
 
@@ -41,7 +43,7 @@ class Minibatch:
 
     def to(
         self, device: torch.device | str, *, dense: bool = False, non_blocking: bool = False
-    ) -> "Minibatch":
+    ) -> Minibatch:
         """Return the same cells on a device.
 
         Parameters
@@ -59,11 +61,11 @@ class Minibatch:
             return Minibatch(moved.X.to_dense(), moved.obs, moved.rows)
         return moved
 
-    def pin_memory(self) -> "Minibatch":
+    def pin_memory(self) -> Minibatch:
         """Return the same cells in pinned memory; a DataLoader with ``pin_memory`` calls this."""
         return self._map(torch.Tensor.pin_memory)
 
-    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Minibatch":
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Minibatch:
         """Apply a function to each plain tensor, also to those that sparse ``X`` consists of."""
         if self.X.layout == torch.sparse_csr:
             parts = (self.X.crow_indices(), self.X.col_indices(), self.X.values())
@@ -94,6 +96,7 @@ class Minibatch:
 
 def minibatch_of(cells: Cells, *, dense: bool) -> Minibatch:
     """Return cells as tensors; see `Cells.to_torch`."""
+    require_torch("`to_torch`")
     require_torch_dtype((cells.X.data if isinstance(cells.X, CsrRows) else cells.X).dtype)
     if isinstance(cells.X, np.ndarray):
         matrix = torch.from_numpy(cells.X)
@@ -113,7 +116,7 @@ def _obs_tensor(name: str, values: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(values.astype(np.int64) if values.dtype.kind in "iu" else values)
 
 
-_Place = tuple[int, int, torch.dtype, torch.Size]
+_Place: TypeAlias = "tuple[int, int, torch.dtype, torch.Size]"
 _ALIGNMENT = 16
 
 

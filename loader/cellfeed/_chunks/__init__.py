@@ -6,6 +6,7 @@ threads work off together: read, decompress, and copy each element once, to its
 destination.
 """
 
+from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines may take
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec

@@ -4,9 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cellfeed._buffers import BufferPool
 from cellfeed._cells import require_torch_dtype
@@ -27,6 +25,14 @@ from cellfeed._dataset._ranks import CommonSeed, Ranks
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._indexables import count_rows
+from cellfeed._torch import (
+    HAS_TORCH,
+    DataLoader,
+    IterableDataset,
+    get_worker_info,
+    require_torch,
+    torch,
+)
 from cellfeed.sampling import BlockShuffling, EpochPlan, SamplingStrategy
 
 __all__ = ["CellDataset"]
@@ -45,7 +51,8 @@ class CellDataset(IterableDataset[Any]):
     ``seed`` fix its order. Works in a plain loop, and in a `torch.utils.data.DataLoader` with
     ``batch_size=None`` and any number of workers: each worker takes every n-th fetch, so that
     minibatches have the same rows whatever the number of workers, and come in an order that
-    depends on it. `loader` makes such a DataLoader.
+    depends on it. `loader` makes such a DataLoader. Where torch is not installed, a plain loop
+    gets `Cells`, in NumPy and SciPy, in place of `Minibatch`.
 
     What an iteration yields depends on what is read:
 
@@ -138,7 +145,7 @@ class CellDataset(IterableDataset[Any]):
         seed: int | None = None,
         *,
         dense: bool = False,
-        dtype: DTypeLike | torch.dtype | None = None,
+        dtype: "DTypeLike | torch.dtype | None" = None,
         num_threads: int | None = None,
     ) -> None:
         super().__init__()
@@ -354,7 +361,10 @@ class CellDataset(IterableDataset[Any]):
         ------
         DeliveryError
             While iterating: workers delivered fewer minibatches than the epoch has.
+        ImportError
+            torch is not installed.
         """
+        require_torch("`loader`")
         workers = self.num_workers if num_workers is None else num_workers
         if workers:
             ahead = _MINIBATCHES_AHEAD if self._is_placed else self.fetch_factor + 1

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
-from torch.utils.data import get_worker_info
 
 from cellfeed._buffers import BufferPool
 from cellfeed._cells import Cells
+from cellfeed._cells._minibatch import minibatch_of
 from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._reading import PlannedRead, Reader, one_ahead
+from cellfeed._torch import HAS_TORCH, get_worker_info
 from cellfeed.machine import threads_per_process
 from cellfeed.sampling import EpochPlan
 
@@ -60,7 +62,7 @@ class Callbacks:
             else:
                 batch = fetched[indices]
             if isinstance(batch, Cells):
-                batch = batch.to_torch(dense=self.dense)
+                batch = _minibatch(batch, dense=self.dense)
             yield self.transformed(batch)
 
     def transformed(self, batch: Any) -> Any:
@@ -144,7 +146,7 @@ class PlacedDelivery:
         ):
             for groups in fetches:
                 for cells in reader.densified(groups) if self.callbacks.dense else groups:
-                    batch = cells.to_torch()
+                    batch = _minibatch(cells)
                     del cells  # so that the memory is free as soon as the consumer drops it
                     yield self.callbacks.transformed(batch)
 
@@ -201,3 +203,11 @@ class IndexedDelivery:
             else:
                 fetched = in_memory(self.collection[fetch.rows])
             yield from self.callbacks.minibatches_of(fetched, fetch.order, plan.batch_size)
+
+
+def _minibatch(cells: Cells, *, dense: bool = False) -> Any:
+    """Return cells as tensors; in NumPy and SciPy where torch is not installed."""
+    if HAS_TORCH:
+        return minibatch_of(cells, dense=dense)
+    cells = cells.to_scipy()
+    return replace(cells, X=cells.X.toarray()) if dense and sp.issparse(cells.X) else cells

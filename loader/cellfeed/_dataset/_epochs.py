@@ -31,10 +31,10 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
-from torch.utils.data import get_worker_info
 
 from cellfeed._bytes._descriptors import closed_with
 from cellfeed._errors import ParameterError, require_integer
+from cellfeed._torch import get_worker_info
 
 __all__ = ["EpochCounter", "Start"]
 

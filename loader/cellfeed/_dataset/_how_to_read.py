@@ -3,11 +3,11 @@
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import DTypeLike
 
 from cellfeed._collection import Collection
 from cellfeed._errors import ParameterError
+from cellfeed._torch import HAS_TORCH, torch
 
 __all__ = ["numpy_dtype", "require_that_they_apply"]
 
@@ -44,7 +44,7 @@ def require_that_they_apply(
         raise ParameterError(msg)
 
 
-def numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:
+def numpy_dtype(dtype: "DTypeLike | torch.dtype") -> np.dtype[Any]:
     """Return a dtype of NumPy or torch as that of NumPy.
 
     Raises
@@ -53,7 +53,7 @@ def numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:
         It is none of numbers that torch has.
     """
     try:
-        if isinstance(dtype, torch.dtype):
+        if HAS_TORCH and isinstance(dtype, torch.dtype):
             native = torch.empty(0, dtype=dtype).numpy().dtype
         else:
             native = np.dtype(dtype)

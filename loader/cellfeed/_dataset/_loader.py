@@ -13,11 +13,10 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch.utils.data import DataLoader, default_convert, get_worker_info
-
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, interrupts_held, wait_for_dropped
 from cellfeed._errors import CellfeedError, DeliveryError, ParameterError
+from cellfeed._torch import DataLoader, default_convert, get_worker_info
 from cellfeed.machine import local_world_size
 
 __all__ = ["MinibatchLoader", "errors_that_travel", "n_that_fit", "sent_whole"]

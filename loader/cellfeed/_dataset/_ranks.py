@@ -11,10 +11,8 @@ import warnings
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-import torch.distributed as dist
-from torch.utils.data import get_worker_info
-
 from cellfeed._errors import ParameterError, require_integer, require_positive
+from cellfeed._torch import HAS_TORCH, dist, get_worker_info
 
 __all__ = ["CommonSeed", "Ranks"]
 
@@ -181,4 +179,4 @@ class CommonSeed:
 
 
 def _is_in_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    return HAS_TORCH and dist.is_available() and dist.is_initialized()

@@ -10,7 +10,8 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from cellfeed._cells import CategoricalColumn, Cells, CsrRows, Minibatch
+from cellfeed._cells import CategoricalColumn, Cells, CsrRows
+from cellfeed._cells._minibatch import Minibatch
 from cellfeed.testing._cases import PLATES, StoredCase
 
 __all__ = ["Oracle"]

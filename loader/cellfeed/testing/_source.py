@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellfeed._cells import Minibatch
+from cellfeed._cells._minibatch import Minibatch
 from cellfeed._chunks._reads import Done
 from cellfeed._collection import Collection
 from cellfeed._dataset import CellDataset

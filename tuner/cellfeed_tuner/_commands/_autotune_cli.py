@@ -1,40 +1,29 @@
-"""The ``autotune`` command. Results go to stdout, progress and errors to stderr."""
+"""The ``autotune`` command. Results go to stdout, progress and errors to stderr.
 
-import json
-import tempfile
-import time
+Modules of commands import what they do only when it is done, so that help is there at once.
+"""
+
 from pathlib import Path
 from typing import Any
 
 import click
-import psutil
 
-from cellfeed import __version__, open_collection
-from cellfeed.console import ByteSize, interrupted
-from cellfeed_tuner import _autotune
+from cellfeed import __version__
+from cellfeed.console import ByteSize
 from cellfeed_tuner._commands._explain_cli import explain_command
-from cellfeed_tuner._commands._live import LiveDisplay
 from cellfeed_tuner._commands._record_cli import record_command
 from cellfeed_tuner._commands._replay_cli import replay_command
 from cellfeed_tuner._commands._show_cli import show_command
 from cellfeed_tuner._commands._sizes import Sizes, listed
 from cellfeed_tuner._commands._subcommands import CommandWithSubcommands
-from cellfeed_tuner._grid import DEFAULT_BLOCK_SIZES, DEFAULT_FETCH_FACTORS
-from cellfeed_tuner._interruption import AutotuneInterrupted
-from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._reports._code import code_to_paste
-from cellfeed_tuner._reports._html_report import html_report
-from cellfeed_tuner._reports._terminal import print_report
-from cellfeed_tuner._results._autotune_result import AutotuneResult
-from cellfeed_tuner._results._recommended import DEFAULT_ENTROPY_FLOOR
-from cellfeed_tuner._results._replaced_file import replaced_file
-from cellfeed_tuner.plots import autotune_figure
+from cellfeed_tuner._defaults import (
+    DEFAULT_BLOCK_SIZES,
+    DEFAULT_BUDGET_SECONDS,
+    DEFAULT_ENTROPY_FLOOR,
+    DEFAULT_FETCH_FACTORS,
+)
 
 __all__ = ["main"]
-
-# What takes longer has done something else before; and what is kept for the picture and the page.
-_MOST_START_SECONDS, _WRITING_SECONDS = 15.0, 2.0
-_LEAST_SHARE = 0.5
 
 
 @click.command(cls=CommandWithSubcommands)
@@ -54,7 +43,7 @@ _LEAST_SHARE = 0.5
               help="Fetch factors to try; 1:512 is a range.")  # fmt: skip
 @click.option("--workers", type=Sizes(0), show_default="0 and powers of two up to the cores",
               help="Numbers of worker processes to try.")  # fmt: skip
-@click.option("--budget", default=_autotune.DEFAULT_BUDGET_SECONDS, show_default=True,
+@click.option("--budget", default=DEFAULT_BUDGET_SECONDS, show_default=True,
               type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="Time to spend, all in all.")  # fmt: skip
 @click.option("--entropy-floor", default=DEFAULT_ENTROPY_FLOOR, show_default=True,
@@ -76,19 +65,7 @@ _LEAST_SHARE = 0.5
               help="Print the result as JSON on stdout, and the report on stderr.")  # fmt: skip
 @click.option("--fresh", is_flag=True, help="Ignore what earlier runs found.")
 @click.version_option(__version__, prog_name="autotune")
-def main(
-    *,
-    paths: tuple[str, ...],
-    label: tuple[str, ...],
-    given: str | None,
-    layer: str | None,
-    step_ms: float | None,
-    cache: CacheState,
-    output: Path,
-    as_json: bool,
-    budget: float,
-    **settings: Any,
-) -> None:
+def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     """Measure loaders of the AnnData files at PATH, and recommend the settings to train with.
 
     PATH is an .h5ad file, a folder of them, or a pattern; several make one collection. The
@@ -97,59 +74,12 @@ def main(
     configuration is feasible or the loader delivers other cells than it should, and with 2 if the
     input cannot be used. Ctrl-C ends it with what was measured by then, and 130.
     """
-    obs = [*label, given] if given else label
-    collection = open_collection(paths, obs=list(dict.fromkeys(obs)), layer=layer)
-    output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=output):
-        pass  # whether files can be written there had better be known before measuring
-    try:
-        with LiveDisplay() as display:
-            result = _autotune.autotune(
-                collection,
-                label=label,
-                step_seconds=step_ms and step_ms / 1000,
-                given=given,
-                cache=cache,
-                budget=_left_of(budget),
-                on_progress=display.show,
-                on_race=display.watch,
-                **settings,
-            )
-    except AutotuneInterrupted as interruption:
-        result = interruption.result
-    print_report(result, output / "autotune.json", layer=layer, to_stderr=as_json)
-    if as_json:  # before files, which a full disk does not take
-        click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
-    written = ", ".join(map(str, _write(result, output, layer)))
-    click.echo(f"\nWrote {written}", err=as_json)
-    if result.interrupted:
-        interrupted(f"Interrupted. {output / 'autotune.json'} holds what was measured by then.")
-    if result.recommended is None:
-        raise SystemExit(1)
+    from cellfeed_tuner._commands._autotune_run import run  # noqa: PLC0415
+
+    run(paths, **settings)
 
 
 main.add_command(record_command)
 main.add_command(explain_command)
 main.add_command(replay_command)
 main.add_command(show_command)
-
-
-def _left_of(budget: float) -> float:
-    """Return what is left of a budget after the start of this program, and before its files."""
-    age = time.time() - psutil.Process().create_time()
-    spent = (age if age < _MOST_START_SECONDS else 0.0) + _WRITING_SECONDS
-    return max(budget - spent, _LEAST_SHARE * budget)
-
-
-def _write(result: AutotuneResult, output: Path, layer: str | None) -> list[Path]:
-    """Write the result as JSON, picture and page, and return where."""
-    as_json, picture, page = (output / f"autotune.{kind}" for kind in ("json", "png", "html"))
-    result.save(as_json)
-    with replaced_file(picture) as file:
-        autotune_figure(result).savefig(file, format="png")
-    paths = [Path(path) for path in result.dataset.paths]
-    code = code_to_paste(paths, result.dataset.labels, as_json, layer=layer)
-    text = html_report(result, code=code)
-    with replaced_file(page) as file:
-        file.write(text.encode())
-    return [as_json, picture, page]

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cellfeed_tuner._progress import RaceState, Standing, Standings
-from cellfeed_tuner._reports._wording import interval
+from cellfeed_tuner._reports._speed_interval import interval
 
 __all__ = ["LiveDisplay"]
 

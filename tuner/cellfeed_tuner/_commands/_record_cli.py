@@ -2,17 +2,16 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cellfeed import open_collection
 from cellfeed.console import ByteSize, OneLineErrorCommand, interrupted
-from cellfeed_tuner._commands._live import LiveDisplay
 from cellfeed_tuner._commands._sizes import Sizes, listed
-from cellfeed_tuner._grid import DEFAULT_BLOCK_SIZES, DEFAULT_FETCH_FACTORS
-from cellfeed_tuner._recording._files import facts_path
-from cellfeed_tuner._recording._record import Recording, record
+from cellfeed_tuner._defaults import DEFAULT_BLOCK_SIZES, DEFAULT_FETCH_FACTORS
+
+if TYPE_CHECKING:
+    from cellfeed_tuner._recording._record import Recording
 
 __all__ = ["record_command"]
 
@@ -49,6 +48,11 @@ def record_command(
     Each row of GRID.csv is one run of one configuration, and is written as soon as it is
     measured. GRID.json says on what. What was interrupted is taken up by the same command.
     """
+    # Not above, since help is to be there at once.
+    from cellfeed import open_collection  # noqa: PLC0415
+    from cellfeed_tuner._commands._live import LiveDisplay  # noqa: PLC0415
+    from cellfeed_tuner._recording._record import record  # noqa: PLC0415
+
     collection = open_collection(paths, obs=[label], layer=layer)
     try:
         with LiveDisplay() as display:
@@ -63,7 +67,9 @@ def record_command(
     click.echo(_summary(recording))
 
 
-def _summary(recording: Recording) -> str:
+def _summary(recording: "Recording") -> str:
+    from cellfeed_tuner._recording._files import facts_path  # noqa: PLC0415
+
     n_measured = recording.n_configurations - len(recording.left_out)
     measured = f"{n_measured} of {recording.n_configurations} configurations"
     lines = [f"Measured {measured}, {recording.n_runs} times each, in {recording.seconds:,.0f} s."]

@@ -1,31 +1,14 @@
 """The ``autotune replay`` command."""
 
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from cellfeed import ParameterError
 from cellfeed.console import OneLineErrorCommand
-from cellfeed_tuner._recording._recorded_grid import read_grid
-from cellfeed_tuner._replaying._baselines import BASELINES
-from cellfeed_tuner._replaying._replay import DEFAULT_SECONDS, Replay, replay
-from cellfeed_tuner._reports._console import report_console
-from cellfeed_tuner._reports._replay_table import HEADINGS, markdown_table, replay_rows
+from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
 
 __all__ = ["replay_command"]
-
-_EXPLAINED = """
-floor: least entropy, as a share of random sampling's; feasible: what has it; best: the fastest of
-these, block size x fetch factor, workers; spread: of replicates, as played; within 5 %: of the
-best, in how many of the searches of {seconds:g} s; undecided: how many said so, of what is within
-5 % of the best; 95th: percentile of how much slower the choice is than the best; measured: mean
-share of the grid; the rest: simpler searches with as much time, within 5 % (the six configurations
-with the largest fetches and blocks, without workers, measured in turns; Optuna's TPE sampler)"""
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
@@ -56,7 +39,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
 @click.option("--floors", default=(0.9, 0.95, 0.99), type=_Numbers(1),
               show_default="0.9,0.95,0.99",
               help="Least entropies, as shares of true random sampling's.")  # fmt: skip
-@click.option("--seconds", default=DEFAULT_SECONDS, show_default=True,
+@click.option("--seconds", default=DEFAULT_REPLAY_SECONDS, show_default=True,
               type=click.FloatRange(0, min_open=True),
               help="How long each search measures.")  # fmt: skip
 @click.option("--seeds", default=100, show_default=True, type=click.IntRange(min=1),
@@ -72,19 +55,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
               help="Cells of a minibatch.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the table as Markdown.")
-def replay_command(
-    *,
-    grids: tuple[Path, ...],
-    floors: tuple[float, ...],
-    seconds: float,
-    seeds: int,
-    spread: float | None,
-    plates: int | None,
-    distribution: tuple[float, ...] | None,
-    batch_size: int,
-    as_json: bool,
-    as_markdown: bool,
-) -> None:
+def replay_command(*, grids: tuple[Path, ...], **settings: Any) -> None:
     """Play the search on recorded grids, and compare what it chooses with the best.
 
     GRID.csv is what `autotune record` wrote, or has the columns block_size, fetch_factor,
@@ -92,50 +63,6 @@ def replay_command(
     entropies, the exact expectation for --plates or --distribution is used, and each block is
     taken to hold one label.
     """
-    if plates is not None and distribution is not None:
-        msg = "--plates and --distribution say the same; give one of them"
-        raise ParameterError(msg)
-    labels = distribution if plates is None else (1.0,) * plates
-    recorded = [read_grid(path, distribution=labels, batch_size=batch_size) for path in grids]
-    replays = {
-        path: replay(
-            grid,
-            floors=floors,
-            seconds=seconds,
-            n_seeds=seeds,
-            spread=spread,
-            baselines=tuple(BASELINES),
-        )
-        for path, grid in zip(grids, recorded, strict=True)
-    }
-    if as_json:
-        click.echo(json.dumps(_json(replays, seconds), indent=1, allow_nan=False))
-        return
-    rows = replay_rows({path.stem: found for path, found in replays.items()})
-    if as_markdown:
-        click.echo(markdown_table(rows))
-    else:
-        _print(rows, seconds)
+    from cellfeed_tuner._commands._replay_report import replay_grids  # noqa: PLC0415
 
-
-def _json(replays: Mapping[Path, list[Replay]], seconds: float) -> dict[str, Any]:
-    return {
-        "schema": "cellfeed.replay/1",
-        "seconds": seconds,
-        "grids": [
-            {"grid": str(path), "floors": [each.to_json() for each in found]}
-            for path, found in replays.items()
-        ],
-    }
-
-
-def _print(rows: Sequence[Sequence[str]], seconds: float) -> None:
-    console = report_console()
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for heading in HEADINGS:
-        left = heading in {"grid", "best"}
-        table.add_column(heading, justify="left" if left else "right", no_wrap=not left)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    click.echo(_EXPLAINED.format(seconds=seconds))
+    replay_grids(grids, **settings)

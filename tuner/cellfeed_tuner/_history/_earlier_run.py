@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._history._fingerprint import Fingerprint
+from cellfeed_tuner._history._digest import Fingerprint
 from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._planning._space import Space
 

@@ -64,7 +64,7 @@ class Notes:
 
     def recollection(self) -> Recollection:
         """Return which earlier runs bear on this one."""
-        # Not above, since the measuring process, whose memory counts, would import Optuna too.
+        # Not above, since who imports this need not wait for Optuna, which only this needs.
         from cellfeed_tuner._history._study import cache_folder, read_runs  # noqa: PLC0415
 
         runs = read_runs(cache_folder(), self.key.data.digest)

@@ -158,6 +158,9 @@ class MeasuringProcess(Generic[Subject]):
 
 def serve(fd: int) -> None:
     """Be the process: take a subject, then requests, over an inherited connection."""
+    # What requests need, in the time until the first one comes, and once for all children.
+    import cellfeed_tuner._measuring._timing  # noqa: F401, PLC0415
+
     connection: Connection[Any, Any] = Connection(fd)
     # Of a parent that was interrupted while it received, the connection is reset.
     with contextlib.suppress(EOFError, ConnectionError):

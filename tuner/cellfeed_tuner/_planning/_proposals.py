@@ -1,7 +1,6 @@
 """Configurations of a space too large to list, proposed by an Optuna study.
 
-Only what needs proposals loads this, since the measuring process, whose memory counts, would
-load Optuna too.
+Only what needs proposals imports this, and with it Optuna.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -10,12 +10,12 @@ from typing import Any
 from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._grid import (
+from cellfeed_tuner._defaults import (
     DEFAULT_BLOCK_SIZES,
+    DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
-    default_workers,
-    obstacle,
 )
+from cellfeed_tuner._grid import default_workers, obstacle
 from cellfeed_tuner._history._fingerprint import (
     data_fingerprint,
     machine_fingerprint,
@@ -32,7 +32,6 @@ from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._recording._files import SCHEMA, RecordingFiles
 from cellfeed_tuner._recording._recorder import Recorder, Request
 from cellfeed_tuner._results._dataset import describe_dataset
-from cellfeed_tuner._results._recommended import DEFAULT_ENTROPY_FLOOR
 
 __all__ = ["Recording", "record"]
 

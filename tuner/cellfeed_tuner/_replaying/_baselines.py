@@ -42,7 +42,7 @@ def tpe(
     measurements: Measurements, candidates: Sequence[Configuration], seed: int
 ) -> Configuration:
     """Measure what Optuna's tree-structured Parzen estimator proposes."""
-    # Not above, since the measuring process, whose memory counts, would import Optuna too.
+    # Not above, since who imports this need not wait for Optuna, which only this needs.
     import optuna  # noqa: PLC0415
 
     from cellfeed_tuner._quiet_optuna import quiet  # noqa: PLC0415

@@ -8,6 +8,7 @@ import numpy as np
 
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._planning._recommend import choose
 from cellfeed_tuner._recording._recorded_grid import RecordedGrid
@@ -20,10 +21,7 @@ from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._searching._time_budget import TimeBudget
 
-__all__ = ["DEFAULT_SECONDS", "Replay", "replay"]
-
-DEFAULT_SECONDS = 38.0
-"""What a default `autotune` has for throughput."""
+__all__ = ["Replay", "replay"]
 
 _MEMORY_BYTES = 1 << 60  # a recording does not say how much there was, so none is too much
 _LABEL = "label"
@@ -97,7 +95,7 @@ def replay(
     grid: RecordedGrid,
     *,
     floors: Sequence[float] = (0.9, 0.95, 0.99),
-    seconds: float = DEFAULT_SECONDS,
+    seconds: float = DEFAULT_REPLAY_SECONDS,
     n_seeds: int = 100,
     spread: float | None = None,
     baselines: Sequence[str] = (),

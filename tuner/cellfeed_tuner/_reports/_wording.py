@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from cellfeed.console import format_bytes
-from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
+from cellfeed_tuner._reports._speed_interval import interval
 from cellfeed_tuner._results._autotune_result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import (
     ConditionalEntropyBits,
@@ -25,7 +25,6 @@ __all__ = [
     "from_few_rounds",
     "how_measured",
     "interruption_in_words",
-    "interval",
     "key_figures",
     "labels_in_words",
     "loader_faults",
@@ -46,36 +45,8 @@ _MOST_FAULTS = 3
 # What a machine that does little else stays below.
 _MUCH_SPREAD = 0.1
 _MOST_REASONS = 3
-# Below which number, by what it is divided, how many decimals are shown, and the unit.
-_SHORT_FORMS = (
-    (99_999.5, 1, 0, ""),
-    (999_950, 10**3, 1, "k"),
-    (9_999_500, 10**3, 0, "k"),
-)
 # Share of cells that has a label if it is not called mostly missing.
 _MOSTLY = 0.5
-
-
-def interval(speed: Estimate, *, shorten: bool = False) -> str:
-    """Return a throughput with its interval; each number in six characters, if it is to be short.
-
-    Examples
-    --------
-    >>> interval(Estimate(43_932.4, 41_612.0, 46_525.0))
-    '43,932 [41,612, 46,525]'
-    >>> interval(Estimate(1_234_567.0, 99_999.0, 11_300_000.0), shorten=True)
-    '1,235k [99,999, 11.30M]'
-    """
-    numbers = [speed.value, speed.low, speed.high]
-    value, low, high = (_six_characters(n) if shorten else f"{n:,.0f}" for n in numbers)
-    return f"{value} [{low}, {high}]"
-
-
-def _six_characters(number: float) -> str:
-    for limit, divisor, decimals, unit in _SHORT_FORMS:
-        if number < limit:
-            return f"{number / divisor:,.{decimals}f}{unit}"
-    return f"{number / 10**6:.2f}M"
 
 
 def throughput(result: ConfigurationResult, *, shorten: bool = False) -> str:

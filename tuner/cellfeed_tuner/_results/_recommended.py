@@ -6,7 +6,6 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 
 __all__ = [
-    "DEFAULT_ENTROPY_FLOOR",
     "SAME_ENTROPY_SHARE",
     "SAME_SPEED_SHARE",
     "Constraints",
@@ -16,10 +15,6 @@ __all__ = [
     "Waiting",
     "least_share",
 ]
-
-DEFAULT_ENTROPY_FLOOR = 0.99
-"""At 0.95, linear classifiers kept as little as half of what they learn from random minibatches
-(notebooks/worth_of_entropy.ipynb)."""
 
 SAME_ENTROPY_SHARE = 0.001
 """Shares of random sampling's entropy that differ by less than this are the same: a replay of the

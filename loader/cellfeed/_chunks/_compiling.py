@@ -1,0 +1,67 @@
+"""Says on stderr that loops are being compiled, where that takes noticeable time.
+
+numba keeps what it has compiled on disk, so that it happens once after an installation or an
+upgrade, and is over before the first file is opened.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from numba.core import event
+
+__all__ = ["CompilingNotice"]
+
+_NOTICEABLE_SECONDS = 1.0
+_NOTICE = (
+    "cellfeed: compiling its loops for this processor, which takes some 10 seconds, "
+    "once after an installation or upgrade"
+)
+
+
+class CompilingNotice(event.Listener):  # type: ignore[misc]  # numba has no types
+    """Hears when numba compiles a function of cellfeed, and says so once.
+
+    Parameters
+    ----------
+    say
+        Takes what is said.
+    clock
+        Tells the time, in seconds from anywhere.
+    """
+
+    def __init__(
+        self, say: Callable[[str], object], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say = say
+        self._clock = clock
+        self._began = self._spent = 0.0
+        self._is_said = False
+
+    def on_start(self, event: Any) -> None:
+        """Say so if it has taken long already."""
+        if not _is_ours(event):
+            return
+        self._began = self._clock()
+        if self._spent >= _NOTICEABLE_SECONDS and not self._is_said:
+            self._is_said = True
+            self._say(_NOTICE)
+
+    def on_end(self, event: Any) -> None:
+        """Add what a function took."""
+        if _is_ours(event):
+            self._spent += self._clock() - self._began
+
+
+def _is_ours(event: Any) -> bool:
+    return str(event.data["dispatcher"].py_func.__module__).startswith("cellfeed.")
+
+
+def _say_on_stderr(said: str) -> None:
+    if sys.stderr is not None:  # as in a program without a terminal
+        sys.stderr.write(f"{said}\n")
+        sys.stderr.flush()
+
+
+event.register("numba:compile", CompilingNotice(_say_on_stderr))

@@ -1,0 +1,60 @@
+"""torch, where it is installed; minibatches are in NumPy and SciPy where it is not.
+
+All modules that can do without it take it from here.
+"""
+
+import typing
+from typing import Generic, TypeVar
+
+__all__ = [
+    "HAS_TORCH",
+    "DataLoader",
+    "IterableDataset",
+    "default_convert",
+    "dist",
+    "get_worker_info",
+    "require_torch",
+    "torch",
+]
+
+HAS_TORCH: bool
+
+if typing.TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, IterableDataset, default_convert, get_worker_info
+else:
+    try:
+        import torch
+        import torch.distributed as dist
+        from torch.utils.data import DataLoader, IterableDataset, default_convert, get_worker_info
+
+        HAS_TORCH = True
+    except ModuleNotFoundError as error:
+        if error.name != "torch":  # it is there, and lacks something
+            raise
+        HAS_TORCH = False
+        torch = dist = default_convert = None
+        _Item = TypeVar("_Item")
+
+        class DataLoader(Generic[_Item]):
+            """What nothing is made of."""
+
+        class IterableDataset(Generic[_Item]):
+            """What a data set is iterated over by a plain loop alone."""
+
+        def get_worker_info() -> None:
+            """Return None, as in a process that is no worker of a DataLoader."""
+
+
+def require_torch(what: str) -> None:
+    """Check that torch is installed.
+
+    Raises
+    ------
+    ImportError
+        It is not; names what needs it.
+    """
+    if not HAS_TORCH:
+        msg = f"{what} needs PyTorch, which is not installed; install it with `pip install torch`"
+        raise ImportError(msg, name="torch")

@@ -1,0 +1,81 @@
+"""What the commands import before they do anything, each in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+TUNER, LOADER = "cellfeed_tuner._commands._autotune_cli", "cellfeed._cli"
+
+
+def imported_by(module: str, *arguments: str) -> set[str]:
+    """Return the packages that a command imports, beside the standard library and ours."""
+    script = (
+        "import json, sys\n"
+        "before = {name.partition('.')[0] for name in sys.modules}\n"
+        f"from {module} import main\n"
+        "try:\n"
+        f"    main({list(arguments)!r})\n"
+        "except SystemExit as ended:\n"
+        "    assert not ended.code, ended.code\n"
+        "after = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(json.dumps(sorted(after - before - sys.stdlib_module_names)), file=sys.stderr)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout
+    return set(json.loads(ran.stderr.splitlines()[-1])) - {"cellfeed", "cellfeed_tuner"}
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        (TUNER, ["--help"]),
+        (TUNER, ["--version"]),
+        (TUNER, ["explain", "--help"]),
+        (TUNER, ["record", "--help"]),
+        (TUNER, ["replay", "--help"]),
+        (TUNER, ["show", "--help"]),
+        (LOADER, ["--help"]),
+        (LOADER, ["preshuffle", "--help"]),
+        (LOADER, ["synthesize", "--help"]),
+    ],
+)
+def test_help_imports_nothing_that_it_does_not_need(module, arguments):
+    assert imported_by(module, *arguments) <= {"click", "colorama", "importlib_metadata"}
+
+
+def test_what_earlier_runs_found_is_shown_without_what_measures():
+    needless = {"anndata", "h5py", "matplotlib", "numba", "pandas", "scipy", "torch", "zarr"}
+    assert not imported_by(TUNER, "show", "--json") & needless
+
+
+def test_tuning_from_python_imports_what_reports_and_searches_need_when_they_do():
+    script = (
+        "import sys\n"
+        "from cellfeed_tuner import AutotuneResult, autotune\n"
+        "print(*sorted({'matplotlib', 'optuna', 'rich'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == []
+
+
+@pytest.mark.parametrize("arguments", [["--label"], ["explain", "--block-size", "0"]])
+def test_what_is_asked_wrongly_is_told_before_anything_is_imported(arguments):
+    script = (
+        "import sys\n"
+        f"from {TUNER} import main\n"
+        "try:\n"
+        f"    main({arguments!r})\n"
+        "finally:\n"
+        "    assert not {'numpy', 'torch'} & set(sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+    assert "AssertionError" not in ran.stderr
+    assert ran.stderr.splitlines()[-1].startswith("Error: ")

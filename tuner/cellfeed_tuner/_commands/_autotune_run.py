@@ -1,0 +1,95 @@
+"""What the ``autotune`` command does."""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+from cellfeed import open_collection
+from cellfeed.console import interrupted
+from cellfeed_tuner import _autotune
+from cellfeed_tuner._commands._live import LiveDisplay
+from cellfeed_tuner._interruption import AutotuneInterrupted
+from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._reports._code import code_to_paste
+from cellfeed_tuner._reports._html_report import html_report
+from cellfeed_tuner._reports._terminal import print_report
+from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._results._replaced_file import replaced_file
+from cellfeed_tuner.plots import autotune_figure
+
+__all__ = ["run"]
+
+# What takes longer has done something else before; and what is kept for the picture and the page.
+_MOST_START_SECONDS, _WRITING_SECONDS = 15.0, 2.0
+_LEAST_SHARE = 0.5
+
+
+def run(
+    paths: tuple[str, ...],
+    *,
+    label: tuple[str, ...],
+    given: str | None,
+    layer: str | None,
+    step_ms: float | None,
+    cache: CacheState,
+    output: Path,
+    as_json: bool,
+    budget: float,
+    **settings: Any,
+) -> None:
+    """Measure, report, and write; see the command."""
+    obs = [*label, given] if given else label
+    collection = open_collection(paths, obs=list(dict.fromkeys(obs)), layer=layer)
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=output):
+        pass  # whether files can be written there had better be known before measuring
+    try:
+        with LiveDisplay() as display:
+            result = _autotune.autotune(
+                collection,
+                label=label,
+                step_seconds=step_ms and step_ms / 1000,
+                given=given,
+                cache=cache,
+                budget=_left_of(budget),
+                on_progress=display.show,
+                on_race=display.watch,
+                **settings,
+            )
+    except AutotuneInterrupted as interruption:
+        result = interruption.result
+    print_report(result, output / "autotune.json", layer=layer, to_stderr=as_json)
+    if as_json:  # before files, which a full disk does not take
+        click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
+    written = ", ".join(map(str, _write(result, output, layer)))
+    click.echo(f"\nWrote {written}", err=as_json)
+    if result.interrupted:
+        interrupted(f"Interrupted. {output / 'autotune.json'} holds what was measured by then.")
+    if result.recommended is None:
+        raise SystemExit(1)
+
+
+def _left_of(budget: float) -> float:
+    """Return what is left of a budget after the start of this program, and before its files."""
+    age = time.time() - psutil.Process().create_time()
+    spent = (age if age < _MOST_START_SECONDS else 0.0) + _WRITING_SECONDS
+    return max(budget - spent, _LEAST_SHARE * budget)
+
+
+def _write(result: AutotuneResult, output: Path, layer: str | None) -> list[Path]:
+    """Write the result as JSON, picture and page, and return where."""
+    as_json, picture, page = (output / f"autotune.{kind}" for kind in ("json", "png", "html"))
+    result.save(as_json)
+    with replaced_file(picture) as file:
+        autotune_figure(result).savefig(file, format="png")
+    paths = [Path(path) for path in result.dataset.paths]
+    code = code_to_paste(paths, result.dataset.labels, as_json, layer=layer)
+    text = html_report(result, code=code)
+    with replaced_file(page) as file:
+        file.write(text.encode())
+    return [as_json, picture, page]

@@ -1,0 +1,20 @@
+"""What is used where nothing is given; the commands' help shows it, and so it imports nothing."""
+
+__all__ = [
+    "DEFAULT_BLOCK_SIZES",
+    "DEFAULT_BUDGET_SECONDS",
+    "DEFAULT_ENTROPY_FLOOR",
+    "DEFAULT_FETCH_FACTORS",
+    "DEFAULT_REPLAY_SECONDS",
+]
+
+DEFAULT_BLOCK_SIZES = (1, 4, 16, 64, 256, 1024)
+DEFAULT_FETCH_FACTORS = (1, 4, 16, 64, 256)
+
+DEFAULT_BUDGET_SECONDS = 60.0
+DEFAULT_REPLAY_SECONDS = 38.0
+"""What a default `autotune` has for throughput."""
+
+DEFAULT_ENTROPY_FLOOR = 0.99
+"""At 0.95, linear classifiers kept as little as half of what they learn from random minibatches
+(notebooks/worth_of_entropy.ipynb)."""
