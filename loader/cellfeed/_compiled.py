@@ -74,7 +74,7 @@ def _keep_on_disk(compiled: Any, function: Function) -> None:
     """Let a dispatcher or callback, which has compiled nothing yet, keep its code on disk."""
     try:
         kept = _Cache(function)
-    except RuntimeError as error:  # numba knows no folder that may be written to
+    except (RuntimeError, OSError) as error:  # no folder may be written to, or sources are gone
         msg = (
             f"compiled code is not kept, so that each process compiles it anew ({error}); "
             "set NUMBA_CACHE_DIR to a folder that may be written to"

@@ -1,6 +1,7 @@
 """Collections say how their values are compressed, whoever can decompress them."""
 
 import warnings
+from typing import Any
 
 import anndata as ad
 import hdf5plugin
@@ -14,7 +15,7 @@ from cellfeed import open_collection
 X = np.eye(50, 20, dtype=np.float32)
 
 # Those of hdf5plugin are called "none" by h5py.
-FILTERS = [
+FILTERS: list[tuple[dict[str, Any], str]] = [
     ({}, "none"),
     ({"shuffle": True, "fletcher32": True}, "none"),
     ({"compression": "lzf"}, "lzf"),
@@ -52,7 +53,7 @@ def test_of_stores(tmp_path, kind, zarr_format, codec):
     ("compressors", "codec"), [("auto", "zstd, sharded"), (None, "none, sharded")]
 )
 def test_of_shards(tmp_path, compressors, codec):
-    options = {"chunks": (10, 20), "shards": (20, 20), "compressors": compressors}
+    options: dict[str, Any] = {"chunks": (10, 20), "shards": (20, 20), "compressors": compressors}
     with ad.settings.override(zarr_write_format=3), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that shards will be the default
         ad.AnnData(X).write_zarr(tmp_path / "a.zarr")

@@ -11,12 +11,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-LOADER = Path(str(find_spec("cellfeed").origin)).parent
+import cellfeed
+
+LOADER = Path(cellfeed.__file__).parent
 
 COLUMNS = "FROM, COUNT, TO = range(3)\n"
 OTHER_COLUMNS = "TO, FROM, COUNT = range(3)\n"
@@ -96,7 +98,7 @@ class StandIn:
         self.home.mkdir()
         self.environment: dict[str, str] = {}
 
-    def use(self, *casts: str) -> dict:
+    def use(self, *casts: str) -> dict[str, Any]:
         """Return what a new process computes, and how many functions it compiled."""
         done = self.run(*casts)
         assert done.returncode == 0, done.stderr[-3000:]

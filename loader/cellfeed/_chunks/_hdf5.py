@@ -99,8 +99,9 @@ def _name(number: int, _flags: int, parameters: tuple[int, ...], name: bytes) ->
     known = kernels.hdf5_filter(number)
     if known is None:
         return name.decode(errors="replace").split(";")[0].strip() or f"filter {number}"
-    has_level = known.level is not None and known.level < len(parameters)
-    return f"{known.name} {parameters[known.level]}" if has_level else known.name
+    if known.level is None or known.level >= len(parameters):
+        return known.name
+    return f"{known.name} {parameters[known.level]}"
 
 
 def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
