@@ -1,7 +1,7 @@
 """The data set that a training loop iterates over."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,12 @@ from cellfeed._dataset._ranks import CommonSeed, Ranks
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._indexables import count_rows
+from cellfeed._layouts import Dtypes, dtypes_of
 from cellfeed.sampling import BlockShuffling, EpochPlan, SamplingStrategy
 
 __all__ = ["CellDataset"]
+
+_Dtype = DTypeLike | torch.dtype
 
 # What waits in a worker that reads ahead by itself: enough to even out a slow step.
 _MINIBATCHES_AHEAD = 8
@@ -82,9 +85,11 @@ class CellDataset(IterableDataset[Any]):
         Fixes the order of all epochs. If None, one is drawn, and with several ranks the first
         rank's is used by all, as soon as they have met.
     dense
-        Whether minibatches of a `Collection` carry dense ``X`` even if it is stored sparse.
+        Whether minibatches of a `Collection` carry dense elements even where they are stored
+        sparse.
     dtype
-        Dtype of ``X`` in minibatches of a `Collection`, such as ``"float32"``; that of the
+        Dtype of all elements in minibatches of a `Collection`, such as ``"float32"``, or a
+        mapping with those of some of them, such as ``{"X": "float32"}``; those of the
         collection if None.
     num_threads
         Threads that read and decode a `Collection`, in each process; if None, as many as there
@@ -123,7 +128,7 @@ class CellDataset(IterableDataset[Any]):
         seed: int | None = None,
         *,
         dense: bool = False,
-        dtype: DTypeLike | torch.dtype | None = None,
+        dtype: _Dtype | Mapping[str, _Dtype] | None = None,
         num_threads: int | None = None,
     ) -> None:
         super().__init__()
@@ -140,9 +145,10 @@ class CellDataset(IterableDataset[Any]):
         self.batch_callback = batch_callback
         self.batch_transform = batch_transform
         self.dense = dense
-        self.dtype = None if dtype is None else _numpy_dtype(dtype)
+        self.dtype = _numpy_dtypes(dtype)
         if isinstance(collection, Collection) and fetch_callback is None:
-            require_torch_dtype(collection.dtype if self.dtype is None else self.dtype)
+            for each in dtypes_of(collection.elements, self.dtype).values():
+                require_torch_dtype(each)
         self.num_threads = (
             None if num_threads is None else require_positive("num_threads", num_threads)
         )
@@ -347,10 +353,7 @@ class CellDataset(IterableDataset[Any]):
         """Mean size of a minibatch as it is read, in bytes; 0 if that is not known."""
         if not isinstance(self.collection, Collection):
             return int(getattr(self.collection, "nbytes", 0) / self._n_rows * self.batch_size)
-        row_bytes = self.collection.mean_row_bytes(self.dtype)
-        if self.dense:
-            dtype = self.dtype or self.collection.dtype
-            row_bytes = self.collection.n_vars * dtype.itemsize
+        row_bytes = self.collection.mean_row_bytes(self.dtype, dense=self.dense)
         return int(self.batch_size * row_bytes)
 
     @property
@@ -388,7 +391,13 @@ class CellDataset(IterableDataset[Any]):
         return kind(reading=reading, callbacks=callbacks)
 
 
-def _numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:
+def _numpy_dtypes(dtype: _Dtype | Mapping[str, _Dtype] | None) -> Dtypes:
+    if isinstance(dtype, Mapping):
+        return {name: _numpy_dtype(each) for name, each in dtype.items()}
+    return None if dtype is None else _numpy_dtype(dtype)
+
+
+def _numpy_dtype(dtype: _Dtype) -> np.dtype[Any]:
     try:
         if isinstance(dtype, torch.dtype):
             numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype

@@ -3,6 +3,7 @@
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ _LEAST_SHARE = 0.5
               help="obs column to mix minibatches by; may be given several times.")  # fmt: skip
 @click.option("--given", metavar="COLUMN",
               help="obs column within whose values the first label is to be mixed.")  # fmt: skip
-@click.option("--layer", help="Layer to read in place of X.")
+@click.option("--element", "elements", default=("X",), show_default="X", multiple=True, metavar="NAME",
+              help="What is read, such as layers/counts; may be given several times.")  # fmt: skip
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
 @click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),
@@ -81,7 +83,7 @@ def main(
     paths: tuple[str, ...],
     label: tuple[str, ...],
     given: str | None,
-    layer: str | None,
+    elements: tuple[str, ...],
     step_ms: float | None,
     cache: CacheState,
     output: Path,
@@ -98,7 +100,7 @@ def main(
     input cannot be used. Ctrl-C ends it with what was measured by then, and 130.
     """
     obs = [*label, given] if given else label
-    collection = open_collection(paths, obs=list(dict.fromkeys(obs)), layer=layer)
+    collection = open_collection(paths, obs=list(dict.fromkeys(obs)), elements=elements)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=output):
         pass  # whether files can be written there had better be known before measuring
@@ -117,10 +119,10 @@ def main(
             )
     except AutotuneInterrupted as interruption:
         result = interruption.result
-    print_report(result, output / "autotune.json", layer=layer, to_stderr=as_json)
+    print_report(result, output / "autotune.json", elements=elements, to_stderr=as_json)
     if as_json:  # before files, which a full disk does not take
         click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
-    written = ", ".join(map(str, _write(result, output, layer)))
+    written = ", ".join(map(str, _write(result, output, elements)))
     click.echo(f"\nWrote {written}", err=as_json)
     if result.interrupted:
         interrupted(f"Interrupted. {output / 'autotune.json'} holds what was measured by then.")
@@ -141,14 +143,14 @@ def _left_of(budget: float) -> float:
     return max(budget - spent, _LEAST_SHARE * budget)
 
 
-def _write(result: AutotuneResult, output: Path, layer: str | None) -> list[Path]:
+def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> list[Path]:
     """Write the result as JSON, picture and page, and return where."""
     as_json, picture, page = (output / f"autotune.{kind}" for kind in ("json", "png", "html"))
     result.save(as_json)
     with replaced_file(picture) as file:
         autotune_figure(result).savefig(file, format="png")
     paths = [Path(path) for path in result.dataset.paths]
-    code = code_to_paste(paths, result.dataset.labels, as_json, layer=layer)
+    code = code_to_paste(paths, result.dataset.labels, as_json, elements=elements)
     text = html_report(result, code=code)
     with replaced_file(page) as file:
         file.write(text.encode())
