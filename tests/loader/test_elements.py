@@ -299,17 +299,17 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("elements", "words"),
         [
-            ("X", r"must be a list of names, but got the text 'X'; write \['X'\]"),
-            ([], r"must name some elements, each once, but got \[\]"),
-            (["X", "X"], r"must name some elements, each once, but got \['X', 'X'\]"),
-            (["counts"], r"must be 'X', .*, but got 'counts'; name each as it lies in the file"),
+            ("X", r"list of names, but got the text 'X'; write \['X'\]"),
+            ([], r"some elements, each once, but got \[\]"),
+            (["X", "X"], r"some elements, each once, but got \['X', 'X'\]"),
+            (["counts"], r"'X', .*, but got 'counts'; name each as it lies in the file"),
             (["layers/"], "but got 'layers/'"),
             (["raw"], "but got 'raw'"),
             ([None], "but got None"),
         ],
     )
     def test_names_that_are_none(self, two, elements, words):
-        with pytest.raises(ParameterError, match=f"^`elements` {words}|{words}"):
+        with pytest.raises(ParameterError, match=f"^`elements` must .*{words}"):
             open_collection(two[0], elements=elements)
 
     def test_arrays_that_are_absent(self, two):
@@ -337,14 +337,15 @@ class TestRefused:
         made, words = {
             "data frame": (
                 pd.DataFrame({"a": np.ones(4)}, index=adata.obs_names),
-                r"is a data frame; write it as an array, .*obsm\['it'\]\.to_numpy\(\)`",
+                r"a data frame; write it as an array, .*obsm\['it'\]\.to_numpy\(\)`",
             ),
             "by gene": (sp.csc_matrix(np.eye(4)), r"\(CSC\).*`adata\.obsm\['it'\]\.tocsr\(\)`"),
-            "three dimensions": (np.ones((4, 2, 2)), r"is inconsistent: cells x columns of numbers"),
+            "three dimensions": (np.ones((4, 2, 2)), "inconsistent: cells x columns of numb"),
         }[kind]
         adata.obsm["it"] = made
         adata.write_h5ad(tmp_path / "cells.h5ad")
-        with pytest.raises(FormatError, match=f"^{tmp_path / 'cells.h5ad'}: `obsm/it` {words}|{words}"):
+        path = tmp_path / "cells.h5ad"
+        with pytest.raises(FormatError, match=f"^{path}: `obsm/it` .*{words}"):
             open_collection(tmp_path, elements=["X", "obsm/it"])
 
     def test_dtypes_of_what_is_not_read(self, two):

@@ -211,7 +211,10 @@ def describe_job(
     """
     (element,) = collection.elements
     if element.partition("/")[0] not in ("X", "layers"):
-        msg = f"`element` must be 'X' or 'layers/NAME', whose genes are those of `var`, but got {element!r}"
+        msg = (
+            "`element` must be 'X' or 'layers/NAME', whose genes are those of `var`, "
+            f"but got {element!r}"
+        )
         raise ParameterError(msg)
     job = Job(
         inputs=tuple(InputFile.of(Path(path)) for path in collection.paths),

@@ -25,7 +25,8 @@ __all__ = ["record_command"]
               help="Where to write; what was begun there is taken up.")  # fmt: skip
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(min=1),
               help="How often to measure the grid, each time in another order.")  # fmt: skip
-@click.option("--element", "elements", default=("X",), show_default="X", multiple=True, metavar="NAME",
+@click.option("--element", "elements", default=("X",), show_default="X", multiple=True,
+              metavar="NAME",
               help="What is read, such as layers/counts; may be given several times.")  # fmt: skip
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
