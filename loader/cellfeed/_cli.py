@@ -59,7 +59,8 @@ def synthesize(
 @main.command()
 @click.argument("paths", nargs=-1, required=True, metavar="IN...")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--layer", help="Layer to write in place of X.")
+@click.option("--element", default="X", show_default=True, metavar="NAME",
+              help="What becomes X, such as layers/counts.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="The order follows from it.")
 @click.option("--block-size", type=click.IntRange(min=1), show_default="from the files' chunks",
               help="Cells read together; smaller mixes better, larger is faster.")  # fmt: skip

@@ -101,11 +101,11 @@ def read_by_anndata() -> Callable[[Path], ad.AnnData]:
 def in_memory(read_by_anndata) -> Callable[..., Any]:
     """The oracle: all rows of some files, dense, as anndata reads them."""
 
-    def read(paths: list[Path], layer: str | None = None) -> Any:
+    def read(paths: list[Path], element: str = "X") -> Any:
         parts = []
         for path in paths:
             adata = read_by_anndata(path)
-            X = adata.X if layer is None else adata.layers[layer]
+            X = adata.X if element == "X" else adata.layers[element.removeprefix("layers/")]
             parts.append(X if isinstance(X, np.ndarray) else X.toarray())
         return np.vstack(parts)
 

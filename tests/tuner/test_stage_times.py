@@ -89,7 +89,7 @@ def test_a_sample_of_noise_takes_as_many_bytes_as_it_has(layout, column_bytes):
     """Values that cannot be compressed are stored as they are; columns can, and take no more."""
     n_cells, n_vars = 64, 1_000
     noise = np.random.default_rng(0).integers(1, 2**31, (n_cells, n_vars)).astype(np.int32)
-    minibatch = Cells(layout(noise), {}, np.arange(n_cells)).to_torch()
+    minibatch = Cells({"X": layout(noise)}, {}, np.arange(n_cells)).to_torch()
     sample = sample_store([minibatch], n_vars)
     most = (noise.itemsize + column_bytes) * n_vars
     assert noise.itemsize * n_vars < sample.stored_bytes < 1.01 * most

@@ -186,7 +186,7 @@ def stored(kind, folder):
         return {"paths": folder / "cells.zarr"}
     for name in ("one", "two"):
         adata.write_h5ad(folder / f"{name}.h5ad", compression="gzip")
-    options = {"raw": {"raw": True}, "X": {}}.get(kind, {"layer": kind})
+    options = {"elements": [{"raw": "raw/X", "X": "X"}.get(kind, f"layers/{kind}")]}
     return {"paths": folder, **options}
 
 

@@ -39,7 +39,7 @@ class ConstantLabel(_Wrong):
 
     def spoilt(self, minibatch):
         obs = dict(minibatch.obs, plate=torch.zeros_like(minibatch.obs["plate"]))
-        return Minibatch(minibatch.X, obs, minibatch.rows)
+        return Minibatch(minibatch.elements, obs, minibatch.rows)
 
 
 class LabelsOfAnotherFile(_Wrong):
@@ -47,14 +47,14 @@ class LabelsOfAnotherFile(_Wrong):
 
     def spoilt(self, minibatch):
         codes = (minibatch.obs["plate"] + 1) % 3
-        return Minibatch(minibatch.X, dict(minibatch.obs, plate=codes), minibatch.rows)
+        return Minibatch(minibatch.elements, dict(minibatch.obs, plate=codes), minibatch.rows)
 
 
 class NoLabels(_Wrong):
     """Minibatches lack what they are to carry."""
 
     def spoilt(self, minibatch):
-        return Minibatch(minibatch.X, {}, minibatch.rows)
+        return Minibatch(minibatch.elements, {}, minibatch.rows)
 
 
 class _WrongExpression(_Wrong):
@@ -63,7 +63,7 @@ class _WrongExpression(_Wrong):
 
     def spoilt(self, minibatch):
         dense = self.spoilt_values(minibatch.X.to_dense(), minibatch)
-        return Minibatch(dense.to_sparse_csr(), minibatch.obs, minibatch.rows)
+        return Minibatch({"X": dense.to_sparse_csr()}, minibatch.obs, minibatch.rows)
 
 
 class ValuesOfAnotherRow(_WrongExpression):
@@ -112,7 +112,7 @@ class ColumnsBeyondTheLast(_Wrong):
         spoilt = torch.sparse_csr_tensor(
             X.crow_indices(), columns, X.values(), size=tuple(X.shape), check_invariants=False
         )
-        return Minibatch(spoilt, minibatch.obs, minibatch.rows)
+        return Minibatch({"X": spoilt}, minibatch.obs, minibatch.rows)
 
 
 class FewerRowsOfExpression(_WrongExpression):

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._cells._by_element import ByElement
 from cellfeed._cells._cells import Cells, CsrRows
 from cellfeed._cells._limits import require_int64, require_torch_dtype
 from cellfeed._torch import require_torch, torch
@@ -18,15 +19,19 @@ __all__ = ["Minibatch", "minibatch_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Minibatch:
+class Minibatch(ByElement):
     """The cells of one training step, as torch tensors.
+
+    ``minibatch["layers/counts"]`` is an element, ``minibatch.X`` the first, and iterating gives
+    their names.
 
     Parameters
     ----------
-    X
-        Expression, shape (n_cells, n_vars): sparse CSR with int32 indices where it is stored
-        sparse, dense where it is stored dense or dense was asked for. torch itself can make no
-        dense tensor of unsigned 16 to 64 bit sparse ones; ask for dense there.
+    elements
+        By name, such as ``"X"``, in the order of the collection, each of shape
+        (n_cells, n_columns): sparse CSR with int32 indices where it is stored sparse, dense
+        where it is stored dense or dense was asked for. torch itself can make no dense tensor
+        of unsigned 16 to 64 bit sparse ones; ask for dense there.
     obs
         One tensor for each obs column of the collection, shape (n_cells,): int64 codes (-1
         where missing) of a categorical column, numbers of a numeric one.
@@ -34,12 +39,15 @@ class Minibatch:
         Row of each cell in the collection, int64, shape (n_cells,).
     """
 
-    X: torch.Tensor
+    elements: Mapping[str, torch.Tensor]
     obs: Mapping[str, torch.Tensor]
     rows: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.elements[name]
 
     def to(
         self, device: torch.device | str, *, dense: bool = False, non_blocking: bool = False
@@ -51,63 +59,79 @@ class Minibatch:
         device
             Where to.
         dense
-            Whether ``X`` is made dense, which happens there: what travels is sparse.
+            Whether sparse elements are made dense, which happens there: what travels is sparse.
         non_blocking
             Whether to return before the copies are done, which takes pinned memory; see
             ``loader(pin_memory=True)``.
         """
         moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-        if dense and moved.X.layout == torch.sparse_csr:
-            return Minibatch(moved.X.to_dense(), moved.obs, moved.rows)
-        return moved
+        if not dense:
+            return moved
+        elements = {
+            name: each.to_dense() if each.layout == torch.sparse_csr else each
+            for name, each in moved.items()
+        }
+        return Minibatch(elements, moved.obs, moved.rows)
 
     def pin_memory(self) -> Minibatch:
         """Return the same cells in pinned memory; a DataLoader with ``pin_memory`` calls this."""
         return self._map(torch.Tensor.pin_memory)
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Minibatch:
-        """Apply a function to each plain tensor, also to those that sparse ``X`` consists of."""
-        if self.X.layout == torch.sparse_csr:
-            parts = (self.X.crow_indices(), self.X.col_indices(), self.X.values())
-            crow, col, values = map(function, parts)
-            matrix = _csr_tensor(crow, col, values, self.X.shape)
-        else:
-            matrix = function(self.X)
+        """Apply a function to each plain tensor, also to those that sparse ones consist of."""
+        elements = {
+            name: _joined([function(part) for part in _parts(each)], each.shape)
+            for name, each in self.items()
+        }
         obs = {name: function(tensor) for name, tensor in self.obs.items()}
-        return Minibatch(matrix, obs, function(self.rows))
+        return Minibatch(elements, obs, function(self.rows))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # From a worker process, each tensor would travel in shared memory of its own, which
         # takes a file descriptor and several system calls; packed, a minibatch takes one.
-        if self.X.layout == torch.sparse_csr:
-            matrix: tuple[torch.Tensor, ...] = (
-                self.X.crow_indices(),
-                self.X.col_indices(),
-                self.X.values(),
-            )
-        else:
-            matrix = (self.X,)
-        tensors = (*matrix, self.rows, *self.obs.values())
+        parts = {name: _parts(each) for name, each in self.items()}
+        tensors = [part for some in parts.values() for part in some]
+        tensors += [self.rows, *self.obs.values()]
         if any(each.layout != torch.strided or each.device.type != "cpu" for each in tensors):
-            return Minibatch, (self.X, self.obs, self.rows)
+            return Minibatch, (self.elements, self.obs, self.rows)
         packed, places = _pack(tensors)
-        return _unpack_minibatch, (packed, places, self.X.shape, len(matrix), tuple(self.obs))
+        elements = [(name, len(parts[name]), each.shape) for name, each in self.items()]
+        return _unpack_minibatch, (packed, places, elements, tuple(self.obs))
 
 
 def minibatch_of(cells: Cells, *, dense: bool) -> Minibatch:
     """Return cells as tensors; see `Cells.to_torch`."""
     require_torch("`to_torch`")
-    require_torch_dtype((cells.X.data if isinstance(cells.X, CsrRows) else cells.X).dtype)
-    if isinstance(cells.X, np.ndarray):
-        matrix = torch.from_numpy(cells.X)
-    elif dense:
-        matrix = torch.from_numpy(cells.to_scipy().X.toarray())
-    else:
-        csr = cells.X if isinstance(cells.X, CsrRows) else cells.X.tocsr()
-        crow, col, values = map(torch.from_numpy, (csr.indptr, csr.indices, csr.data))
-        matrix = _csr_tensor(crow, col, values, csr.shape)
+    elements = {name: _element_tensor(each, dense=dense) for name, each in cells.items()}
     obs = {name: _obs_tensor(name, values) for name, values in cells.obs.items()}
-    return Minibatch(matrix, obs, torch.from_numpy(cells.rows))
+    return Minibatch(elements, obs, torch.from_numpy(cells.rows))
+
+
+def _element_tensor(rows: Any, *, dense: bool) -> torch.Tensor:
+    require_torch_dtype((rows.data if isinstance(rows, CsrRows) else rows).dtype)
+    if isinstance(rows, np.ndarray):
+        return torch.from_numpy(rows)
+    if dense:
+        scipy = rows.to_scipy() if isinstance(rows, CsrRows) else rows
+        return torch.from_numpy(scipy.toarray())
+    csr = rows if isinstance(rows, CsrRows) else rows.tocsr()
+    crow, col, values = map(torch.from_numpy, (csr.indptr, csr.indices, csr.data))
+    return _csr_tensor(crow, col, values, csr.shape)
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the plain tensors that a tensor consists of: three if it is sparse CSR."""
+    if tensor.layout == torch.sparse_csr:
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    return [tensor]
+
+
+def _joined(parts: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
+    """Return the tensor of some `_parts`."""
+    if len(parts) == 1:
+        return parts[0]
+    crow_indices, col_indices, values = parts
+    return _csr_tensor(crow_indices, col_indices, values, shape)
 
 
 def _obs_tensor(name: str, values: NDArray[Any]) -> torch.Tensor:
@@ -137,18 +161,17 @@ def _pack(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, tuple[_Place, 
 def _unpack_minibatch(
     packed: torch.Tensor,
     places: Sequence[_Place],
-    shape: tuple[int, int],
-    n_parts_of_matrix: int,
+    elements: Sequence[tuple[str, int, Sequence[int]]],
     obs_names: Sequence[str],
 ) -> Minibatch:
     tensors = [packed[start:stop].view(dtype).view(size) for start, stop, dtype, size in places]
+    unpacked, first = dict[str, torch.Tensor](), 0
+    for name, n_parts, shape in elements:
+        unpacked[name] = _joined(tensors[first : first + n_parts], shape)
+        first += n_parts
     # Clones, so that who keeps the labels of an epoch does not keep its expression alive.
-    rows, *obs = [tensor.clone() for tensor in tensors[n_parts_of_matrix:]]
-    matrix = tensors[0]
-    if n_parts_of_matrix > 1:
-        crow_indices, col_indices, values = tensors[:n_parts_of_matrix]
-        matrix = _csr_tensor(crow_indices, col_indices, values, shape)
-    return Minibatch(matrix, dict(zip(obs_names, obs, strict=True)), rows)
+    rows, *obs = [tensor.clone() for tensor in tensors[first:]]
+    return Minibatch(unpacked, dict(zip(obs_names, obs, strict=True)), rows)
 
 
 def _csr_tensor(

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from cellfeed._cells import Cells, ObsColumn
 from cellfeed._chunks import ChunkReads
+from cellfeed._collection._element_names import require_elements
+from cellfeed._collection._join_elements import join_elements
 from cellfeed._collection._join_obs import join_column
-from cellfeed._errors import FormatError, MismatchError, ParameterError, PathError
-from cellfeed._layouts import RowTarget
+from cellfeed._errors import FormatError, ParameterError, PathError
+from cellfeed._layouts import Dtypes, Element, Layout, RowTarget, dtypes_of
 from cellfeed._reading import OtherRead, Reader, RowReads, load_tables
 from cellfeed._runs import Runs, count_rows, split_at
-from cellfeed._sources import Layout, Source, is_zarr, open_sources
+from cellfeed._sources import Source, is_zarr, open_sources
 
 __all__ = ["Collection", "open_collection"]
 
@@ -31,8 +33,7 @@ def open_collection(
     paths: PathLike | Iterable[PathLike],
     *,
     obs: Sequence[str] = (),
-    layer: str | None = None,
-    raw: bool = False,
+    elements: Sequence[str] = ("X",),
 ) -> "Collection":
     """Open one or many ``.h5ad`` files or zarr stores as one collection.
 
@@ -44,22 +45,23 @@ def open_collection(
         files and ``.zarr`` stores, by name), or several of these.
     obs
         The obs columns that minibatches carry. Others are not read.
-    layer
-        The layer to read in place of ``X``.
-    raw
-        Whether to read ``raw`` in place of ``X``, with the genes of ``raw``.
+    elements
+        What minibatches carry, all of the same cells: ``"X"``, ``"layers/NAME"``, ``"raw/X"``
+        (with the genes of ``raw``), ``"obsm/NAME"``. The first is ``minibatch.X``; each is
+        ``minibatch[name]``.
 
     Raises
     ------
     PathError
         A path is missing, or matches no file.
     FormatError
-        A file is truncated, is not AnnData, or lacks the layer, or ``raw``.
+        A file is truncated, is not AnnData, or lacks an element.
     ParameterError
-        Both ``layer`` and ``raw`` are given.
+        An element is named in another way, or twice, or there is none.
     MismatchError
-        The files do not have the same genes in the same order, or an obs column is numeric
-        in one and categorical in another.
+        The files do not have the same genes in the same order, an ``obsm`` array has more
+        columns in one than in another, or an obs column is numeric in one and categorical in
+        another.
     ColumnError
         A file lacks an obs column.
 
@@ -79,13 +81,9 @@ def open_collection(
     if isinstance(obs, str):
         msg = f"`obs` must be a list of column names, but got the text {obs!r}; write [{obs!r}]"
         raise ParameterError(msg)
-    if raw and layer is not None:
-        msg = f"`raw` has no layers, but got layer={layer!r} and raw=True; give one of them"
-        raise ParameterError(msg)
+    names = require_elements(elements)
     files = _files(paths)
-    return Collection(
-        [source for path in files for source in open_sources(path, layer=layer, raw=raw)], obs=obs
-    )
+    return Collection([source for path in files for source in open_sources(path, names)], obs=obs)
 
 
 class Collection:
@@ -96,39 +94,31 @@ class Collection:
     Parameters
     ----------
     sources
-        At least one, with the same genes.
+        At least one, with the same elements and genes.
     obs
         Names of the obs columns to read.
     """
 
     def __init__(self, sources: Sequence[Source], *, obs: Sequence[str] = ()) -> None:
         self._sources = tuple(sources)
-        first = self._sources[0]
-        self._var_names = first.var_names()
-        for source in self._sources:
-            if source is not first:
-                _check_same_genes(first.path, self._var_names, source)
-            if source.shape[1] != self.n_vars:
-                msg = (
-                    f"{source.path}: var has {self.n_vars} rows, the matrix {source.shape[1]} "
-                    "columns; write the file anew with anndata"
-                )
-                raise FormatError(msg)
-        self._starts = np.cumsum([0, *(source.shape[0] for source in self._sources)])
+        self._elements = join_elements(self._sources)
+        self._starts = np.cumsum([0, *(source.n_rows for source in self._sources)])
         if len(self) == 0:
-            msg = f"{first.path}: there are no cells in it; give files that have some"
+            msg = f"{self.paths[0]}: there are no cells in it; give files that have some"
             raise FormatError(msg)
-        self._dtype = np.result_type(*(source.dtype for source in self._sources))
         self._obs = self._read_obs(tuple(obs))
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def __repr__(self) -> str:
+        elements = ", ".join(
+            f"{each.name} ({each.layout} {each.dtype})" for each in self._elements.values()
+        )
         files = "1 file" if len(self._sources) == 1 else f"{len(self._sources)} files"
         return (
             f"Collection({len(self):,} cells x {self.n_vars:,} genes, {files}, "
-            f"{self.layout} {self.dtype}, obs={list(self._obs)})"
+            f"{elements}, obs={list(self._obs)})"
         )
 
     def __getitem__(self, rows: NDArray[np.integer] | Sequence[int] | slice) -> Cells:
@@ -137,14 +127,23 @@ class Collection:
             return reader.read(distinct, order)
 
     @property
+    def elements(self) -> Mapping[str, Element]:
+        """What is read, by name; the first is ``minibatch.X``."""
+        return MappingProxyType(self._elements)
+
+    @property
+    def _first(self) -> Element:
+        return next(iter(self._elements.values()))
+
+    @property
     def n_vars(self) -> int:
-        """Number of genes."""
-        return len(self._var_names)
+        """Number of genes: columns of the first element."""
+        return self._first.n_columns
 
     @property
     def var_names(self) -> NDArray[np.object_]:
-        """Gene names, str, shape (n_vars,)."""
-        return self._var_names
+        """Gene names, str, shape (n_vars,): those of the first element."""
+        return self._first.column_names
 
     @property
     def obs(self) -> Mapping[str, ObsColumn]:
@@ -153,13 +152,13 @@ class Collection:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the values: one that holds those of every file."""
-        return self._dtype
+        """Dtype of the values of the first element: one that holds those of every file."""
+        return self._first.dtype
 
     @property
     def layout(self) -> Layout:
-        """How rows are read: "csr" if every file is stored so, else "dense"."""
-        return "csr" if all(source.layout == "csr" for source in self._sources) else "dense"
+        """How the first element is read: "csr" if every file is stored so, else "dense"."""
+        return self._first.layout
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -167,14 +166,9 @@ class Collection:
         return tuple(source.path for source in self._sources)
 
     @property
-    def elements(self) -> tuple[str, ...]:
-        """Which matrix of each of the `paths` is read: ``X``, ``layers/NAME`` or that of raw."""
-        return tuple(source.element for source in self._sources)
-
-    @property
     def codecs(self) -> tuple[str, ...]:
-        """How the values in each of the `paths` are compressed: "gzip 4", "zstd, sharded", ..."""
-        return tuple(source.codec() for source in self._sources)
+        """How the first element in each of the `paths` is compressed: "gzip 4", "zstd, sharded"."""
+        return tuple(source.elements[self._first.name].codec() for source in self._sources)
 
     @property
     def cells_per_path(self) -> tuple[int, ...]:
@@ -193,59 +187,78 @@ class Collection:
 
     @property
     def rows_per_chunk(self) -> float:
-        """Mean number of rows in a unit of storage that is read as a whole."""
+        """Mean number of rows of the first element in a unit of storage that is read as a whole."""
         shares = np.diff(self._starts) / len(self)
-        return float(shares @ [source.rows_per_chunk for source in self._sources])
+        stored = [source.elements[self._first.name] for source in self._sources]
+        return float(shares @ [each.rows_per_chunk for each in stored])
 
-    def mean_row_bytes(self, dtype: np.dtype[Any] | None = None) -> float:
+    def mean_row_bytes(self, dtype: Dtypes = None, *, dense: bool = False) -> float:
         """Return the mean size of a cell in memory, from cells all over the collection.
 
         Parameters
         ----------
         dtype
-            Dtype of the values; that of the collection if None.
+            Dtype of the values of all elements, or of some by name; those of the collection if
+            None.
+        dense
+            Whether elements are made dense that are stored sparse.
         """
-        index_bytes = np.dtype(np.int32).itemsize if self.layout == "csr" else 0
-        return self._mean_row_length * ((dtype or self.dtype).itemsize + index_bytes)
+        n_bytes, index_bytes = 0.0, np.dtype(np.int32).itemsize
+        for name, value_dtype in dtypes_of(self._elements, dtype).items():
+            element = self._elements[name]
+            if dense or element.layout == "dense":
+                n_bytes += element.n_columns * value_dtype.itemsize
+            else:
+                n_bytes += self._mean_row_lengths[name] * (value_dtype.itemsize + index_bytes)
+        return n_bytes
 
     def stored_row_bytes(self) -> float:
-        """Return the mean size of a cell in storage, compressed."""
-        return sum(source.stored_bytes() for source in self._sources) / len(self)
+        """Return the mean size of a cell in storage, compressed, with all its elements."""
+        stored = (each for source in self._sources for each in source.elements.values())
+        return sum(each.stored_bytes() for each in stored) / len(self)
 
     @cached_property
-    def _mean_row_length(self) -> float:
+    def _mean_row_lengths(self) -> dict[str, float]:
         rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
-        return float(self.row_lengths(np.stack([rows, rows + 1], axis=1)).mean())
+        runs = np.stack([rows, rows + 1], axis=1)
+        return {
+            name: float(self.row_lengths(name, runs).mean())
+            for name, element in self._elements.items()
+            if element.layout == "csr"
+        }
 
-    def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
-        """Return how many elements each row of ``runs`` has in a buffer.
+    def row_lengths(self, name: str, runs: Runs) -> NDArray[np.int64]:
+        """Return how many values of a sparse element each row of ``runs`` has in a buffer.
 
         Parameters
         ----------
+        name
+            The element.
         runs
             Ascending, disjoint row runs, shape (n, 2), int64.
         """
-        parts = [self._sources[k].row_lengths(local) for k, local in self._split(runs)]
+        parts = [self._sources[k].elements[name].row_lengths(local) for k, local in self._split(runs)]
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
-    def plan_reads(self, runs: Runs, target: RowTarget) -> RowReads:
-        """Return what to read so that the rows of ``runs`` come to where ``target`` says.
+    def plan_reads(self, runs: Runs, targets: Mapping[str, RowTarget]) -> RowReads:
+        """Return what to read so that the rows of ``runs`` come to where ``targets`` say.
 
         Parameters
         ----------
-        runs, target
-            Ascending, disjoint row runs, and one place for each of their rows.
+        runs, targets
+            Ascending, disjoint row runs, and for each element one place for each of their rows.
         """
         chunk_reads, others = list[ChunkReads](), list[OtherRead]()
         filled = 0
         for k, local in self._split(runs):
-            source, stop = self._sources[k], filled + count_rows(local)
-            part = target[filled:stop]
-            reads = source.chunk_reads(local, part)
-            if reads is None:
-                others.append(OtherRead(source, local, part))
-            else:
-                chunk_reads.append(reads)
+            stop = filled + count_rows(local)
+            for name, target in targets.items():
+                stored, part = self._sources[k].elements[name], target[filled:stop]
+                reads = stored.chunk_reads(local, part)
+                if reads is None:
+                    others.append(OtherRead(stored, local, part))
+                else:
+                    chunk_reads.append(reads)
             filled = stop
         return RowReads(ChunkReads.concatenate(chunk_reads), others)
 
@@ -254,7 +267,8 @@ class Collection:
 
         Processes that are forked afterwards share them.
         """
-        load_tables([source for source in self._sources if source.shape[0]])
+        stored = (each for source in self._sources for each in source.elements.values())
+        load_tables([each for each in stored if each.shape[0]])
 
     def _split(self, runs: Runs) -> list[tuple[int, Runs]]:
         return list(split_at(runs, self._starts))
@@ -265,9 +279,9 @@ class Collection:
         tables = []
         for source in self._sources:
             table = source.read_obs(columns)
-            if len(table) != source.shape[0]:
+            if len(table) != source.n_rows:
                 msg = (
-                    f"{source.path}: obs has {len(table)} rows, the matrix {source.shape[0]}; "
+                    f"{source.path}: obs has {len(table)} rows, the matrix {source.n_rows}; "
                     "write the file anew with anndata"
                 )
                 raise FormatError(msg)
@@ -332,19 +346,3 @@ def _row_numbers(
         raise IndexError(msg)
     numbers = given.astype(np.int64)
     return np.where(numbers < 0, numbers + n_rows, numbers)
-
-
-def _check_same_genes(first: Path, expected: NDArray[np.object_], source: Source) -> None:
-    genes = source.var_names()
-    if np.array_equal(genes, expected):
-        return
-    if set(genes) == set(expected):
-        problem = f"has the genes of {first} in another order"
-    else:
-        n_shared = len(set(genes) & set(expected))
-        problem = f"has other genes than {first} ({n_shared:,} of {len(expected):,} are shared)"
-    msg = (
-        f"{source.path}: {problem}; write all files with the same genes in the same order, "
-        "such as `adata[:, shared_genes]`"
-    )
-    raise MismatchError(msg)

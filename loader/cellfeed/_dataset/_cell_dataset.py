@@ -1,7 +1,7 @@
 """The data set that a training loop iterates over."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -18,13 +18,14 @@ from cellfeed._dataset._delivery import (
     TransformedDelivery,
 )
 from cellfeed._dataset._epochs import EpochCounter, Start
-from cellfeed._dataset._how_to_read import numpy_dtype, require_that_they_apply
+from cellfeed._dataset._how_to_read import AnyDtype, numpy_dtypes, require_that_they_apply
 from cellfeed._dataset._iteration import Iteration
 from cellfeed._dataset._loader import MinibatchLoader, errors_that_travel, n_that_fit, sent_whole
 from cellfeed._dataset._ranks import CommonSeed, Ranks
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._indexables import count_rows
+from cellfeed._layouts import Dtypes, dtypes_of
 from cellfeed._torch import (
     HAS_TORCH,
     DataLoader,
@@ -36,6 +37,7 @@ from cellfeed._torch import (
 from cellfeed.sampling import BlockShuffling, EpochPlan, SamplingStrategy
 
 __all__ = ["CellDataset"]
+
 
 # What waits in a worker that reads ahead by itself: enough to even out a slow step.
 _MINIBATCHES_AHEAD = 8
@@ -102,9 +104,11 @@ class CellDataset(IterableDataset[Any]):
         Fixes the order of all epochs. If None, one is drawn, and with several ranks the first
         rank's is used by all, as soon as they have met.
     dense
-        Whether minibatches of a `Collection` carry dense ``X`` even if it is stored sparse.
+        Whether minibatches of a `Collection` carry dense elements even where they are stored
+        sparse.
     dtype
-        Dtype of ``X`` in minibatches of a `Collection`, such as ``"float32"``; that of the
+        Dtype of all elements in minibatches of a `Collection`, such as ``"float32"``, or a
+        mapping with those of some of them, such as ``{"X": "float32"}``; those of the
         collection if None. A ``fetch_callback`` reads in its own.
     num_threads
         Threads that read and decode a `Collection`, in each process; if None, as many as there
@@ -145,7 +149,7 @@ class CellDataset(IterableDataset[Any]):
         seed: int | None = None,
         *,
         dense: bool = False,
-        dtype: "DTypeLike | torch.dtype | None" = None,
+        dtype: "AnyDtype | Mapping[str, AnyDtype] | None" = None,
         num_threads: int | None = None,
     ) -> None:
         super().__init__()
@@ -162,9 +166,10 @@ class CellDataset(IterableDataset[Any]):
         self.batch_callback = batch_callback
         self.batch_transform = batch_transform
         self.dense = dense
-        self.dtype = None if dtype is None else numpy_dtype(dtype)
+        self.dtype = numpy_dtypes(dtype)
         if isinstance(collection, Collection) and fetch_callback is None:
-            require_torch_dtype(collection.dtype if self.dtype is None else self.dtype)
+            for each in dtypes_of(collection.elements, self.dtype).values():
+                require_torch_dtype(each)
         self.num_threads = (
             None if num_threads is None else require_positive("num_threads", num_threads)
         )
@@ -379,10 +384,7 @@ class CellDataset(IterableDataset[Any]):
         """Mean size of a minibatch as it is read, in bytes; 0 if that is not known."""
         if not isinstance(self.collection, Collection):
             return int(getattr(self.collection, "nbytes", 0) / self._n_rows * self.batch_size)
-        row_bytes = self.collection.mean_row_bytes(self.dtype)
-        if self.dense:
-            dtype = self.dtype or self.collection.dtype
-            row_bytes = self.collection.n_vars * dtype.itemsize
+        row_bytes = self.collection.mean_row_bytes(self.dtype, dense=self.dense)
         return int(self.batch_size * row_bytes)
 
     @property

@@ -14,6 +14,7 @@ from cellfeed._cells import Cells
 from cellfeed._cells._minibatch import minibatch_of
 from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
+from cellfeed._layouts import Dtypes
 from cellfeed._reading import PlannedRead, Reader, one_ahead
 from cellfeed._torch import HAS_TORCH, get_worker_info
 from cellfeed.machine import threads_per_process
@@ -79,7 +80,7 @@ class CollectionReading:
     collection
         What is read.
     dtype
-        Dtype of the values; that of the collection if None.
+        Dtype of the values of all elements, or of some by name; those of the collection if None.
     num_threads
         Threads that read and decode; if None, this process's share of the processors.
     pool
@@ -87,7 +88,7 @@ class CollectionReading:
     """
 
     collection: Collection
-    dtype: np.dtype[Any] | None
+    dtype: Dtypes
     num_threads: int | None
     pool: BufferPool
 

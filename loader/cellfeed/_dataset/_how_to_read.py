@@ -1,15 +1,19 @@
 """What a data set is told of how to read its collection: dense, dtype, threads."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from cellfeed._collection import Collection
 from cellfeed._errors import ParameterError
+from cellfeed._layouts import Dtypes
 from cellfeed._torch import HAS_TORCH, torch
 
-__all__ = ["numpy_dtype", "require_that_they_apply"]
+__all__ = ["AnyDtype", "numpy_dtypes", "require_that_they_apply"]
+
+AnyDtype: TypeAlias = "DTypeLike | torch.dtype"
 
 
 def require_that_they_apply(
@@ -17,7 +21,7 @@ def require_that_they_apply(
     *,
     has_callback: bool,
     dense: bool,
-    dtype: np.dtype[Any] | None,
+    dtype: Dtypes,
     num_threads: int | None,
 ) -> None:
     """Check that what says how a collection is read is given for one that is read here.
@@ -44,14 +48,20 @@ def require_that_they_apply(
         raise ParameterError(msg)
 
 
-def numpy_dtype(dtype: "DTypeLike | torch.dtype") -> np.dtype[Any]:
-    """Return a dtype of NumPy or torch as that of NumPy.
+def numpy_dtypes(dtype: "AnyDtype | Mapping[str, AnyDtype] | None") -> Dtypes:
+    """Return dtypes of NumPy or torch, of all elements or of some by name, as those of NumPy.
 
     Raises
     ------
     ParameterError
-        It is none of numbers that torch has.
+        One is none of numbers that torch has.
     """
+    if isinstance(dtype, Mapping):
+        return {name: _numpy_dtype(each) for name, each in dtype.items()}
+    return None if dtype is None else _numpy_dtype(dtype)
+
+
+def _numpy_dtype(dtype: AnyDtype) -> np.dtype[Any]:
     try:
         if HAS_TORCH and isinstance(dtype, torch.dtype):
             native = torch.empty(0, dtype=dtype).numpy().dtype

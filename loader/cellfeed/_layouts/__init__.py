@@ -7,8 +7,9 @@ memory (see `cellfeed._buffers`), and bound to memory when that is there.
 """
 
 from cellfeed._layouts._copies import Copies
-from cellfeed._layouts._csr import CsrGroup, CsrTarget, csr_groups
+from cellfeed._layouts._csr import CsrGroup, CsrTarget, csr_groups, index_dtype_for
 from cellfeed._layouts._dense import DenseGroup, DenseTarget, dense_groups
+from cellfeed._layouts._element import Dtypes, Element, Layout, dtypes_of
 
 __all__ = [
     "Copies",
@@ -16,9 +17,14 @@ __all__ = [
     "CsrTarget",
     "DenseGroup",
     "DenseTarget",
+    "Dtypes",
+    "Element",
+    "Layout",
     "RowTarget",
     "csr_groups",
     "dense_groups",
+    "dtypes_of",
+    "index_dtype_for",
 ]
 
 RowTarget = CsrTarget | DenseTarget

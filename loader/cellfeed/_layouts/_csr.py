@@ -17,7 +17,7 @@ from cellfeed._cells import CsrRows, summable
 from cellfeed._chunks import place_elements
 from cellfeed._layouts._copies import Copies, first_deliveries
 
-__all__ = ["CsrGroup", "CsrTarget", "csr_groups"]
+__all__ = ["CsrGroup", "CsrTarget", "csr_groups", "index_dtype_for"]
 
 _ALIGNMENT = 64
 
@@ -152,6 +152,16 @@ class CsrGroup:
         return CsrRows(matrix.indptr, matrix.indices, summed, self.n_vars)
 
 
+def index_dtype_for(
+    lengths: NDArray[np.int64], order: NDArray[np.intp], bounds: NDArray[np.int64]
+) -> np.dtype[Any]:
+    """Return the dtype of row pointers and column indices that suffices; see `csr_groups`."""
+    ends = np.concatenate([[0], np.cumsum(lengths[order])])
+    # SciPy and torch want one dtype for both; int32 halves the memory while it suffices.
+    small = np.diff(ends[bounds]).max(initial=0) <= np.iinfo(np.int32).max
+    return np.dtype(np.int32 if small else np.int64)
+
+
 def csr_groups(
     lengths: NDArray[np.int64],
     order: NDArray[np.intp],
@@ -159,6 +169,8 @@ def csr_groups(
     *,
     n_vars: int,
     dtype: np.dtype[Any],
+    index_dtype: np.dtype[Any] | None = None,
+    first_number: int = 0,
 ) -> tuple[Sequence[CsrGroup], CsrTarget, Sequence[Copies]]:
     """Lay out sparse rows.
 
@@ -172,15 +184,18 @@ def csr_groups(
         Positions where groups begin and end, ascending, shape (n_groups + 1,).
     n_vars, dtype
         Number of genes, and dtype of the values.
+    index_dtype
+        That of row pointers and column indices; the smallest that suffices if None.
+    first_number
+        Number of the first group among all that memory is taken for.
 
     Returns
     -------
     The groups; where the distinct rows go; and what is to be copied after.
     """
     ends = np.concatenate([[0], np.cumsum(lengths[order])])
-    # SciPy and torch want one dtype for both; int32 halves the memory while it suffices.
-    small = np.diff(ends[bounds]).max(initial=0) <= np.iinfo(np.int32).max
-    index_dtype = np.dtype(np.int32 if small else np.int64)
+    if index_dtype is None:
+        index_dtype = index_dtype_for(lengths, order, bounds)
     groups = [
         CsrGroup((ends[first : stop + 1] - ends[first]).astype(index_dtype), dtype, n_vars)
         for first, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
@@ -188,6 +203,7 @@ def csr_groups(
     numbers = np.repeat(np.arange(len(groups)), np.diff(bounds))
     elements = ends[:-1] - ends[bounds[:-1]][numbers]
     data_starts = np.array([group.data_start for group in groups], np.int64)[numbers]
+    numbers = numbers + first_number
     index_destinations = destination(numbers, elements * index_dtype.itemsize)
     data_destinations = destination(numbers, data_starts + elements * dtype.itemsize)
     first, again = first_deliveries(order, lengths.size)

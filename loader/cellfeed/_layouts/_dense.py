@@ -99,13 +99,15 @@ def dense_groups(
     *,
     n_vars: int,
     dtype: np.dtype[Any],
+    first_number: int = 0,
 ) -> tuple[Sequence[DenseGroup], DenseTarget, Sequence[Copies]]:
     """Lay out dense rows; see `csr_groups`."""
     row_bytes = n_vars * dtype.itemsize
     counts = np.diff(bounds)
     groups = [DenseGroup(n_rows, n_vars, dtype) for n_rows in counts.tolist()]
     numbers = np.repeat(np.arange(len(groups)), counts)
-    destinations = destination(numbers, (np.arange(order.size) - bounds[numbers]) * row_bytes)
+    offsets = (np.arange(order.size) - bounds[numbers]) * row_bytes
+    destinations = destination(numbers + first_number, offsets)
     first, again = first_deliveries(order, n_distinct)
     target = DenseTarget(n_vars=n_vars, destinations=destinations[first], dtype=dtype)
     sizes = np.full(again.size, row_bytes, np.int64)

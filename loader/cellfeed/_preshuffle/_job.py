@@ -17,7 +17,7 @@ from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch
 __all__ = ["CELLS_PER_CHUNK", "Job", "describe_job"]
 
 # To be raised whenever the same job gives other content.
-FORMAT = "cellfeed preshuffle 1"
+FORMAT = "cellfeed preshuffle 2"
 
 # annbatch's: what its loader reads at least is a chunk.
 CELLS_PER_CHUNK = 64
@@ -47,8 +47,8 @@ class Job:
     ----------
     inputs
         The files, in the order of their cells.
-    layer
-        The layer in place of ``X``.
+    element
+        Name of the matrix in the files.
     seed, block_size
         Of the plan.
     memory
@@ -62,7 +62,7 @@ class Job:
     """
 
     inputs: tuple[InputFile, ...]
-    layer: str | None
+    element: str
     seed: int
     block_size: int
     memory: int
@@ -70,11 +70,6 @@ class Job:
     n_vars: int
     n_elements: int | None
     dtype: str
-
-    @property
-    def element(self) -> str:
-        """Name of the matrix in the files."""
-        return "X" if self.layer is None else f"layers/{self.layer}"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -193,7 +188,7 @@ class Job:
 
 _SHOWN: dict[str, Callable[[Any], str]] = {
     "seed": lambda seed: f"seed {seed}",
-    "layer": lambda layer: "X" if layer is None else f"layer {layer}",
+    "element": str,
     "memory": lambda memory: f"a memory of {format_bytes(memory)} ({memory} bytes)",
     "block_size": lambda block_size: f"a block size of {block_size}",
 }
@@ -202,7 +197,6 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
 def describe_job(
     collection: Collection,
     *,
-    layer: str | None,
     seed: int,
     block_size: int | None,
     memory: int,
@@ -212,11 +206,19 @@ def describe_job(
     Raises
     ------
     ParameterError
-        ``memory`` or ``block_size`` is below 1, or ``seed`` is not an integer.
+        ``memory`` or ``block_size`` is below 1, ``seed`` is not an integer, or the collection
+        is not of one matrix with the genes of ``var``.
     """
+    (element,) = collection.elements
+    if element.partition("/")[0] not in ("X", "layers"):
+        msg = (
+            "`element` must be 'X' or 'layers/NAME', whose genes are those of `var`, "
+            f"but got {element!r}"
+        )
+        raise ParameterError(msg)
     job = Job(
         inputs=tuple(InputFile.of(Path(path)) for path in collection.paths),
-        layer=layer,
+        element=element,
         seed=require_integer("seed", seed),
         block_size=1,
         memory=require_positive("memory", memory),

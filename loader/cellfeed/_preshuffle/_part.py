@@ -42,7 +42,7 @@ class Inputs:
         for file in job.inputs:
             file.check()
         if collection is None:
-            collection = open_collection(job.paths, layer=job.layer)
+            collection = open_collection(job.paths, elements=[job.element])
         starts = np.cumsum([0, *(_n_cells(path, job.element) for path in job.paths)])
         return cls(collection, ObsTable(job.paths, starts), read_var(job.paths[0]))
 

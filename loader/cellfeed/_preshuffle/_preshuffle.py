@@ -56,7 +56,7 @@ def preshuffle(
     paths: PathLike | Iterable[PathLike],
     out: PathLike,
     *,
-    layer: str | None = None,
+    element: str = "X",
     seed: int = 0,
     block_size: int | None = None,
     memory: int = 4_000_000_000,
@@ -81,8 +81,8 @@ def preshuffle(
         As for `open_collection`; all must have the same genes in the same order.
     out
         The store, by custom ending in ``.zarr``. It must not exist, unless this call began it.
-    layer
-        The layer in place of ``X``.
+    element
+        What becomes ``X``: ``"X"`` or ``"layers/NAME"``.
     seed
         The order follows from it.
     block_size
@@ -135,8 +135,8 @@ def preshuffle(
     tell: Progress = on_progress or _silent
     paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     _check_apart(Path(out), paths)
-    collection = open_collection(paths, layer=layer)
-    job = describe_job(collection, layer=layer, seed=seed, block_size=block_size, memory=memory)
+    collection = open_collection(paths, elements=[element])
+    job = describe_job(collection, seed=seed, block_size=block_size, memory=memory)
     folder = OutputFolder(Path(out).absolute())
     begun = folder.begun()
     if begun is not None:

@@ -1,10 +1,10 @@
-"""Row pointers and chunk tables of many sources, read side by side."""
+"""Row pointers and chunk tables of many matrices, read side by side."""
 
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from cellfeed._progress import ProgressLine
-from cellfeed._sources import Source
+from cellfeed._sources import StoredElement
 from cellfeed.machine import usable_cpu_count
 
 __all__ = ["load_tables"]
@@ -12,24 +12,24 @@ __all__ = ["load_tables"]
 _POLL_SECONDS = 0.2
 
 
-def load_tables(sources: Sequence[Source]) -> None:
-    """Have each source read its tables, some at a time; see `Source.load_tables`.
+def load_tables(elements: Sequence[StoredElement]) -> None:
+    """Have each element read its tables, some at a time; see `StoredElement.load_tables`.
 
     A line on the terminal tells how far this has come where it takes more than two seconds.
 
     Raises
     ------
     FormatError
-        A source is damaged; the first of those that were found.
+        One is damaged; the first of those that were found.
     """
-    if not sources:
+    if not elements:
         return
-    n_threads = min(len(sources), usable_cpu_count())
+    n_threads = min(len(elements), usable_cpu_count())
     with (
         ThreadPoolExecutor(n_threads, thread_name_prefix="cellfeed-tables") as threads,
         ProgressLine() as line,
     ):
-        jobs = [threads.submit(source.load_tables) for source in sources]
+        jobs = [threads.submit(each.load_tables) for each in elements]
         try:
             n_left = len(jobs)
             while n_left:
@@ -38,7 +38,7 @@ def load_tables(sources: Sequence[Source]) -> None:
                     if job in ended:
                         job.result()
                 n_left = len(left)
-                line.show(f"Reading where rows lie: {len(ended)} of {len(jobs)} files")
+                line.show(f"Reading where rows lie: {len(ended)} of {len(jobs)} matrices")
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise

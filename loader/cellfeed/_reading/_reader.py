@@ -14,11 +14,21 @@ from cellfeed._buffers import Buffer, BufferPool, bind
 from cellfeed._cells import Cells, CsrRows, ObsColumn
 from cellfeed._chunks import ChunkReads, copy_all
 from cellfeed._errors import ParameterError
-from cellfeed._layouts import Copies, CsrGroup, DenseGroup, RowTarget, csr_groups, dense_groups
+from cellfeed._layouts import (
+    Copies,
+    CsrGroup,
+    DenseGroup,
+    Dtypes,
+    Element,
+    RowTarget,
+    csr_groups,
+    dense_groups,
+    dtypes_of,
+    index_dtype_for,
+)
 from cellfeed._reading._prefetch import ahead
 from cellfeed._reading._row_reads import RowReads
 from cellfeed._runs import Runs, merge_consecutive
-from cellfeed._sources import Layout
 from cellfeed.machine import usable_cpu_count
 
 __all__ = ["PlannedRead", "Reader"]
@@ -28,20 +38,14 @@ class Readable(Protocol):
     """What a `Reader` asks of a collection."""
 
     @property
-    def n_vars(self) -> int: ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    @property
-    def layout(self) -> Layout: ...
+    def elements(self) -> Mapping[str, Element]: ...
 
     @property
     def obs(self) -> Mapping[str, ObsColumn]: ...
 
-    def row_lengths(self, runs: Runs) -> NDArray[np.int64]: ...
+    def row_lengths(self, name: str, runs: Runs) -> NDArray[np.int64]: ...
 
-    def plan_reads(self, runs: Runs, target: RowTarget) -> RowReads: ...
+    def plan_reads(self, runs: Runs, targets: Mapping[str, RowTarget]) -> RowReads: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,7 @@ class PlannedRead:
     reads
         What is read.
     groups
-        What comes of it.
+        What comes of it, for each element.
     copies
         Rows that are delivered again.
     rows, obs, bounds
@@ -61,7 +65,7 @@ class PlannedRead:
     """
 
     reads: RowReads
-    groups: Sequence[CsrGroup | DenseGroup]
+    groups: Mapping[str, Sequence[CsrGroup | DenseGroup]]
     copies: Sequence[Copies]
     rows: NDArray[np.int64]
     obs: Mapping[str, NDArray[Any]]
@@ -76,14 +80,15 @@ class Reader:
     """Reads rows of one collection, with threads of its own.
 
     Rows go from decoded chunks straight to their destination among those that leave together. Each
-    such group of rows has memory of its own, which is used again once nobody refers to it.
+    such group of rows has memory of its own, of each element, which is used again once nobody
+    refers to it.
 
     Parameters
     ----------
     collection
         Where rows come from.
     dtype
-        Dtype of the values; that of the collection if None.
+        Dtype of the values of all elements, or of some by name; those of the collection if None.
     num_threads
         Threads that read and decode; as many as the process may use processors if None.
     pool
@@ -94,12 +99,12 @@ class Reader:
         self,
         collection: Readable,
         *,
-        dtype: np.dtype[Any] | None = None,
+        dtype: Dtypes = None,
         num_threads: int | None = None,
         pool: BufferPool | None = None,
     ) -> None:
         self._collection = collection
-        self._dtype = collection.dtype if dtype is None else dtype
+        self._dtypes = dtypes_of(collection.elements, dtype)
         self._n_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(self._n_threads, thread_name_prefix="cellfeed-read")
         # Threads of their own, so that they need not wait for a fetch to be decoded.
@@ -169,19 +174,8 @@ class Reader:
         """
         bounds = np.append(np.arange(0, max(1, order.size), group_size), order.size)
         runs = merge_consecutive(rows)
-        n_vars, dtype = self._collection.n_vars, self._dtype
-        groups: Sequence[CsrGroup | DenseGroup]
-        target: RowTarget
-        if self._collection.layout == "csr":
-            lengths = self._collection.row_lengths(runs)
-            _check_fits(lengths[order].sum(dtype=np.float64) * dtype.itemsize)
-            groups, target, copies = csr_groups(lengths, order, bounds, n_vars=n_vars, dtype=dtype)
-        else:
-            _check_fits(float(order.size) * n_vars * dtype.itemsize)
-            groups, target, copies = dense_groups(
-                rows.size, order, bounds, n_vars=n_vars, dtype=dtype
-            )
-        reads = self._collection.plan_reads(runs, target)
+        groups, targets, copies = self._lay_out(runs, rows.size, order, bounds)
+        reads = self._collection.plan_reads(runs, targets)
         delivered = rows[order]
         return PlannedRead(
             reads=reads,
@@ -192,6 +186,67 @@ class Reader:
             bounds=bounds,
         )
 
+    def _lay_out(
+        self, runs: Runs, n_distinct: int, order: NDArray[np.intp], bounds: NDArray[np.int64]
+    ) -> tuple[
+        dict[str, Sequence[CsrGroup | DenseGroup]], dict[str, RowTarget], list[Copies]
+    ]:
+        """Lay out each element: its groups, where rows go, and what is to be copied after."""
+        elements = self._collection.elements
+        lengths = {
+            name: self._collection.row_lengths(name, runs)
+            for name, element in elements.items()
+            if element.layout == "csr"
+        }
+        self._check_fit(lengths, order)
+        # One for all: what is read of all elements is checked together.
+        widths = [index_dtype_for(each, order, bounds) for each in lengths.values()]
+        index_dtype = max(widths, key=lambda width: width.itemsize, default=None)
+        groups = dict[str, Sequence[CsrGroup | DenseGroup]]()
+        targets, copies, first_number = dict[str, RowTarget](), list[Copies](), 0
+        for name, element in elements.items():
+            n_vars, dtype = element.n_columns, self._dtypes[name]
+            again: Sequence[Copies]
+            if name in lengths:
+                groups[name], targets[name], again = csr_groups(
+                    lengths[name],
+                    order,
+                    bounds,
+                    n_vars=n_vars,
+                    dtype=dtype,
+                    index_dtype=index_dtype,
+                    first_number=first_number,
+                )
+            else:
+                groups[name], targets[name], again = dense_groups(
+                    n_distinct,
+                    order,
+                    bounds,
+                    n_vars=n_vars,
+                    dtype=dtype,
+                    first_number=first_number,
+                )
+            copies += again
+            first_number += len(groups[name])
+        return groups, targets, copies
+
+    def _check_fit(self, lengths: Mapping[str, NDArray[np.int64]], order: NDArray[np.intp]) -> None:
+        """Check that rows are not larger than all memory, before destinations are computed."""
+        n_bytes = 0.0
+        for name, element in self._collection.elements.items():
+            if name in lengths:
+                n_values = lengths[name][order].sum(dtype=np.float64)
+            else:
+                n_values = float(order.size) * element.n_columns
+            n_bytes += n_values * self._dtypes[name].itemsize
+        if n_bytes > _all_memory():
+            msg = (
+                f"these rows take {n_bytes:,.0f} bytes, but this machine has {_all_memory():,} "
+                "bytes of memory; read fewer at once or, if they should be small, copy the files "
+                "again"
+            )
+            raise ParameterError(msg)
+
     def read_planned(self, planned: PlannedRead) -> Iterator[Cells]:
         """Read what was planned, and return its groups in the order of delivery.
 
@@ -200,8 +255,11 @@ class Reader:
         FormatError
             A file is truncated or damaged.
         """
-        buffers = [self._pool.acquire(group.n_bytes) for group in planned.groups]
-        bases = np.array([buffer.address for buffer in buffers], np.int64)
+        buffers = {
+            name: [self._pool.acquire(group.n_bytes) for group in groups]
+            for name, groups in planned.groups.items()
+        }
+        bases = np.array([each.address for some in buffers.values() for each in some], np.int64)
         ordered = planned.reads.run(bases, self._threads, self._n_threads)
         for copies in planned.copies:
             copy_all(bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes)
@@ -220,26 +278,20 @@ class Reader:
         return reads.run(np.empty(0, np.int64), self._threads, self._n_threads).n_bytes
 
     def densified(self, groups: Iterator[Cells]) -> Iterator[Cells]:
-        """Iterate over groups with dense ``X``, some of them made dense ahead."""
+        """Iterate over groups with dense elements, some of them made dense ahead."""
         return ahead(self._densify, groups, self._dense_threads, self._n_threads)
 
     def _densify(self, cells: Cells) -> Cells:
-        if not isinstance(cells.X, CsrRows):
-            return cells
-        group = DenseGroup(*cells.X.shape, cells.X.data.dtype)
+        elements = {name: self._dense_rows(rows) for name, rows in cells.items()}
+        return Cells(elements, cells.obs, cells.rows)
+
+    def _dense_rows(self, rows: CsrRows | NDArray[Any]) -> NDArray[Any]:
+        if not isinstance(rows, CsrRows):
+            return rows
+        group = DenseGroup(*rows.shape, rows.data.dtype)
         dense = group.over(self._dense_pool.acquire(group.n_bytes))
-        cells.X.densify_into(dense)
-        return Cells(dense, cells.obs, cells.rows)
-
-
-def _check_fits(n_bytes: float) -> None:
-    """Check that rows are not larger than all memory, before there are tables of destinations."""
-    if n_bytes > _all_memory():
-        msg = (
-            f"these rows take {n_bytes:,.0f} bytes, but this machine has {_all_memory():,} bytes "
-            "of memory; read fewer at once or, if they should be small, copy the files again"
-        )
-        raise ParameterError(msg)
+        rows.densify_into(dense)
+        return dense
 
 
 @cache
@@ -247,18 +299,25 @@ def _all_memory() -> int:
     return int(psutil.virtual_memory().total)
 
 
-def _groups_of(planned: PlannedRead, buffers: list[Buffer], *, ordered: bool) -> Iterator[Cells]:
-    buffers.reverse()
-    for k, group in enumerate(planned.groups):
-        memory = buffers.pop()  # kept by nobody but the minibatch
-        if isinstance(group, CsrGroup):
-            X: CsrRows | NDArray[Any] = group.over(memory, ordered=ordered)
-        else:
-            X = group.over(memory)
-        del memory
-        here = slice(planned.bounds[k], planned.bounds[k + 1])
+def _groups_of(
+    planned: PlannedRead, buffers: dict[str, list[Buffer]], *, ordered: bool
+) -> Iterator[Cells]:
+    for some in buffers.values():
+        some.reverse()
+    for k, here in enumerate(map(slice, planned.bounds[:-1], planned.bounds[1:])):
+        # Memory is popped, so that it is kept by nobody but the minibatch.
+        elements = {
+            name: _rows_over(groups[k], buffers[name].pop(), ordered=ordered)
+            for name, groups in planned.groups.items()
+        }
         obs = {name: values[here] for name, values in planned.obs.items()}
-        cells = Cells(X, obs, planned.rows[here])
-        del X
+        cells = Cells(elements, obs, planned.rows[here])
+        del elements
         yield cells
         del cells
+
+
+def _rows_over(
+    group: CsrGroup | DenseGroup, memory: Buffer, *, ordered: bool
+) -> CsrRows | NDArray[Any]:
+    return group.over(memory, ordered=ordered) if isinstance(group, CsrGroup) else group.over(memory)

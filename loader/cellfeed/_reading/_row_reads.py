@@ -10,24 +10,24 @@ from numpy.typing import NDArray
 from cellfeed._chunks import ChunkReads
 from cellfeed._layouts import CsrTarget, RowTarget
 from cellfeed._runs import Runs
-from cellfeed._sources import Source
+from cellfeed._sources import StoredElement
 
 __all__ = ["OtherRead", "RowReads"]
 
 
 @dataclass(frozen=True, slots=True)
 class OtherRead:
-    """Rows of a source that reads them by itself, one run after the other.
+    """Rows of an element whose storage reads them by itself, one run after the other.
 
     Parameters
     ----------
-    source, runs
+    element, runs
         What is read.
     target
         Where it goes, before memory is bound to it.
     """
 
-    source: Source
+    element: StoredElement
     runs: Runs
     target: RowTarget
 
@@ -39,7 +39,7 @@ class RowReads:
     Parameters
     ----------
     chunks
-        Those from chunks, of all sources together.
+        Those from chunks, of all elements and sources together.
     others
         Those that sources do by themselves.
     """
@@ -73,6 +73,6 @@ class RowReads:
         ordered = self.chunks.run(bases, threads, n_threads).ascending
         for other in self.others:
             target = other.target.bound(bases)
-            other.source.read_into(other.runs, target)
+            other.element.read_into(other.runs, target)
             ordered &= not isinstance(target, CsrTarget) or bool(target.ordered[0])
         return ordered

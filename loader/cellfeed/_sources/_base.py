@@ -4,29 +4,27 @@ A source knows nothing of shuffling. It is given ascending row runs, and a targe
 each row goes in memory that its caller owns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._chunks import ChunkReads
-from cellfeed._layouts import RowTarget
+from cellfeed._layouts import Layout, RowTarget
 from cellfeed._runs import Runs
 
-__all__ = ["Layout", "Source"]
-
-Layout = Literal["csr", "dense"]
+__all__ = ["Layout", "Source", "StoredElement"]
 
 
 class Source(Protocol):
-    """One matrix of cells x genes in storage, with its annotations.
+    """Cells in storage: some arrays that are aligned with them, and their annotations.
 
     A source opens its storage lazily in each process, can be pickled, survives fork and spawn,
-    and never shares a file handle between processes. One process may call it from one thread
-    at a time.
+    and never shares a file handle between processes. One process may call it, and its elements,
+    from one thread at a time.
     """
 
     @property
@@ -35,13 +33,46 @@ class Source(Protocol):
         ...
 
     @property
-    def element(self) -> str:
-        """Path of the matrix in the storage, such as ``X`` or ``layers/counts``."""
+    def n_rows(self) -> int:
+        """Number of cells."""
+        ...
+
+    @property
+    def elements(self) -> Mapping[str, "StoredElement"]:
+        """The arrays that were asked for, at least one, by the names they were asked for by."""
+        ...
+
+    def obs_names(self) -> tuple[str, ...]:
+        """Return the names of the obs columns."""
+        ...
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Read some obs columns, and nothing else.
+
+        Raises
+        ------
+        ColumnError
+            A column is absent.
+        """
+        ...
+
+
+class StoredElement(Protocol):
+    """One array of a source, such as its matrix, with a row for each of its cells."""
+
+    @property
+    def stored_as(self) -> str:
+        """Path of the array in the storage, such as ``X`` or ``layers/counts``."""
+        ...
+
+    @property
+    def var(self) -> str | None:
+        """The table that names its columns, such as ``var``; None if none does."""
         ...
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of cells and of genes."""
+        """Number of cells and of columns."""
         ...
 
     @property
@@ -68,21 +99,7 @@ class Source(Protocol):
         ...
 
     def var_names(self) -> NDArray[np.object_]:
-        """Return the gene names, str, shape (n_vars,)."""
-        ...
-
-    def obs_names(self) -> tuple[str, ...]:
-        """Return the names of the obs columns."""
-        ...
-
-    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read some obs columns, and nothing else.
-
-        Raises
-        ------
-        ColumnError
-            A column is absent.
-        """
+        """Return the names of the columns, str, shape (n_columns,); their numbers without `var`."""
         ...
 
     def load_tables(self) -> None:
@@ -130,9 +147,9 @@ class Source(Protocol):
         Parameters
         ----------
         runs
-            Ascending, disjoint row runs within the source.
+            Ascending, disjoint row runs within the element.
         target
-            One destination for each row: a `CsrTarget` only for a source of CSR layout, with the
+            One destination for each row: a `CsrTarget` only for an element of CSR layout, with the
             lengths that `row_lengths` gives, a `DenseTarget` for any. Its ``put`` does the
             rest.
 

@@ -1,4 +1,4 @@
-"""Rows of a source, read in one way or another into memory that is guarded."""
+"""Rows of an element, read in one way or another into memory that is guarded."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,19 +12,19 @@ from cellfeed._chunks import ChunkReads
 from cellfeed._chunks._reads import Done
 from cellfeed._layouts import CsrGroup, CsrTarget, DenseGroup, RowTarget, csr_groups, dense_groups
 from cellfeed._runs import merge_consecutive
-from cellfeed._sources import Layout, Source
+from cellfeed._sources import Layout, StoredElement
 from cellfeed.testing._memory import GuardedPool
 
 __all__ = ["GuardedRead"]
 
 
 class GuardedRead:
-    """Memory for some rows of a source, in two groups.
+    """Memory for some rows of an element, in two groups.
 
     Parameters
     ----------
-    source, rows
-        Distinct rows, ascending, of a source.
+    stored, rows
+        Distinct rows, ascending, of an element of a source.
     order
         ``rows[order]`` is how they are delivered.
     dtype
@@ -35,21 +35,21 @@ class GuardedRead:
 
     def __init__(
         self,
-        source: Source,
+        stored: StoredElement,
         rows: NDArray[np.int64],
         order: NDArray[np.intp],
         *,
         dtype: np.dtype[Any],
         layout: Layout,
     ) -> None:
-        self._source, self._runs = source, merge_consecutive(rows)
+        self._stored, self._runs = stored, merge_consecutive(rows)
         bounds = np.array([0, len(order) // 2, len(order)], np.int64)
         self._delivered = np.split(rows[order], bounds[1:-1])
-        n_vars = source.shape[1]
+        n_vars = stored.shape[1]
         self._groups: Sequence[CsrGroup | DenseGroup]
         self._target: RowTarget
         if layout == "csr":
-            lengths = source.row_lengths(self._runs)
+            lengths = stored.row_lengths(self._runs)
             self._groups, self._target, _ = csr_groups(
                 lengths, order, bounds, n_vars=n_vars, dtype=dtype
             )
@@ -63,8 +63,8 @@ class GuardedRead:
         self._ordered = True
 
     def chunk_reads(self) -> ChunkReads | None:
-        """Return what to read by chunks, if the source is made of chunks that are known."""
-        return self._source.chunk_reads(self._runs, self._target)
+        """Return what to read by chunks, if the element is made of chunks that are known."""
+        return self._stored.chunk_reads(self._runs, self._target)
 
     def by_chunks(self, reads: ChunkReads, n_threads: int) -> Done:
         """Read by chunks."""
@@ -77,7 +77,7 @@ class GuardedRead:
     def by_library(self) -> None:
         """Read through the format's own library."""
         target = self._target.bound(self._bases)
-        self._source.read_into(self._runs, target)
+        self._stored.read_into(self._runs, target)
         self._ordered = not isinstance(target, CsrTarget) or bool(target.ordered[0])
 
     def groups(self) -> list[tuple[Any, NDArray[np.int64]]]:

@@ -52,7 +52,7 @@ class SourceConformance:
     dtypes, index_dtypes
         Dtypes of values and of column indices that it can hold, as NumPy names them.
     elements
-        Matrices that it can hold.
+        Arrays that it can hold.
     max_examples
         Cases that each test tries.
 
@@ -99,14 +99,14 @@ class SourceConformance:
         return None
 
     def cases(
-        self, *, min_rows: int = 1, n_vars: int | None = None
+        self, *, min_rows: int = 1, n_vars: int | None = None, element: str | None = None
     ) -> st.SearchStrategy[StoredCase]:
-        """Return a strategy of what may be stored."""
+        """Return a strategy of what may be stored, as any element if None is given."""
         return stored_cases(
             layouts=self.layouts,
             dtypes=self.dtypes,
             index_dtypes=self.index_dtypes,
-            elements=self.elements,
+            elements=self.elements if element is None else (element,),
             storages=self.storages,
             min_rows=min_rows,
             n_vars=n_vars,
@@ -117,15 +117,19 @@ class SourceConformance:
 
         def check(case: StoredCase, data: st.DataObject) -> None:
             source = _source(write(case), case)
-            assert source.shape == (case.n_rows, case.n_vars)
-            assert source.dtype == case.dtype_in_memory
-            assert source.dtype.isnative
-            assert source.layout == case.layout
-            assert source.rows_per_chunk > 0
-            assert source.var_names().tolist() == case.var.index.tolist()
+            assert source.n_rows == case.n_rows
+            assert list(source.elements) == [case.element]
+            stored = source.elements[case.element]
+            assert stored.shape == (case.n_rows, case.n_vars)
+            assert stored.dtype == case.dtype_in_memory
+            assert stored.dtype.isnative
+            assert stored.layout == case.layout
+            assert stored.rows_per_chunk > 0
+            assert stored.stored_bytes() >= 0
+            assert stored.var_names().tolist() == case.var.index.tolist()
             assert set(source.obs_names()) == set(_OBS)
             rows = data.draw(_distinct_rows(case.n_rows))
-            lengths = source.row_lengths(merge_consecutive(rows))
+            lengths = stored.row_lengths(merge_consecutive(rows))
             assert lengths.dtype == np.int64
             assert lengths.tolist() == case.row_lengths[rows].tolist()
             columns = data.draw(st.lists(st.sampled_from(_OBS), min_size=1, unique=True))
@@ -202,21 +206,21 @@ class SourceConformance:
         """Both ways to read fill the same bytes and no other, by however many threads."""
 
         def check(case: StoredCase, data: st.DataObject) -> None:
-            source = _source(write(case), case)
+            stored = _source(write(case), case).elements[case.element]
             rows = data.draw(_distinct_rows(case.n_rows))
             order = np.array(data.draw(st.permutations(range(len(rows)))), np.intp)
-            dtype = _drawn_dtype(data, [case]) or source.dtype
+            dtype = _drawn_dtype(data, [case]) or stored.dtype
             oracle = Oracle([case], dtype)
             for layout in sorted({case.layout, "dense"}):
-                into = GuardedRead(source, rows, order, dtype=dtype, layout=layout)
+                into = GuardedRead(stored, rows, order, dtype=dtype, layout=layout)
                 into.by_library()
                 for matrix, delivered in into.groups():
                     oracle.check_matrix(matrix, delivered)
             done = set[Done]()
             for n_threads in (1, data.draw(st.integers(2, 4))):
-                into = GuardedRead(source, rows, order, dtype=dtype, layout=case.layout)
+                into = GuardedRead(stored, rows, order, dtype=dtype, layout=case.layout)
                 reads = into.chunk_reads()
-                if dtype == source.dtype:
+                if dtype == stored.dtype:
                     assert self.is_decoded_here(case) in (None, reads is not None)
                 if reads is not None:
                     done.add(into.by_chunks(reads, n_threads))
@@ -276,9 +280,10 @@ class SourceConformance:
         self._try(check, case=self.cases(min_rows=24), max_examples=4 if method == "fork" else 1)
 
     def _some_cases(self, data: st.DataObject) -> list[StoredCase]:
-        """Draw one to three cases of the same genes, which make a collection."""
-        n_vars = data.draw(st.integers(0, 12))
-        return data.draw(st.lists(self.cases(n_vars=n_vars), min_size=1, max_size=3))
+        """Draw one to three cases of one element and its genes, which make a collection."""
+        n_vars, element = data.draw(st.integers(0, 12)), data.draw(st.sampled_from(self.elements))
+        cases = self.cases(n_vars=n_vars, element=element)
+        return data.draw(st.lists(cases, min_size=1, max_size=3))
 
     def _try(
         self,
@@ -294,9 +299,7 @@ class SourceConformance:
 def _source(written: Path | Source, case: StoredCase) -> Source:
     if not isinstance(written, Path):
         return written
-    folder, _, name = case.element.partition("/")
-    layer = name if folder == "layers" else None
-    (source,) = open_sources(written, layer=layer, raw=folder == "raw")
+    (source,) = open_sources(written, [case.element])
     return source
 
 

@@ -106,7 +106,7 @@ def parts_of(minibatch: Minibatch) -> dict[str, torch.Tensor]:
 def test_a_pickle_of_a_part_of_a_tensor_is_the_same(n_cells):
     """A callback may hand on views that are not contiguous."""
     X, rows = torch.arange(24.0).reshape(4, 6)[:n_cells, 1::2], torch.arange(8)[: 2 * n_cells]
-    minibatch = Minibatch(X, {"label": rows[1::2]}, rows[::2])
+    minibatch = Minibatch({"X": X}, {"label": rows[1::2]}, rows[::2])
     copy = pickle.loads(pickle.dumps(minibatch))
     assert copy.X.tolist() == X.tolist()
     assert copy.obs["label"].tolist() == [1, 3, 5, 7][:n_cells]

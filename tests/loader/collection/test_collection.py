@@ -33,12 +33,8 @@ class Storage:
     unsorted: bool = False
     twice: bool = False
     seed: int = 0
-    layer: str | None = None
+    element: str = "X"
     n_vars: int = field(default=9, kw_only=True)
-
-    @property
-    def element(self) -> str:
-        return "X" if self.layer is None else f"layers/{self.layer}"
 
     def matrix(self) -> Any:
         rng = np.random.default_rng(self.seed)
@@ -72,8 +68,8 @@ STORAGES = {
     "one row": Storage(n_rows=1),
     "one gene": Storage(n_vars=1),
     "no genes": Storage(n_vars=0),
-    "CSR layer": Storage(layer="counts", dtype="uint16"),
-    "dense layer": Storage(layer="counts", dtype="int32", layout="dense"),
+    "CSR layer": Storage(element="layers/counts", dtype="uint16"),
+    "dense layer": Storage(element="layers/counts", dtype="int32", layout="dense"),
 }
 
 
@@ -118,10 +114,10 @@ def store(write_h5ad, replace):
                 relay(file, storage.element, storage)
 
         matrix = storage.matrix()
-        if storage.layer is None:
+        if storage.element == "X":
             return Path(write_h5ad(matrix, edit=edit))
         elsewhere = np.full(matrix.shape, 200, dtype=np.uint8)
-        return Path(write_h5ad(elsewhere, layers={storage.layer: matrix}, edit=edit))
+        return Path(write_h5ad(elsewhere, layers={storage.element.partition("/")[2]: matrix}, edit=edit))
 
     return store_
 
@@ -135,7 +131,7 @@ def oracle(in_memory):
             # anndata cannot read big-endian CSR.
             dense(storage.matrix())
             if storage.big_endian and storage.layout == "csr"
-            else in_memory([file], storage.layer)
+            else in_memory([file], storage.element)
             for file, storage in zip(files, mixture, strict=True)
         ]
         return np.vstack(parts)
@@ -161,7 +157,7 @@ class TestOneFile:
     @pytest.mark.parametrize("storage", STORAGES.values(), ids=STORAGES)
     def test_reads_as_anndata_does_in_memory(self, store, oracle, storage):
         path = store(storage)
-        collection = open_collection(path, layer=storage.layer)
+        collection = open_collection(path, elements=[storage.element])
         expected = oracle([path], [storage])
         assert collection.layout == storage.layout
         assert collection.dtype == storage.dtype
@@ -308,7 +304,7 @@ class TestManyFiles:
     def test_describe_themselves(self, store):
         files = [store(Storage(11)), store(Storage(13))]
         collection = open_collection(files)
-        assert repr(collection) == "Collection(24 cells x 9 genes, 2 files, csr float32, obs=[])"
+        assert repr(collection) == "Collection(24 cells x 9 genes, 2 files, X (csr float32), obs=[])"
         assert collection.paths == tuple(files)
 
     def test_rows_per_chunk_is_the_mean_over_rows(self, store):

@@ -201,7 +201,7 @@ class TestIntegers:
 
     def test_that_a_transform_makes_are_refused_too(self, plates):
         cells = open_collection(plates[0], obs=["number"])[:2]
-        made = Cells(cells.X, {"hash": np.array([1, 1 << 63], np.uint64)}, cells.rows)
+        made = Cells(cells.elements, {"hash": np.array([1, 1 << 63], np.uint64)}, cells.rows)
         with pytest.raises(ColumnError, match=f"^obs column 'hash' holds {1 << 63}, above"):
             made.to_torch()
 

@@ -266,7 +266,7 @@ class TestCallbacks:
 
         def fetch_transform(cells):
             calls.append(("fetch", type(cells), len(cells)))
-            return Cells(cells.X * 2, {"twice": 2 * cells.obs["number"]}, cells.rows)
+            return Cells({"X": cells.X * 2}, {"twice": 2 * cells.obs["number"]}, cells.rows)
 
         def batch_transform(batch):
             calls.append(("batch", type(batch), len(batch)))

@@ -97,10 +97,11 @@ def rows_of(part: ad.AnnData, files: list[ad.AnnData], names: list[str]) -> Any:
     return first + part.obs["source_row"].to_numpy()
 
 
-def check_against_memory(store: Path, paths: list[Path], *, layer: str | None = None) -> None:
+def check_against_memory(store: Path, paths: list[Path], *, element: str = "X") -> None:
     """Every row once, with its own values, name and numbers."""
     files = [ad.read_h5ad(path) for path in paths]
-    X = np.vstack([dense(file.X if layer is None else file.layers[layer]) for file in files])
+    layer = element.removeprefix("layers/")
+    X = np.vstack([dense(file.X if element == "X" else file.layers[layer]) for file in files])
     index = np.concatenate([file.obs_names for file in files])
     seen = []
     for part in parts_of(store):
@@ -176,8 +177,8 @@ def test_content_follows_from_the_parameters(plates, tmp_path, finished):
 def test_layer(write_h5ad, out):
     counts = np.random.default_rng(0).poisson(0.4, (30, 8))
     path = write_h5ad(sp.csr_matrix(counts > 0), layers={"raw": sp.csr_matrix(counts)})
-    preshuffle(path, out, layer="raw")
-    check_against_memory(out, [path], layer="raw")
+    preshuffle(path, out, element="layers/raw")
+    check_against_memory(out, [path], element="layers/raw")
 
 
 def test_large_column_numbers_and_small_ones(write_h5ad, out, tmp_path):

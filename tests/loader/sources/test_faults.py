@@ -25,7 +25,7 @@ from cellfeed._dataset._iteration import wait_for_dropped
 from cellfeed._sources import open_sources
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._h5file import H5File
-from cellfeed._sources._anndata._matrix import MatrixSource
+from cellfeed._sources._anndata._matrix import StoredMatrix
 
 # 60 cells of 30 genes; 5 to 30 elements in a row, chunks of 50 elements or 7 rows.
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(60, 30)).astype(np.float32)
@@ -305,7 +305,7 @@ class TestFilesThatChange:
         path = write(element, filter_="fletcher32")
         os.utime(path, ns=(0, 0))
         collection = open_collection(path)
-        read = MatrixSource._read_slices
+        read = StoredMatrix._read_slices
 
         def change_and_read(*arguments):
             found = read(*arguments)
@@ -313,7 +313,7 @@ class TestFilesThatChange:
                 function(path)
             return found
 
-        monkeypatch.setattr(MatrixSource, "_read_slices", change_and_read)
+        monkeypatch.setattr(StoredMatrix, "_read_slices", change_and_read)
         with pytest.raises(error, match=f"^{path}: {words}"):
             collection[:]
 
@@ -366,7 +366,7 @@ def leave_out(file: h5py.File, name: str) -> None:
 
 class TestRowPointers:
     def test_that_end_elsewhere_when_they_are_read(self, write, monkeypatch):
-        source: Any = open_sources(write())[0]
+        source: Any = open_sources(write())[0].elements["X"]
         monkeypatch.setattr(source, "_n_elements", source._n_elements + 1)
         with pytest.raises(FormatError, match="the row pointers do not ascend from 0 to"):
             source.row_lengths(np.array([[0, 1]]))

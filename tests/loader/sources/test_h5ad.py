@@ -70,12 +70,12 @@ class TestOtherFiles:
 class TestMatrix:
     def test_stored_by_gene(self, write_h5ad):
         path = write_h5ad(sp.csc_matrix(COUNTS), layers={"raw": sp.csc_matrix(COUNTS)})
-        for layer, remedy in (
-            (None, r"adata\.X\.tocsr"),
-            ("raw", r"adata\.layers\['raw'\]\.tocsr"),
+        for element, remedy in (
+            ("X", r"adata\.X\.tocsr"),
+            ("layers/raw", r"adata\.layers\['raw'\]\.tocsr"),
         ):
             with pytest.raises(FormatError, match=rf"^{path}: .*\(CSC\).*; rewrite it .*{remedy}"):
-                open_collection(path, layer=layer)
+                open_collection(path, elements=[element])
 
     @pytest.mark.parametrize(
         ("layers", "known"), [(None, "none"), ({"a": COUNTS, "b": COUNTS}, "a, b")]
@@ -84,7 +84,7 @@ class TestMatrix:
         path = write_h5ad(COUNTS, layers=layers)
         expected = f"^{path}: has no `layers/counts`; its layers are: {known}$"
         with pytest.raises(FormatError, match=expected):
-            open_collection(path, layer="counts")
+            open_collection(path, elements=["layers/counts"])
 
     @pytest.mark.parametrize(
         ("dtype", "shape"), [("S3", (40, 30)), ("complex64", (40, 30)), ("float32", (1200,))]
@@ -174,7 +174,7 @@ def test_dense_with_other_genes_than_var(write_h5ad, replace, n_names):
         replace(file, "var/_index", np.array([b"gene"] * n_names))
 
     path = write_h5ad(COUNTS, edit=edit)
-    with pytest.raises(FormatError, match=f"^{path}: var has {n_names} rows, the matrix 30 col"):
+    with pytest.raises(FormatError, match=f"^{path}: var has {n_names} rows, `X` 30 col"):
         open_collection(path)
 
 

@@ -29,7 +29,7 @@ from zarr.codecs import (
 )
 from zarr.codecs.numcodecs import Delta
 
-from cellfeed import BlockShuffling, CategoricalColumn, CellDataset, ParameterError, open_collection
+from cellfeed import BlockShuffling, CategoricalColumn, CellDataset, open_collection
 from cellfeed._chunks import ZarrFiles, _zarr_files
 from cellfeed._errors import FormatError
 
@@ -161,8 +161,9 @@ def dense(cells: Any) -> Any:
 
 def is_fast(collection: Any) -> bool:
     source = collection._sources[0]
-    names = ["X"] if source.layout == "dense" else ["X/indices", "X/data"]
-    return all(source._chunked_array(name) is not None for name in names)
+    stored = source.elements["X"]
+    names = ["X"] if stored.layout == "dense" else ["X/indices", "X/data"]
+    return all(stored._chunked_array(name) is not None for name in names)
 
 
 class TestStorage:
@@ -316,7 +317,7 @@ class TestStorage:
         plate = collection.obs["plate"]
         assert isinstance(plate, CategoricalColumn)
         assert list(plate.categories) == ["a", "b", "c"]
-        layer = open_collection(tmp_path / "cells.zarr", layer="dense")
+        layer = open_collection(tmp_path / "cells.zarr", elements=["layers/dense"])
         assert np.array_equal(layer[:].X, matrix)
 
 
@@ -324,7 +325,7 @@ class TestRaw:
     @pytest.mark.parametrize("layout", ["csr", "dense"])
     def test_of_zarr_has_genes_of_its_own(self, write, layout):
         storage = Storage(element="raw/X", layout=layout)
-        collection = open_collection(write(storage), raw=True)
+        collection = open_collection(write(storage), elements=["raw/X"])
         assert collection.var_names[0] == "raw gene0"
         assert np.array_equal(dense(collection[:]), storage.matrix())
 
@@ -333,18 +334,14 @@ class TestRaw:
         raw, adata = adata, adata[:, :2].copy()
         adata.raw = raw
         adata.write_h5ad(tmp_path / "cells.h5ad")
-        collection = open_collection(tmp_path / "cells.h5ad", raw=True)
+        collection = open_collection(tmp_path / "cells.h5ad", elements=["raw/X"])
         assert collection.n_vars == 4
         assert np.array_equal(collection[:].X, np.eye(4))
 
     def test_that_is_absent(self, write, write_h5ad):
         for path in (write(), write_h5ad(np.eye(2, dtype=np.float32))):
             with pytest.raises(FormatError, match=f"^{path}: has no `raw/X`; read `X` instead"):
-                open_collection(path, raw=True)
-
-    def test_beside_a_layer(self, write):
-        with pytest.raises(ParameterError, match="raw=True; give one of them"):
-            open_collection(write(), raw=True, layer="counts")
+                open_collection(path, elements=["raw/X"])
 
 
 @pytest.fixture
@@ -425,7 +422,7 @@ class TestPaths:
         path = write(Storage(element="layers/counts"))
         with pytest.raises(FormatError, match=f"^{path}: has no `X`; its layers are: counts$"):
             open_collection(path)
-        assert len(open_collection(path, layer="counts")) == 13
+        assert len(open_collection(path, elements=["layers/counts"])) == 13
 
 
 class TestFiles:

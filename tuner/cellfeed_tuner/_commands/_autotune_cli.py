@@ -32,7 +32,9 @@ __all__ = ["main"]
               help="obs column to mix minibatches by; may be given several times.")  # fmt: skip
 @click.option("--given", metavar="COLUMN",
               help="obs column within whose values the first label is to be mixed.")  # fmt: skip
-@click.option("--layer", help="Layer to read in place of X.")
+@click.option("--element", "elements", default=("X",), show_default="X", multiple=True,
+              metavar="NAME",
+              help="What is read, such as layers/counts; may be given several times.")  # fmt: skip
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
 @click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),

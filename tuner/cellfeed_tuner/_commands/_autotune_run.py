@@ -3,6 +3,7 @@
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def run(
     *,
     label: tuple[str, ...],
     given: str | None,
-    layer: str | None,
+    elements: tuple[str, ...],
     step_ms: float | None,
     cache: CacheState,
     output: Path,
@@ -44,7 +45,7 @@ def run(
 ) -> None:
     """Measure, report, and write; see the command."""
     obs = [*label, given] if given else label
-    collection = open_collection(paths, obs=list(dict.fromkeys(obs)), layer=layer)
+    collection = open_collection(paths, obs=list(dict.fromkeys(obs)), elements=elements)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=output):
         pass  # whether files can be written there had better be known before measuring
@@ -63,10 +64,10 @@ def run(
             )
     except AutotuneInterrupted as interruption:
         result = interruption.result
-    print_report(result, output / "autotune.json", layer=layer, to_stderr=as_json)
+    print_report(result, output / "autotune.json", elements=elements, to_stderr=as_json)
     if as_json:  # before files, which a full disk does not take
         click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
-    written = ", ".join(map(str, _write(result, output, layer)))
+    written = ", ".join(map(str, _write(result, output, elements)))
     click.echo(f"\nWrote {written}", err=as_json)
     if result.interrupted:
         interrupted(f"Interrupted. {output / 'autotune.json'} holds what was measured by then.")
@@ -81,14 +82,14 @@ def _left_of(budget: float) -> float:
     return max(budget - spent, _LEAST_SHARE * budget)
 
 
-def _write(result: AutotuneResult, output: Path, layer: str | None) -> list[Path]:
+def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> list[Path]:
     """Write the result as JSON, picture and page, and return where."""
     as_json, picture, page = (output / f"autotune.{kind}" for kind in ("json", "png", "html"))
     result.save(as_json)
     with replaced_file(picture) as file:
         autotune_figure(result).savefig(file, format="png")
     paths = [Path(path) for path in result.dataset.paths]
-    code = code_to_paste(paths, result.dataset.labels, as_json, layer=layer)
+    code = code_to_paste(paths, result.dataset.labels, as_json, elements=elements)
     text = html_report(result, code=code)
     with replaced_file(page) as file:
         file.write(text.encode())

@@ -24,7 +24,9 @@ __all__ = ["record_command"]
               help="Where to write; what was begun there is taken up.")  # fmt: skip
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(min=1),
               help="How often to measure the grid, each time in another order.")  # fmt: skip
-@click.option("--layer", help="Layer to read in place of X.")
+@click.option("--element", "elements", default=("X",), show_default="X", multiple=True,
+              metavar="NAME",
+              help="What is read, such as layers/counts; may be given several times.")  # fmt: skip
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
 @click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),
@@ -41,7 +43,7 @@ __all__ = ["record_command"]
 @click.option("--note", default="", metavar="TEXT",
               help="What else to keep of the circumstances.")  # fmt: skip
 def record_command(
-    *, paths: tuple[str, ...], label: str, layer: str | None, output: Path, **settings: Any
+    *, paths: tuple[str, ...], label: str, elements: tuple[str, ...], output: Path, **settings: Any
 ) -> None:
     """Measure the whole grid, for `autotune replay`; this takes long.
 
@@ -53,7 +55,7 @@ def record_command(
     from cellfeed_tuner._commands._live import LiveDisplay  # noqa: PLC0415
     from cellfeed_tuner._recording._record import record  # noqa: PLC0415
 
-    collection = open_collection(paths, obs=[label], layer=layer)
+    collection = open_collection(paths, obs=[label], elements=elements)
     try:
         with LiveDisplay() as display:
             recording = record(

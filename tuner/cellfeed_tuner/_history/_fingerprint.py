@@ -60,8 +60,9 @@ def data_fingerprint(collection: Collection, codes: NDArray[np.integer]) -> Fing
         {
             "n_cells": len(collection),
             "n_vars": collection.n_vars,
-            "layout": collection.layout,
-            "dtype": str(collection.dtype),
+            "elements": [
+                f"{each.name} {each.layout} {each.dtype}" for each in collection.elements.values()
+            ],
             "n_files": len(collection.paths),
             "bytes_on_disk": int(sizes.sum()),
             "file_sizes": _digest_of_numbers(sizes),

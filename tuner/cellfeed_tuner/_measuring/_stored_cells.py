@@ -31,11 +31,12 @@ class StoredCells:
     Parameters
     ----------
     collection
-        Says which files there are, and which of their matrices is meant.
+        Says which files there are; its first element is compared.
     """
 
     def __init__(self, collection: Collection) -> None:
-        self._paths, self._elements = collection.paths, collection.elements
+        self._paths = collection.paths
+        self._stored_as = next(iter(collection.elements.values())).stored_as
         self._ends = np.cumsum(collection.cells_per_path)
         self._n_vars = collection.n_vars
         self._opened = ExitStack()
@@ -54,7 +55,7 @@ class StoredCells:
     def expression(self, row: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return the value of each gene, shape (n_vars,), with those of one column added up."""
         number, local = self._place(row)
-        stored = self._file(number).root[self._elements[number]]
+        stored = self._file(number).root[self._stored_as[number]]
         with np.errstate(over="ignore", invalid="ignore"):
             if hasattr(stored, "dtype"):
                 genes: NDArray[Any] = np.asarray(stored[local : local + 1])[0].astype(dtype)

@@ -309,11 +309,13 @@ def _rounds(
 
 
 def _bytes_of(minibatch: Minibatch) -> int:
-    matrix = minibatch.X
-    parts = [matrix]
-    if matrix.layout == torch.sparse_csr:
-        parts = [matrix.crow_indices(), matrix.col_indices(), matrix.values()]
-    return sum(part.nbytes for part in [*parts, minibatch.rows, *minibatch.obs.values()])
+    parts = [minibatch.rows, *minibatch.obs.values()]
+    for each in minibatch.values():
+        if each.layout == torch.sparse_csr:
+            parts += [each.crow_indices(), each.col_indices(), each.values()]
+        else:
+            parts.append(each)
+    return sum(part.nbytes for part in parts)
 
 
 def _by_round(entropies: NDArray[np.float64], minibatches_per_round: int) -> NDArray[np.float64]:

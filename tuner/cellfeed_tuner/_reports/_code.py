@@ -7,7 +7,11 @@ __all__ = ["code_to_paste"]
 
 
 def code_to_paste(
-    paths: Sequence[Path], labels: Sequence[str], result: Path, *, layer: str | None = None
+    paths: Sequence[Path],
+    labels: Sequence[str],
+    result: Path,
+    *,
+    elements: Sequence[str] = ("X",),
 ) -> str:
     """Return the lines that train with the recommendation in the file ``result``.
 
@@ -22,8 +26,8 @@ def code_to_paste(
         ...  # minibatch.X, minibatch.obs['plate'], minibatch.rows
     """
     arguments = f"{_paths_in_python(paths)}, obs={list(labels)!r}"
-    if layer is not None:
-        arguments += f", layer={layer!r}"
+    if list(elements) != ["X"]:
+        arguments += f", elements={list(elements)!r}"
     return "\n".join(
         [
             "from cellfeed import CellDataset, open_collection",

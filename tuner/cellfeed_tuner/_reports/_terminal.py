@@ -1,6 +1,6 @@
 """What ``autotune`` prints."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from textwrap import indent
@@ -45,7 +45,11 @@ _TWO_DIGITS = 10
 
 
 def print_report(
-    result: AutotuneResult, saved_as: Path, *, layer: str | None = None, to_stderr: bool = False
+    result: AutotuneResult,
+    saved_as: Path,
+    *,
+    elements: Sequence[str] = ("X",),
+    to_stderr: bool = False,
 ) -> None:
     """Print the grid, the recommendation with its reason, and the code to paste.
 
@@ -55,8 +59,8 @@ def print_report(
         What ``autotune`` found.
     saved_as
         Where the result was written, for the code.
-    layer
-        The layer that was read, for the code.
+    elements
+        What was read, for the code.
     to_stderr
         Whether stdout is for something else.
     """
@@ -72,7 +76,7 @@ def print_report(
     )
     if result.recommended is not None:
         paths = [Path(path) for path in result.dataset.paths]
-        code = code_to_paste(paths, result.dataset.labels, saved_as, layer=layer)
+        code = code_to_paste(paths, result.dataset.labels, saved_as, elements=elements)
         # Not wrapped at the width of the terminal, which would break it.
         console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
 

@@ -10,18 +10,17 @@ from numpy.typing import NDArray
 from cellfeed._cells import summable
 from cellfeed._chunks import ChunkedArray, ChunkReads, can_cast
 from cellfeed._errors import FormatError
-from cellfeed._layouts import CsrTarget, RowTarget
+from cellfeed._layouts import CsrTarget, Layout, RowTarget
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._anndata._file import AnnDataFile
-from cellfeed._sources._anndata._matrix import MatrixSource, native
-from cellfeed._sources._base import Layout
+from cellfeed._sources._anndata._matrix import StoredMatrix, native
 from cellfeed._tables import Tables
 from cellfeed.machine import usable_cpu_count
 
-__all__ = ["CsrSource"]
+__all__ = ["StoredCsr"]
 
 
-class CsrSource(MatrixSource):
+class StoredCsr(StoredMatrix):
     """A CSR matrix of an AnnData file.
 
     The row pointer is kept in memory once it is needed: 8 bytes per cell, which all processes
@@ -30,12 +29,12 @@ class CsrSource(MatrixSource):
     Parameters
     ----------
     file, element, var
-        See `MatrixSource`.
+        See `StoredMatrix`.
     """
 
     layout: Layout = "csr"
 
-    def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
+    def __init__(self, file: AnnDataFile, element: str, var: str | None) -> None:
         super().__init__(file, element, var)
         with self._damage_named(element):
             group = self._stored

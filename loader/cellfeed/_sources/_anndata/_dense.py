@@ -4,32 +4,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import ChunkReads, can_cast
-from cellfeed._layouts import DenseTarget, RowTarget
+from cellfeed._layouts import DenseTarget, Layout, RowTarget
 from cellfeed._runs import Runs, count_rows, expand
 from cellfeed._sources._anndata._file import AnnDataFile
-from cellfeed._sources._anndata._matrix import MatrixSource, native
-from cellfeed._sources._base import Layout
+from cellfeed._sources._anndata._matrix import StoredMatrix, native
 
-__all__ = ["DenseSource"]
+__all__ = ["StoredDense"]
 
 
-class DenseSource(MatrixSource):
+class StoredDense(StoredMatrix):
     """A dense matrix of an AnnData file.
 
     Parameters
     ----------
     file, element, var
-        See `MatrixSource`.
+        See `StoredMatrix`.
     """
 
     layout: Layout = "dense"
 
-    def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
+    def __init__(self, file: AnnDataFile, element: str, var: str | None) -> None:
         super().__init__(file, element, var)
         stored = self._stored
-        if stored.ndim != 2 or stored.dtype.kind not in "biuf":  # noqa: PLR2004 - cells x genes
+        if stored.ndim != 2 or stored.dtype.kind not in "biuf":  # noqa: PLR2004 - cells x columns
             raise self._inconsistent(
-                f"cells x genes of numbers expected, but it has shape {stored.shape} "
+                f"cells x columns of numbers expected, but it has shape {stored.shape} "
                 f"and dtype {stored.dtype}"
             )
         self.shape = (int(stored.shape[0]), int(stored.shape[1]))
@@ -44,7 +43,7 @@ class DenseSource(MatrixSource):
         self._chunked_array(self._element)
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
-        """Return the number of genes for each row."""
+        """Return the number of columns for each row."""
         return np.full(count_rows(runs), self.shape[1], dtype=np.int64)
 
     def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
@@ -65,7 +64,7 @@ class DenseSource(MatrixSource):
     def read_into(self, runs: Runs, target: RowTarget) -> None:
         """Place the rows of ``runs`` where ``target`` says, through the format's library."""
         if not isinstance(target, DenseTarget):
-            msg = "a dense source fills a DenseTarget only"
+            msg = "a dense element fills a DenseTarget only"
             raise TypeError(msg)
         self._file.check_unchanged()
         rows = self._read_slices(self._element, runs, runs)

@@ -1,12 +1,11 @@
-"""What CSR and dense sources share: annotations, chunked arrays, and words for damage."""
+"""What CSR and dense elements share: names of columns, chunked arrays, and words for damage."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._chunks import ChunkedArray
@@ -16,26 +15,28 @@ from cellfeed._sources._anndata import _annotations as annotations
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
 
-__all__ = ["MatrixSource", "native"]
+__all__ = ["StoredMatrix", "native"]
 
 
-class MatrixSource:
-    """Base of the sources: one matrix element of one AnnData file, and its annotations.
+class StoredMatrix:
+    """Base of the stored elements: one array of one AnnData file with a row for each cell.
 
     Parameters
     ----------
     file
         Where it is stored.
     element
-        The matrix: ``X``, a layer, or that of ``raw``.
+        The array: ``X``, a layer, that of ``raw``, or one of ``obsm``.
     var
-        The table of its genes.
+        The table of its genes, None if its columns have no names.
     """
 
-    def __init__(self, file: AnnDataFile, element: str, var: str) -> None:
+    shape: tuple[int, int]
+
+    def __init__(self, file: AnnDataFile, element: str, var: str | None) -> None:
         self._file = file
         self._element = element
-        self._var = var
+        self.var = var
         self._chunked_arrays: dict[str, ChunkedArray | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -47,8 +48,8 @@ class MatrixSource:
         return self._file.path
 
     @property
-    def element(self) -> str:
-        """Path of the matrix in the file."""
+    def stored_as(self) -> str:
+        """Path of the array in the file."""
         return self._element
 
     @property
@@ -62,12 +63,14 @@ class MatrixSource:
 
     def _check_tables(self, shape: tuple[int, int]) -> None:
         """Check that cells and genes are those of the tables, before memory is taken for them."""
-        for table, n, what in (("obs", shape[0], "rows"), (self._var, shape[1], "columns")):
+        for table, n, what in (("obs", shape[0], "rows"), (self.var, shape[1], "columns")):
+            if table is None:
+                continue
             with self._damage_named(table):
                 found = annotations.count_rows(self._file()[table])
             if found != n:
                 msg = (
-                    f"{self.path}: {table} has {found} rows, the matrix {n} {what}; "
+                    f"{self.path}: {table} has {found} rows, `{self._element}` {n} {what}; "
                     "write the file anew with anndata"
                 )
                 raise FormatError(msg)
@@ -83,19 +86,11 @@ class MatrixSource:
             return self._file.codec(self._array_names[-1])
 
     def var_names(self) -> NDArray[np.object_]:
-        """Return the gene names, str, shape (n_vars,)."""
-        with self._damage_named(self._var):
-            return annotations.read_var_names(self._file, self._var)
-
-    def obs_names(self) -> tuple[str, ...]:
-        """Return the names of the obs columns."""
-        with self._damage_named("obs"):
-            return annotations.obs_names(self._file)
-
-    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read some obs columns, and nothing else."""
-        with self._damage_named("obs"):
-            return annotations.read_obs(self._file, columns)
+        """Return the names of the columns, str, shape (n_columns,); their numbers without `var`."""
+        if self.var is None:
+            return np.array([str(column) for column in range(self.shape[1])], object)
+        with self._damage_named(self.var):
+            return annotations.read_var_names(self._file, self.var)
 
     def _is_zero_where_lost(self, name: str) -> bool:  # noqa: ARG002 - of a dense matrix, all are
         """Return whether chunks of an array that are not there are zero; else they were lost."""

@@ -1,0 +1,43 @@
+"""What the elements of a collection may be named."""
+
+from collections.abc import Sequence
+
+from cellfeed._errors import ParameterError
+
+__all__ = ["require_elements"]
+
+
+def require_elements(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of elements, of which there are some, none of them twice.
+
+    Raises
+    ------
+    ParameterError
+        There are none, or one is named in another way than elements are.
+
+    Examples
+    --------
+    >>> require_elements(["X", "layers/counts"])
+    ('X', 'layers/counts')
+    """
+    if isinstance(names, str):
+        msg = f"`elements` must be a list of names, but got the text {names!r}; write [{names!r}]"
+        raise ParameterError(msg)
+    for name in names:
+        if not _is_element(name):
+            msg = (
+                "`elements` must be 'X', 'raw/X', 'layers/NAME' or 'obsm/NAME', "
+                f"but got {name!r}; name each as it lies in the file"
+            )
+            raise ParameterError(msg)
+    if not names or len(set(names)) < len(names):
+        msg = f"`elements` must name some elements, each once, but got {list(names)!r}"
+        raise ParameterError(msg)
+    return tuple(names)
+
+
+def _is_element(name: object) -> bool:
+    if not isinstance(name, str):
+        return False
+    folder, _, rest = name.partition("/")
+    return name in ("X", "raw/X") or (folder in ("layers", "obsm") and bool(rest.strip("/")))

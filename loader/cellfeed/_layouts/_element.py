@@ -1,0 +1,69 @@
+"""Elements: the arrays that are aligned with the cells of a collection."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError
+
+__all__ = ["Dtypes", "Element", "Layout", "dtypes_of"]
+
+Layout = Literal["csr", "dense"]
+
+Dtypes = np.dtype[Any] | Mapping[str, np.dtype[Any]] | None
+"""One dtype for all elements, or some by name; those that are not named stay as they are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Element:
+    """One array that has a row for each cell of a collection, over all its files.
+
+    Parameters
+    ----------
+    name
+        Such as ``"X"``, ``"layers/counts"``, ``"raw/X"`` or ``"obsm/X_pca"``.
+    dtype
+        Dtype of the values: one that holds those of every file.
+    layout
+        How rows are read: "csr" if every file is stored so, else "dense".
+    column_names
+        What its columns stand for, str, shape (n_columns,): genes, or, of an array that names
+        none, their numbers.
+    stored_as
+        Its path in each file of the collection.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    layout: Layout
+    column_names: NDArray[np.object_]
+    stored_as: tuple[str, ...]
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns."""
+        return len(self.column_names)
+
+    def __repr__(self) -> str:
+        return f"Element({self.name!r}, {self.n_columns:,} columns, {self.layout} {self.dtype})"
+
+
+def dtypes_of(elements: Mapping[str, Element], dtype: Dtypes) -> dict[str, np.dtype[Any]]:
+    """Return the dtype that each element is read as.
+
+    Raises
+    ------
+    ParameterError
+        A dtype is given for an element that is not there.
+    """
+    if isinstance(dtype, Mapping):
+        for name in dtype:
+            if name not in elements:
+                there = ", ".join(map(repr, elements))
+                msg = f"`dtype` names {name!r}, which is not among the elements read: {there}"
+                raise ParameterError(msg)
+        return {name: dtype.get(name, each.dtype) for name, each in elements.items()}
+    return {name: each.dtype if dtype is None else dtype for name, each in elements.items()}
