@@ -186,12 +186,24 @@ def stored(kind, folder):
         return {"paths": folder / "cells.zarr"}
     for name in ("one", "two"):
         adata.write_h5ad(folder / f"{name}.h5ad", compression="gzip")
+    if kind == "some genes":
+        return {"paths": folder, "genes": [str(k) for k in range(29, 2, -1)]}
     options = {"elements": [{"raw": "raw/X", "X": "X"}.get(kind, f"layers/{kind}")]}
     return {"paths": folder, **options}
 
 
 @pytest.mark.parametrize(
-    "kind", ["X", "raw", "dense", "halves", "integers", "zarr of version 2", "zarr of version 3"]
+    "kind",
+    [
+        "X",
+        "raw",
+        "some genes",
+        "dense",
+        "halves",
+        "integers",
+        "zarr of version 2",
+        "zarr of version 3",
+    ],
 )
 @pytest.mark.parametrize("dtype", [None, "float64", "int16"])
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of anndata and zarr, which write

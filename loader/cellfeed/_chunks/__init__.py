@@ -13,6 +13,7 @@ from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec
 from cellfeed._chunks._kernels import can_cast, copy_all, densify
 from cellfeed._chunks._placing import place_elements
 from cellfeed._chunks._reads import ChunkReads
+from cellfeed._chunks._select_columns import count_selected, select_columns
 from cellfeed._chunks._zarr import zarr_array
 from cellfeed._chunks._zarr_files import ZarrFiles
 from cellfeed._chunks._zarr_layout import ZarrLayout, zarr_codec, zarr_layout
@@ -28,10 +29,12 @@ __all__ = [
     "check_grid",
     "chunk_grid",
     "copy_all",
+    "count_selected",
     "densify",
     "hdf5_array",
     "hdf5_codec",
     "place_elements",
+    "select_columns",
     "zarr_array",
     "zarr_codec",
     "zarr_layout",

@@ -3,6 +3,7 @@
 import glob
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,8 @@ from cellfeed._cells import Cells, ObsColumn
 from cellfeed._chunks import ChunkReads
 from cellfeed._collection._element_names import require_elements
 from cellfeed._collection._join_elements import join_elements
-from cellfeed._collection._join_obs import join_column
+from cellfeed._collection._join_obs import JoinObs, read_obs
+from cellfeed._collection._join_var import Genes, JoinVars
 from cellfeed._errors import FormatError, ParameterError, PathError
 from cellfeed._layouts import Dtypes, Element, Layout, RowTarget, dtypes_of
 from cellfeed._reading import OtherRead, Reader, RowReads, load_tables
@@ -34,6 +36,9 @@ def open_collection(
     *,
     obs: Sequence[str] = (),
     elements: Sequence[str] = ("X",),
+    join_vars: JoinVars = "same",
+    genes: Sequence[str] | None = None,
+    join_obs: JoinObs = "same",
 ) -> "Collection":
     """Open one or many ``.h5ad`` files or zarr stores as one collection.
 
@@ -49,6 +54,15 @@ def open_collection(
         What minibatches carry, all of the same cells: ``"X"``, ``"layers/NAME"``, ``"raw/X"``
         (with the genes of ``raw``), ``"obsm/NAME"``. The first is ``minibatch.X``; each is
         ``minibatch[name]``.
+    join_vars
+        Which genes: those of the first file, which all have, in whatever order ("same"), those
+        that every file has ("inner"), or those that any has ("outer"; zero where a file lacks
+        one). All that has genes is joined so, ``raw/X`` by its own.
+    genes
+        The names of the genes to read, in this order, in place of all.
+    join_obs
+        Whether every file must have each column of ``obs`` ("same"), or those of files that lack
+        one are missing: code -1 or NaN ("outer").
 
     Raises
     ------
@@ -57,13 +71,15 @@ def open_collection(
     FormatError
         A file is truncated, is not AnnData, or lacks an element.
     ParameterError
-        An element is named in another way, or twice, or there is none.
+        An element is named in another way, or twice, or there is none; or ``join_vars``,
+        ``genes`` or ``join_obs`` is not what it may be.
     MismatchError
-        The files do not have the same genes in the same order, an ``obsm`` array has more
+        The files do not have the same genes, or lack one of ``genes``, or have two of one name
+        where genes are told apart by it; an ``obsm`` array has more
         columns in one than in another, or an obs column is numeric in one and categorical in
         another.
     ColumnError
-        A file lacks an obs column.
+        A file lacks an obs column, or, with ``join_obs="outer"``, all files do.
 
     Examples
     --------
@@ -81,9 +97,9 @@ def open_collection(
     if isinstance(obs, str):
         msg = f"`obs` must be a list of column names, but got the text {obs!r}; write [{obs!r}]"
         raise ParameterError(msg)
-    names = require_elements(elements)
-    files = _files(paths)
-    return Collection([source for path in files for source in open_sources(path, names)], obs=obs)
+    names, joint_genes = require_elements(elements), Genes(join_vars, genes)
+    sources = [source for path in _files(paths) for source in open_sources(path, names)]
+    return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs)
 
 
 class Collection:
@@ -94,19 +110,34 @@ class Collection:
     Parameters
     ----------
     sources
-        At least one, with the same elements and genes.
+        At least one, with the same elements.
     obs
         Names of the obs columns to read.
+    genes
+        Which genes it has; those of all sources, which must have the same, if None.
+    join_obs
+        See `open_collection`.
     """
 
-    def __init__(self, sources: Sequence[Source], *, obs: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        obs: Sequence[str] = (),
+        genes: Genes | None = None,
+        join_obs: JoinObs = "same",
+    ) -> None:
         self._sources = tuple(sources)
-        self._elements = join_elements(self._sources)
+        self._elements = join_elements(self._sources, genes or Genes())
+        self._stored = {
+            name: tuple(source.elements[name] for source in self._sources)
+            for name in self._elements
+        }
         self._starts = np.cumsum([0, *(source.n_rows for source in self._sources)])
         if len(self) == 0:
             msg = f"{self.paths[0]}: there are no cells in it; give files that have some"
             raise FormatError(msg)
-        self._obs = self._read_obs(tuple(obs))
+        self._obs = read_obs(self._sources, tuple(obs), join_obs)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -189,8 +220,7 @@ class Collection:
     def rows_per_chunk(self) -> float:
         """Mean number of rows of the first element in a unit of storage that is read as a whole."""
         shares = np.diff(self._starts) / len(self)
-        stored = [source.elements[self._first.name] for source in self._sources]
-        return float(shares @ [each.rows_per_chunk for each in stored])
+        return float(shares @ [each.rows_per_chunk for each in self._stored[self._first.name]])
 
     def mean_row_bytes(self, dtype: Dtypes = None, *, dense: bool = False) -> float:
         """Return the mean size of a cell in memory, from cells all over the collection.
@@ -214,8 +244,8 @@ class Collection:
 
     def stored_row_bytes(self) -> float:
         """Return the mean size of a cell in storage, compressed, with all its elements."""
-        stored = (each for source in self._sources for each in source.elements.values())
-        return sum(each.stored_bytes() for each in stored) / len(self)
+        parts = (each for stored in self._stored.values() for each in stored)
+        return sum(each.stored_bytes() for each in parts) / len(self)
 
     @cached_property
     def _mean_row_lengths(self) -> dict[str, float]:
@@ -227,8 +257,12 @@ class Collection:
             if element.layout == "csr"
         }
 
+    def sources_of(self, rows: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return which of the sources each row is from."""
+        return np.searchsorted(self._starts, rows, side="right") - 1
+
     def row_lengths(self, name: str, runs: Runs) -> NDArray[np.int64]:
-        """Return how many values of a sparse element each row of ``runs`` has in a buffer.
+        """Return how many values of a sparse element each row of ``runs`` stores.
 
         Parameters
         ----------
@@ -237,7 +271,8 @@ class Collection:
         runs
             Ascending, disjoint row runs, shape (n, 2), int64.
         """
-        parts = [self._sources[k].elements[name].row_lengths(local) for k, local in self._split(runs)]
+        stored = self._stored[name]
+        parts = [stored[k].row_lengths(local) for k, local in self._split(runs)]
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
     def plan_reads(self, runs: Runs, targets: Mapping[str, RowTarget]) -> RowReads:
@@ -253,7 +288,9 @@ class Collection:
         for k, local in self._split(runs):
             stop = filled + count_rows(local)
             for name, target in targets.items():
-                stored, part = self._sources[k].elements[name], target[filled:stop]
+                stored, part = self._stored[name][k], target[filled:stop]
+                if self._elements[name].column_maps is not None:
+                    part = replace(part, n_vars=stored.shape[1])
                 reads = stored.chunk_reads(local, part)
                 if reads is None:
                     others.append(OtherRead(stored, local, part))
@@ -272,24 +309,6 @@ class Collection:
 
     def _split(self, runs: Runs) -> list[tuple[int, Runs]]:
         return list(split_at(runs, self._starts))
-
-    def _read_obs(self, columns: tuple[str, ...]) -> dict[str, ObsColumn]:
-        if not columns:
-            return {}
-        tables = []
-        for source in self._sources:
-            table = source.read_obs(columns)
-            if len(table) != source.n_rows:
-                msg = (
-                    f"{source.path}: obs has {len(table)} rows, the matrix {source.n_rows}; "
-                    "write the file anew with anndata"
-                )
-                raise FormatError(msg)
-            tables.append((source.path, table))
-        return {
-            name: join_column(name, [(path, table[name]) for path, table in tables])
-            for name in columns
-        }
 
 
 def _files(paths: PathLike | Iterable[PathLike]) -> list[Path]:

@@ -1,92 +1,78 @@
 """Joining the elements of the sources of a collection."""
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._collection._join_var import Genes, join_var
 from cellfeed._errors import FormatError, MismatchError
-from cellfeed._layouts import Element
-from cellfeed._sources import Source, StoredElement
+from cellfeed._layouts import ColumnMaps, Element
+from cellfeed._sources import Source
 
 __all__ = ["join_elements"]
 
 
-def join_elements(sources: Sequence[Source]) -> dict[str, Element]:
+def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]:
     """Return the elements that all sources have, each over all of them.
 
     Raises
     ------
     MismatchError
-        Sources differ in their genes, or in the number of columns of an array.
+        Sources cannot be joined by their genes, or differ in the number of columns of an array.
     FormatError
         An array has another number of columns than its table says.
     """
-    names = _column_names(sources[0])
-    for source in sources[1:]:
-        for element, own in _column_names(source).items():
-            _check_same_columns(element, sources[0], names[element], source, own)
-    return {
-        name: Element(
+    elements, tables = dict[str, Element](), dict[str, _Columns]()
+    for name, first in sources[0].elements.items():
+        stored = [source.elements[name] for source in sources]
+        if first.var is None:
+            _check_same_width(name, sources)
+            columns: _Columns = first.var_names(), None
+        else:
+            if first.var not in tables:
+                tables[first.var] = join_var(_genes_of(name, sources), genes)
+            columns = tables[first.var]
+        elements[name] = Element(
             name=name,
-            dtype=_common_dtype([source.elements[name] for source in sources]),
-            layout="csr"
-            if all(source.elements[name].layout == "csr" for source in sources)
-            else "dense",
-            column_names=names[name],
-            stored_as=tuple(source.elements[name].stored_as for source in sources),
+            dtype=np.result_type(*(each.dtype for each in stored)),
+            layout="csr" if all(each.layout == "csr" for each in stored) else "dense",
+            column_names=columns[0],
+            stored_as=tuple(each.stored_as for each in stored),
+            column_maps=columns[1],
         )
-        for name in sources[0].elements
-    }
+    return elements
 
 
-def _common_dtype(stored: Sequence[StoredElement]) -> np.dtype[Any]:
-    return np.result_type(*(each.dtype for each in stored))
+_Columns = tuple[NDArray[np.object_], ColumnMaps | None]
 
 
-def _column_names(source: Source) -> dict[str, NDArray[np.object_]]:
-    """Return what the columns of each element stand for; a table that several share is read once."""
-    tables, names = dict[str, NDArray[np.object_]](), dict[str, NDArray[np.object_]]()
-    for name, stored in source.elements.items():
-        if stored.var is None:
-            names[name] = stored.var_names()
-            continue
-        if stored.var not in tables:
-            tables[stored.var] = stored.var_names()
-        names[name] = tables[stored.var]
-        n_genes, n_columns = len(names[name]), stored.shape[1]
-        if n_genes != n_columns:
+def _genes_of(name: str, sources: Sequence[Source]) -> list[tuple[Path, NDArray[np.object_]]]:
+    """Return the genes of each source; those that are the first's are not kept twice."""
+    parts = list[tuple[Path, NDArray[np.object_]]]()
+    for source in sources:
+        stored = source.elements[name]
+        own = stored.var_names()
+        if len(own) != stored.shape[1]:
             msg = (
-                f"{source.path}: {stored.var} has {n_genes} rows, `{name}` {n_columns} "
+                f"{source.path}: {stored.var} has {len(own)} rows, `{name}` {stored.shape[1]} "
                 "columns; write the file anew with anndata"
             )
             raise FormatError(msg)
-    return names
+        if parts and np.array_equal(own, parts[0][1]):
+            own = parts[0][1]
+        parts.append((source.path, own))
+    return parts
 
 
-def _check_same_columns(
-    element: str,
-    first: Source,
-    expected: NDArray[np.object_],
-    source: Source,
-    found: NDArray[np.object_],
-) -> None:
-    if found is expected or np.array_equal(found, expected):
-        return
-    if source.elements[element].var is None:
-        msg = (
-            f"{source.path}: `{element}` has {len(found)} columns, but {len(expected)} in "
-            f"{first.path}; write it with the same columns in all files"
-        )
-        raise MismatchError(msg)
-    if set(found) == set(expected):
-        problem = f"has the genes of {first.path} in another order"
-    else:
-        n_shared = len(set(found) & set(expected))
-        problem = f"has other genes than {first.path} ({n_shared:,} of {len(expected):,} are shared)"
-    msg = (
-        f"{source.path}: {problem}; write all files with the same genes in the same order, "
-        "such as `adata[:, shared_genes]`"
-    )
-    raise MismatchError(msg)
+def _check_same_width(name: str, sources: Sequence[Source]) -> None:
+    first = sources[0]
+    for source in sources[1:]:
+        n_columns, expected = (each.elements[name].shape[1] for each in (source, first))
+        if n_columns != expected:
+            msg = (
+                f"{source.path}: `{name}` has {n_columns} columns, but {expected} in "
+                f"{first.path}; write it with the same columns in all files"
+            )
+            raise MismatchError(msg)

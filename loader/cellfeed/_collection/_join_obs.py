@@ -2,22 +2,90 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._cells import CategoricalColumn, NumericColumn, ObsColumn, require_int64
-from cellfeed._errors import ColumnError, MismatchError
+from cellfeed._errors import ColumnError, FormatError, MismatchError, ParameterError
+from cellfeed._sources import Source
 
-__all__ = ["exact_numbers", "join_column"]
+__all__ = ["JoinObs", "exact_numbers", "join_column", "read_obs"]
+
+JoinObs = Literal["same", "outer"]
 
 # Where they are the same as shorter ones, torch has these too.
 _UNKNOWN_TO_TORCH = {np.dtype(np.longdouble), np.dtype(np.clongdouble)} - {
     np.dtype(np.float64),
     np.dtype(np.complex128),
 }
+
+
+def read_obs(
+    sources: Sequence[Source], columns: Sequence[str], join_obs: JoinObs
+) -> dict[str, ObsColumn]:
+    """Read some obs columns of the sources of a collection, and join each.
+
+    Parameters
+    ----------
+    sources, columns
+        What is read.
+    join_obs
+        Whether each source must have each column ("same"), or only one of them ("outer").
+
+    Raises
+    ------
+    ColumnError
+        A column is absent; and as of `join_column`.
+    ParameterError
+        ``join_obs`` is something else.
+    """
+    if join_obs not in get_args(JoinObs):
+        msg = f"`join_obs` must be 'same' or 'outer', but got {join_obs!r}"
+        raise ParameterError(msg)
+    if not columns:
+        return {}
+    wanted = [columns] * len(sources)
+    if join_obs == "outer":
+        known = [source.obs_names() for source in sources]
+        # What no source has, the first one is asked for: it says what it has instead.
+        lacking = [name for name in columns if not any(name in names for names in known)]
+        wanted = [[name for name in columns if name in names] for names in known]
+        wanted[0] += lacking
+    tables = []
+    for source, names in zip(sources, wanted, strict=True):
+        table = source.read_obs(names) if names else None
+        if table is not None and len(table) != source.n_rows:
+            msg = (
+                f"{source.path}: obs has {len(table)} rows, the matrix {source.n_rows}; "
+                "write the file anew with anndata"
+            )
+            raise FormatError(msg)
+        tables.append(table)
+    return {name: join_column(name, _parts(name, sources, tables)) for name in columns}
+
+
+def _parts(
+    name: str, sources: Sequence[Source], tables: "Sequence[pd.DataFrame | None]"
+) -> "list[tuple[Path, pd.Series[Any]]]":
+    """Return a column of each source, with missing values where there is none."""
+    own = [None if table is None or name not in table else table[name] for table in tables]
+    known = [series for series in own if series is not None and not _has_no_categories(series)]
+    are_numbers = bool(known) and not isinstance(known[0].dtype, pd.CategoricalDtype)
+    are_numbers = are_numbers and pd.api.types.is_numeric_dtype(known[0].dtype)
+    are_numbers = are_numbers and not pd.api.types.is_bool_dtype(known[0].dtype)
+    parts = []
+    for source, series in zip(sources, own, strict=True):
+        if series is None and are_numbers:
+            series = pd.Series(np.full(source.n_rows, np.nan, np.float32))
+        elif series is None:
+            codes = np.full(source.n_rows, -1, np.int8)
+            none = pd.Index([], dtype=object)
+            series = pd.Series(pd.Categorical.from_codes(codes, categories=none))
+        parts.append((source.path, series))
+    return parts
 
 
 def join_column(name: str, parts: "Sequence[tuple[Path, pd.Series[Any]]]") -> ObsColumn:

@@ -6,12 +6,14 @@ of delivery, so that what is read is shuffled by being written, once. It is plan
 memory (see `cellfeed._buffers`), and bound to memory when that is there.
 """
 
+from cellfeed._layouts._column_maps import ColumnMaps
 from cellfeed._layouts._copies import Copies
 from cellfeed._layouts._csr import CsrGroup, CsrTarget, csr_groups, index_dtype_for
 from cellfeed._layouts._dense import DenseGroup, DenseTarget, dense_groups
 from cellfeed._layouts._element import Dtypes, Element, Layout, dtypes_of
 
 __all__ = [
+    "ColumnMaps",
     "Copies",
     "CsrGroup",
     "CsrTarget",

@@ -17,7 +17,7 @@ from cellfeed._cells import CsrRows, summable
 from cellfeed._chunks import place_elements
 from cellfeed._layouts._copies import Copies, first_deliveries
 
-__all__ = ["CsrGroup", "CsrTarget", "csr_groups", "index_dtype_for"]
+__all__ = ["CsrGroup", "CsrTarget", "canonical", "csr_groups", "index_dtype_for"]
 
 _ALIGNMENT = 64
 
@@ -144,12 +144,16 @@ class CsrGroup:
         data = buffer.array(self.dtype, n_elements, start=self.data_start)
         if ordered:
             return CsrRows(self.indptr, indices, data, self.n_vars)
-        shape = (len(self.indptr) - 1, self.n_vars)
-        values = data.astype(summable(self.dtype), copy=False)
-        matrix = sp.csr_array((values, indices, self.indptr), shape=shape)
-        matrix.sum_duplicates()
-        summed = matrix.data.astype(self.dtype, copy=False)
-        return CsrRows(matrix.indptr, matrix.indices, summed, self.n_vars)
+        return canonical(CsrRows(self.indptr, indices, data, self.n_vars))
+
+
+def canonical(rows: CsrRows) -> CsrRows:
+    """Return rows whose columns ascend, with values of the same column added up."""
+    values = rows.data.astype(summable(rows.data.dtype), copy=False)
+    matrix = sp.csr_array((values, rows.indices, rows.indptr), shape=rows.shape)
+    matrix.sum_duplicates()
+    summed = matrix.data.astype(rows.data.dtype, copy=False)
+    return CsrRows(matrix.indptr, matrix.indices, summed, rows.n_vars)
 
 
 def index_dtype_for(

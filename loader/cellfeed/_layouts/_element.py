@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
+from cellfeed._layouts._column_maps import ColumnMaps
 
 __all__ = ["Dtypes", "Element", "Layout", "dtypes_of"]
 
@@ -34,6 +35,8 @@ class Element:
         none, their numbers.
     stored_as
         Its path in each file of the collection.
+    column_maps
+        Where the columns of each file are among these; None if they are the same everywhere.
     """
 
     name: str
@@ -41,11 +44,17 @@ class Element:
     layout: Layout
     column_names: NDArray[np.object_]
     stored_as: tuple[str, ...]
+    column_maps: ColumnMaps | None = None
 
     @property
     def n_columns(self) -> int:
         """Number of columns."""
         return len(self.column_names)
+
+    @property
+    def stored_width(self) -> int:
+        """The most columns that a file has, of which rows are read before they are joined."""
+        return self.n_columns if self.column_maps is None else self.column_maps.stored_width
 
     def __repr__(self) -> str:
         return f"Element({self.name!r}, {self.n_columns:,} columns, {self.layout} {self.dtype})"

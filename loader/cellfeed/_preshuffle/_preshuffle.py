@@ -78,7 +78,7 @@ def preshuffle(
     Parameters
     ----------
     paths
-        As for `open_collection`; all must have the same genes in the same order.
+        As for `open_collection`; all must have the same genes.
     out
         The store, by custom ending in ``.zarr``. It must not exist, unless this call began it.
     element

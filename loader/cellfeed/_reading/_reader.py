@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from cellfeed._cells import Cells, CsrRows, ObsColumn
 from cellfeed._chunks import ChunkReads, copy_all
 from cellfeed._errors import ParameterError
 from cellfeed._layouts import (
+    ColumnMaps,
     Copies,
     CsrGroup,
     DenseGroup,
@@ -42,6 +43,8 @@ class Readable(Protocol):
 
     @property
     def obs(self) -> Mapping[str, ObsColumn]: ...
+
+    def sources_of(self, rows: NDArray[np.int64]) -> NDArray[np.intp]: ...
 
     def row_lengths(self, name: str, runs: Runs) -> NDArray[np.int64]: ...
 
@@ -188,9 +191,7 @@ class Reader:
 
     def _lay_out(
         self, runs: Runs, n_distinct: int, order: NDArray[np.intp], bounds: NDArray[np.int64]
-    ) -> tuple[
-        dict[str, Sequence[CsrGroup | DenseGroup]], dict[str, RowTarget], list[Copies]
-    ]:
+    ) -> tuple[dict[str, Sequence[CsrGroup | DenseGroup]], dict[str, RowTarget], list[Copies]]:
         """Lay out each element: its groups, where rows go, and what is to be copied after."""
         elements = self._collection.elements
         lengths = {
@@ -205,7 +206,7 @@ class Reader:
         groups = dict[str, Sequence[CsrGroup | DenseGroup]]()
         targets, copies, first_number = dict[str, RowTarget](), list[Copies](), 0
         for name, element in elements.items():
-            n_vars, dtype = element.n_columns, self._dtypes[name]
+            n_vars, dtype = element.stored_width, self._dtypes[name]
             again: Sequence[Copies]
             if name in lengths:
                 groups[name], targets[name], again = csr_groups(
@@ -237,7 +238,7 @@ class Reader:
             if name in lengths:
                 n_values = lengths[name][order].sum(dtype=np.float64)
             else:
-                n_values = float(order.size) * element.n_columns
+                n_values = float(order.size) * element.stored_width
             n_bytes += n_values * self._dtypes[name].itemsize
         if n_bytes > _all_memory():
             msg = (
@@ -264,7 +265,29 @@ class Reader:
         for copies in planned.copies:
             copy_all(bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes)
         # One by one as they are used, by whoever uses them: meanwhile the next are decoded.
-        return _groups_of(planned, buffers, ordered=ordered)
+        maps = {name: each.column_maps for name, each in self._collection.elements.items()}
+        is_joined = {name for name, each in maps.items() if each is not None}
+        # Columns that are to become others are put in order after that.
+        ordered_of = {name: ordered or name in is_joined for name in maps}
+        groups = _groups_of(planned, buffers, ordered_of)
+        if not is_joined:
+            return groups
+        join = partial(self._join, maps=maps, ordered=ordered)
+        return ahead(join, groups, self._dense_threads, self._n_threads)
+
+    def _join(self, cells: Cells, *, maps: Mapping[str, ColumnMaps | None], ordered: bool) -> Cells:
+        """Give the columns of sources their places among those of the collection."""
+        sources = self._collection.sources_of(cells.rows)
+        elements = dict[str, CsrRows | NDArray[Any]]()
+        for name, rows in cells.items():
+            own = maps[name]
+            if own is None:
+                elements[name] = rows
+            elif isinstance(rows, CsrRows):
+                elements[name] = own.join_csr(rows, sources, self._pool, ordered=ordered)
+            else:
+                elements[name] = own.join_dense(rows, sources, self._pool)
+        return Cells(elements, cells.obs, cells.rows)
 
     def read_bytes(self, planned: PlannedRead) -> int:
         """Read the bytes of the chunks of a fetch, and do nothing with them; return how many."""
@@ -300,14 +323,14 @@ def _all_memory() -> int:
 
 
 def _groups_of(
-    planned: PlannedRead, buffers: dict[str, list[Buffer]], *, ordered: bool
+    planned: PlannedRead, buffers: dict[str, list[Buffer]], ordered: Mapping[str, bool]
 ) -> Iterator[Cells]:
     for some in buffers.values():
         some.reverse()
     for k, here in enumerate(map(slice, planned.bounds[:-1], planned.bounds[1:])):
         # Memory is popped, so that it is kept by nobody but the minibatch.
         elements = {
-            name: _rows_over(groups[k], buffers[name].pop(), ordered=ordered)
+            name: _rows_over(groups[k], buffers[name].pop(), ordered=ordered[name])
             for name, groups in planned.groups.items()
         }
         obs = {name: values[here] for name, values in planned.obs.items()}
@@ -320,4 +343,6 @@ def _groups_of(
 def _rows_over(
     group: CsrGroup | DenseGroup, memory: Buffer, *, ordered: bool
 ) -> CsrRows | NDArray[Any]:
-    return group.over(memory, ordered=ordered) if isinstance(group, CsrGroup) else group.over(memory)
+    if isinstance(group, CsrGroup):
+        return group.over(memory, ordered=ordered)
+    return group.over(memory)

@@ -15,6 +15,7 @@ from cellfeed import (
     FormatError,
     MismatchError,
     NumericColumn,
+    ParameterError,
     open_collection,
 )
 
@@ -337,3 +338,42 @@ class TestOldFiles:
         assert_decodes_to(column, [*values, "B", "NK"])
         assert isinstance(column, CategoricalColumn)
         assert column.categories.tolist() == ["T", "B", "NK"]
+
+
+class TestMissingColumns:
+    @pytest.fixture
+    def files(self, write_h5ad):
+        X = np.zeros((3, 1), np.float32)
+        columns = {
+            "drug": pd.Categorical(["a", "b", None]),
+            "flag": [True, False, True],
+            "text": ["x", "y", "x"],
+            "count": np.arange(3),
+            "share": np.array([0.5, np.nan, 1], np.float32),
+        }
+        return [write_h5ad(X), write_h5ad(X, columns), write_h5ad(X, {"count": np.arange(3) + 7})]
+
+    @pytest.mark.parametrize("order", [[0, 1, 2], [1, 0, 2], [2, 1, 0]])
+    def test_are_missing_values_where_asked(self, files, read_by_anndata, order):
+        paths = [files[k] for k in order]
+        names = ["drug", "flag", "text", "count", "share"]
+        obs = open_collection(paths, obs=names, join_obs="outer").obs
+        tables = [read_by_anndata(path).obs.reindex(columns=names) for path in paths]
+        for name in ("drug", "flag", "text"):
+            assert_decodes_to(obs[name], [value for each in tables for value in each[name]])
+        for name, dtype in (("count", np.float64), ("share", np.float32)):
+            expected = np.concatenate([each[name].to_numpy(dtype) for each in tables])
+            assert obs[name].values.dtype == dtype
+            assert np.array_equal(obs[name].values, expected, equal_nan=True)
+
+    def test_are_refused_by_default(self, files):
+        with pytest.raises(ColumnError, match=f"^{files[0]}: obs has no column 'drug'"):
+            open_collection(files, obs=["drug"])
+
+    def test_that_no_file_has(self, files):
+        with pytest.raises(ColumnError, match=f"^{files[1]}: obs has no column 'plate'; its col"):
+            open_collection(files[1:], obs=["drug", "plate"], join_obs="outer")
+
+    def test_join_that_is_none(self, files):
+        with pytest.raises(ParameterError, match="^`join_obs` must be 'same' or 'outer', but got"):
+            open_collection(files, obs=["drug"], join_obs="inner")

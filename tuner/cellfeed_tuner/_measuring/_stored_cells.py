@@ -36,7 +36,7 @@ class StoredCells:
 
     def __init__(self, collection: Collection) -> None:
         self._paths = collection.paths
-        self._stored_as = next(iter(collection.elements.values())).stored_as
+        self._element = next(iter(collection.elements.values()))
         self._ends = np.cumsum(collection.cells_per_path)
         self._n_vars = collection.n_vars
         self._opened = ExitStack()
@@ -55,16 +55,14 @@ class StoredCells:
     def expression(self, row: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return the value of each gene, shape (n_vars,), with those of one column added up."""
         number, local = self._place(row)
-        stored = self._file(number).root[self._stored_as[number]]
-        with np.errstate(over="ignore", invalid="ignore"):
-            if hasattr(stored, "dtype"):
-                genes: NDArray[Any] = np.asarray(stored[local : local + 1])[0].astype(dtype)
-                return genes
-            start, stop = np.asarray(stored["indptr"][local : local + 2]).tolist()
-            values = np.asarray(stored["data"][start:stop]).astype(dtype)
-            dense = np.zeros(self._n_vars, dtype)
-            np.add.at(dense, np.asarray(stored["indices"][start:stop]).astype(np.int64), values)
-        return dense
+        maps = self._element.column_maps
+        stored = self._file(number).root[self._element.stored_as[number]]
+        if maps is None:
+            return _stored_row(stored, local, self._n_vars, dtype)
+        columns = maps.of_source(number)
+        joined, row = np.zeros(self._n_vars, dtype), _stored_row(stored, local, len(columns), dtype)
+        joined[columns[columns >= 0]] = row[columns >= 0]
+        return joined
 
     def label(self, row: int, name: str) -> Any:
         """Return what an obs column has for a row, None if that is missing."""
@@ -81,6 +79,19 @@ class StoredCells:
         if path.is_dir():
             return _StoredFile(path, zarr.open_group(path, mode="r"))
         return _StoredFile(path, self._opened.enter_context(h5py.File(path, "r")))
+
+
+def _stored_row(stored: Any, row: int, n_columns: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return one row of a stored matrix, dense."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if hasattr(stored, "dtype"):
+            values: NDArray[Any] = np.asarray(stored[row : row + 1])[0].astype(dtype)
+            return values
+        start, stop = np.asarray(stored["indptr"][row : row + 2]).tolist()
+        dense = np.zeros(n_columns, dtype)
+        columns = np.asarray(stored["indices"][start:stop]).astype(np.int64)
+        np.add.at(dense, columns, np.asarray(stored["data"][start:stop]).astype(dtype))
+    return dense
 
 
 class _StoredFile:

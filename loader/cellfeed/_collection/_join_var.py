@@ -1,0 +1,149 @@
+"""Joining the genes of the sources of a collection."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cellfeed._errors import MismatchError, ParameterError
+from cellfeed._layouts import ColumnMaps
+
+__all__ = ["Genes", "JoinVars", "join_var"]
+
+JoinVars = Literal["same", "inner", "outer"]
+
+_SHOWN = 5
+
+Names = NDArray[np.object_]
+
+
+class Genes:
+    """Which genes a collection is to have.
+
+    Parameters
+    ----------
+    join_vars
+        Those that all files have ("same": none has others), those that every file has
+        ("inner"), or those that any has ("outer").
+    names
+        These, in this order, in place of all; every file must have them.
+
+    Raises
+    ------
+    ParameterError
+        The join is none of these, or names are given that are no list of distinct names, or
+        beside a join.
+    """
+
+    def __init__(self, join_vars: JoinVars = "same", names: Sequence[str] | None = None) -> None:
+        if join_vars not in get_args(JoinVars):
+            msg = f"`join_vars` must be 'same', 'inner' or 'outer', but got {join_vars!r}"
+            raise ParameterError(msg)
+        if names is not None:
+            if join_vars != "same":
+                msg = f"`genes` says which genes are read; leave out join_vars={join_vars!r}"
+                raise ParameterError(msg)
+            if isinstance(names, str):
+                msg = f"`genes` must be a list, but got the text {names!r}; write [{names!r}]"
+                raise ParameterError(msg)
+        self.join_vars = join_vars
+        self.names = None if names is None else np.array([str(name) for name in names], object)
+        if self.names is not None:
+            twice = _twice(self.names)
+            if twice or not self.names.size:
+                what = f"names {_listed(twice)} twice" if twice else "is empty"
+                raise ParameterError(f"`genes` {what}; give each gene once, and at least one")
+
+
+def join_var(parts: Sequence[tuple[Path, Names]], genes: Genes) -> tuple[Names, ColumnMaps | None]:
+    """Join the names of the genes of some files.
+
+    Parameters
+    ----------
+    parts
+        Each file with its genes.
+    genes
+        Which of them the collection has.
+
+    Returns
+    -------
+    The genes of the collection, and where those of each file are among them; None if they are
+    the same in the same order everywhere.
+
+    Raises
+    ------
+    MismatchError
+        A file has other genes than the first, or lacks one that was asked for, there are none
+        left, or one of a file's genes has the name of another, where that matters.
+    """
+    first = parts[0][1]
+    is_same = all(names is first or np.array_equal(names, first) for _, names in parts)
+    if is_same and (genes.names is None or np.array_equal(genes.names, first)):
+        return first, None
+    indices, made = [], dict[int, "pd.Index[str]"]()
+    for path, names in parts:
+        if id(names) in made:  # of most files they are those of the first
+            indices.append(made[id(names)])
+            continue
+        twice = _twice(names)
+        if twice:
+            msg = (
+                f"{path}: genes have the same name: {_listed(twice)}, so that they cannot be told "
+                "apart; write it anew after `adata.var_names_make_unique()`"
+            )
+            raise MismatchError(msg)
+        made[id(names)] = pd.Index(names, dtype=object)
+        indices.append(made[id(names)])
+    joint = _joint([path for path, _ in parts], indices, genes)
+    maps = {key: joint.get_indexer(index) for key, index in made.items()}
+    return joint.to_numpy(), ColumnMaps([maps[id(names)] for _, names in parts], len(joint))
+
+
+def _joint(
+    paths: Sequence[Path], indices: "Sequence[pd.Index[str]]", genes: Genes
+) -> "pd.Index[str]":
+    joint = indices[0]
+    if genes.names is not None:
+        joint = pd.Index(genes.names, dtype=object)
+        for path, index in zip(paths, indices, strict=True):
+            lacking = [str(name) for name in joint[~joint.isin(index)]]
+            if lacking:
+                msg = (
+                    f"{path}: lacks {_listed(lacking)} of the `genes` asked for; leave them out, "
+                    "or leave out the file"
+                )
+                raise MismatchError(msg)
+    elif genes.join_vars == "inner":
+        for index in indices[1:]:
+            joint = joint[joint.isin(index)]
+        if not len(joint):
+            msg = (
+                f"{paths[0]}: no gene of it is in all other files, such as {paths[1]}; are their "
+                "names of one kind? Else join them by join_vars='outer'"
+            )
+            raise MismatchError(msg)
+    elif genes.join_vars == "outer":
+        joint = pd.Index(pd.unique(np.concatenate([index.to_numpy() for index in indices])))
+    else:
+        for path, index in zip(paths, indices, strict=True):
+            n_shared = int(index.isin(joint).sum())
+            if not len(index) == len(joint) == n_shared:
+                msg = (
+                    f"{path}: has other genes than {paths[0]} ({n_shared:,} of {len(joint):,} are "
+                    "shared); give join_vars='inner' or 'outer', or `genes`"
+                )
+                raise MismatchError(msg)
+    return joint
+
+
+def _twice(names: Names) -> list[str]:
+    index = pd.Index(names, dtype=object)
+    return [str(name) for name in index[index.duplicated()].unique()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:_SHOWN]))
+    return shown + (f" and {len(names) - _SHOWN:,} others" if len(names) > _SHOWN else "")

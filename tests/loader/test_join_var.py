@@ -1,0 +1,264 @@
+"""Genes of several files as those of one collection, against anndata's `concat`."""
+
+import itertools
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    MismatchError,
+    ParameterError,
+    Streaming,
+    open_collection,
+)
+
+GENES = [f"gene{k}" for k in range(12)]
+JOINS = ("same", "inner", "outer", "genes")
+
+
+@st.composite
+def files(draw: st.DrawFn, join: str) -> list[dict[str, Any]]:
+    """Draw files that can be joined so."""
+    shared = draw(st.lists(st.sampled_from(GENES), min_size=1, unique=True))
+    made = []
+    for k in range(draw(st.integers(1, 3))):
+        own = [] if join == "same" else [gene for gene in GENES if gene not in shared]
+        more = draw(st.lists(st.sampled_from(own), unique=True)) if own else []
+        made.append(
+            {
+                "genes": draw(st.permutations([*shared, *more])),
+                "n_rows": draw(st.integers(1, 20)),
+                "layout": draw(st.sampled_from(["csr", "csr", "dense"])),
+                "dtype": draw(st.sampled_from(["float32", "float64", "uint8", "int64"])),
+                "format": draw(st.sampled_from(["h5ad", "h5ad", "zarr"])),
+                "compression": draw(st.sampled_from(["gzip", None])),
+                "disordered": draw(st.booleans()),
+                "seed": 10 * draw(st.integers(0, 9)) + k,
+            }
+        )
+    return made
+
+
+def write(path: Path, file: dict[str, Any]) -> ad.AnnData:
+    rng = np.random.default_rng(file["seed"])
+    shape = (file["n_rows"], len(file["genes"]))
+    X: Any = np.where(rng.random(shape) < 0.5, rng.integers(1, 99, shape), 0).astype(file["dtype"])
+    if file["layout"] == "csr":
+        X = sp.csr_matrix(X)
+        if file["disordered"]:
+            for start, stop in itertools.pairwise(X.indptr):
+                X.indices[start:stop] = X.indices[start:stop][::-1]
+                X.data[start:stop] = X.data[start:stop][::-1]
+    obs = pd.DataFrame(index=[f"{file['seed']}-{k}" for k in range(shape[0])])
+    adata = ad.AnnData(X, obs=obs, var=pd.DataFrame(index=list(file["genes"])))
+    adata.layers["twice"] = X * 2
+    adata.obsm["first"] = np.arange(2.0 * shape[0]).reshape(-1, 2)
+    with warnings.catch_warnings(), ad.settings.override(zarr_write_format=3):
+        warnings.simplefilter("ignore")  # anndata's and zarr's own
+        if file["format"] == "zarr":
+            adata.write_zarr(path)
+        else:
+            adata.write_h5ad(path, compression=file["compression"])
+    return adata
+
+
+def dense(rows: Any) -> np.ndarray:
+    if isinstance(rows, torch.Tensor):
+        return np.asarray(rows.to_dense().numpy() if rows.layout == torch.sparse_csr else rows)
+    return np.asarray(rows.toarray() if sp.issparse(rows) else rows)
+
+
+def in_memory(adatas: list[ad.AnnData], join: str, genes: list[str] | None) -> pd.DataFrame:
+    """The oracle: all cells, with the genes as `anndata.concat` joins them."""
+    tables = [ad.AnnData(dense(each.X), each.obs, each.var) for each in adatas]
+    both = ad.concat(tables, join="outer" if join == "outer" else "inner", fill_value=0)
+    frame = both.to_df()
+    return frame[genes] if genes else frame
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder, numbers = tmp_path_factory.mktemp("joins"), itertools.count()
+
+    def store_(some: list[dict[str, Any]]) -> tuple[list[Path], list[ad.AnnData]]:
+        paths = [folder / f"{next(numbers):05}.{file['format']}" for file in some]
+        return paths, [write(path, file) for path, file in zip(paths, some, strict=True)]
+
+    return store_
+
+
+def simple(genes: list[str], **options: Any) -> dict[str, Any]:
+    defaults = {
+        "n_rows": 6,
+        "layout": "csr",
+        "dtype": "float32",
+        "format": "h5ad",
+        "compression": "gzip",
+        "disordered": False,
+        "seed": 0,
+    }
+    return {"genes": genes, **defaults, **options}
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_cells_are_those_of_anndata(store, join):
+    @settings(
+        max_examples=25,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(some=files(join), data=st.data())
+    def check(some: list[dict[str, Any]], data: st.DataObject) -> None:
+        paths, adatas = store(some)
+        shared = sorted(set.intersection(*(set(file["genes"]) for file in some)))
+        genes = None
+        if join == "genes":
+            genes = data.draw(st.lists(st.sampled_from(shared), min_size=1, unique=True))
+        collection = open_collection(
+            paths,
+            elements=["X", "obsm/first", "layers/twice"],
+            **({"genes": genes} if genes else {"join_vars": join}),
+        )
+        expected = in_memory(adatas, join, genes)
+        assert set(collection.var_names) == set(expected.columns)
+        if join in ("same", "genes"):
+            assert collection.var_names.tolist() == (genes or list(some[0]["genes"]))
+        values = expected[collection.var_names.tolist()].to_numpy()
+        rows = np.array(data.draw(st.lists(st.integers(0, len(collection) - 1))), np.int64)
+        cells = collection[rows]
+        assert sp.issparse(cells.X) == all(file["layout"] == "csr" for file in some)
+        assert cells.X.dtype == np.result_type(*(file["dtype"] for file in some))
+        assert np.array_equal(dense(cells.X), values[rows])
+        if sp.issparse(cells.X):
+            assert cells.X.has_canonical_format
+            assert cells.X.nnz == np.count_nonzero(values[rows])
+        first = np.concatenate([adata.obsm["first"] for adata in adatas])
+        assert np.array_equal(cells["obsm/first"], first[rows])
+        dataset = CellDataset(
+            collection,
+            BlockShuffling(block_size=data.draw(st.integers(1, 4))),
+            batch_size=data.draw(st.integers(1, 9)),
+            fetch_factor=data.draw(st.integers(1, 3)),
+            seed=0,
+            dense=data.draw(st.booleans()),
+            dtype="float64",
+        )
+        seen = []
+        for minibatch in dataset:
+            here = minibatch.rows.numpy()
+            seen += here.tolist()
+            assert np.array_equal(dense(minibatch.X), values[here])
+            assert np.array_equal(dense(minibatch["layers/twice"]), 2 * values[here])
+            assert np.array_equal(dense(minibatch["obsm/first"]), first[here])
+        assert sorted(seen) == list(range(len(collection)))
+
+    check()
+
+
+class TestTwoFiles:
+    @pytest.fixture
+    def paths(self, store):
+        return store([simple(list("abcd")), simple(list("dcxb"), seed=1)])[0]
+
+    def test_order_is_that_of_first_appearance(self, paths):
+        assert open_collection(paths, join_vars="inner").var_names.tolist() == list("bcd")
+        assert open_collection(paths, join_vars="outer").var_names.tolist() == list("abcdx")
+        assert open_collection(paths, genes=["d", "b"]).var_names.tolist() == ["d", "b"]
+
+    def test_through_worker_processes_and_a_pickle(self, paths):
+        collection = open_collection(paths, genes=["d", "b"])
+        expected = dense(collection[:].X)
+        copy = pickle.loads(pickle.dumps(collection))
+        assert np.array_equal(dense(copy[:].X), expected)
+        dataset = CellDataset(collection, BlockShuffling(block_size=2), 4, fetch_factor=1, seed=0)
+        n_cells = 0
+        for minibatch in dataset.loader(num_workers=2):
+            n_cells += len(minibatch)
+            assert np.array_equal(dense(minibatch.X), expected[minibatch.rows.numpy()])
+        assert n_cells == 12
+
+    def test_rows_that_are_asked_for_twice(self, paths):
+        collection = open_collection(paths, join_vars="outer")
+        rows = [7, 0, 7, 11, 0]
+        assert np.array_equal(dense(collection[rows].X), dense(collection[:].X)[rows])
+
+    def test_less_is_delivered_than_is_read(self, paths):
+        collection = open_collection(paths, genes=["d"])
+        minibatch = next(iter(CellDataset(collection, Streaming(), 12, seed=0)))
+        assert minibatch.X.shape == (12, 1)
+        whole = open_collection(paths, join_vars="outer")[:].X
+        assert minibatch.X.values().numel() == np.count_nonzero(whole.toarray()[:, 3])
+        assert collection.mean_row_bytes(dense=True) == 4
+
+    def test_kept_minibatches_stay_as_they_are(self, paths):
+        collection = open_collection(paths, join_vars="outer")
+        expected = dense(collection[:].X)
+        dataset = CellDataset(collection, BlockShuffling(block_size=1), 3, fetch_factor=2, seed=0)
+        for minibatch in [each for _ in range(4) for each in dataset]:
+            assert np.array_equal(dense(minibatch.X), expected[minibatch.rows.numpy()])
+
+
+class TestRefused:
+    def test_genes_that_others_do_not_have(self, store):
+        (first, second), _ = store([simple(list("abc")), simple(list("abd"))])
+        expected = (
+            rf"^{second}: has other genes than {first} \(2 of 3 are shared\); "
+            "give join_vars='inner' or 'outer', or `genes`$"
+        )
+        with pytest.raises(MismatchError, match=expected):
+            open_collection([first, second])
+
+    def test_genes_that_a_file_lacks(self, store):
+        (first, second), _ = store([simple(list("abc")), simple(list("abd"))])
+        with pytest.raises(MismatchError, match=f"^{second}: lacks 'c' of the `genes` asked for; "):
+            open_collection([first, second], genes=["a", "c"])
+
+    def test_files_that_share_none(self, store):
+        paths, _ = store([simple(list("ab")), simple(list("cd"))])
+        with pytest.raises(MismatchError, match=f"^{paths[0]}: no gene of it is in all other file"):
+            open_collection(paths, join_vars="inner")
+
+    @pytest.mark.filterwarnings("ignore:Variable names are not unique:UserWarning")
+    def test_names_that_are_there_twice_where_they_matter(self, store):
+        paths, _ = store([simple(list("aba")), simple(list("aba"), seed=1)])
+        assert open_collection(paths).var_names.tolist() == list("aba")
+        assert open_collection(paths, join_vars="outer").n_vars == 3
+        expected = f"^{paths[0]}: genes have the same name: 'a', so that they cannot be told apart"
+        with pytest.raises(MismatchError, match=expected):
+            open_collection(paths, genes=["b"])
+        other, _ = store([simple(list("ab"), seed=2)])
+        with pytest.raises(MismatchError, match=expected):
+            open_collection([*paths, *other], join_vars="inner")
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"join_vars": "left"}, "`join_vars` must be 'same', 'inner' or 'outer', but got 'le"),
+            ({"genes": "ab"}, r"`genes` must be a list, but got the text 'ab'; write \['ab'\]"),
+            ({"genes": []}, "`genes` is empty; give"),
+            ({"genes": ["a", "b", "a"]}, "`genes` names 'a' twice; give each gene once"),
+            (
+                {"genes": ["a"], "join_vars": "outer"},
+                "`genes` says which genes are read; leave out join_vars='outer'",
+            ),
+        ],
+    )
+    def test_parameters(self, store, options, words):
+        paths, _ = store([simple(list("ab"))])
+        with pytest.raises(ParameterError, match=f"^{words}"):
+            open_collection(paths, **options)
