@@ -237,8 +237,9 @@ class SourceConformance:
             source = _source(write(case), case)
             oracle, rows = Oracle([case], None), np.arange(case.n_rows)
             for each in (source, source, pickle.loads(pickle.dumps(source))):  # noqa: S301 - our own
-                each.load_tables()
-                oracle.check(Collection([each], obs=_OBS)[rows], rows)
+                collection = Collection([each], obs=_OBS)
+                collection.load_tables()
+                oracle.check(collection[rows], rows)
 
         self._try(check, case=self.cases(), max_examples=max(1, self.max_examples // 5))
 
