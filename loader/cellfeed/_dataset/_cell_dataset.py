@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._buffers import BufferPool
 from cellfeed._cells import require_torch_dtype
@@ -25,14 +25,12 @@ from cellfeed._dataset._ranks import CommonSeed, Ranks
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._indexables import count_rows
-from cellfeed._layouts import Dtypes, dtypes_of
+from cellfeed._layouts import dtypes_of
 from cellfeed._torch import (
-    HAS_TORCH,
     DataLoader,
     IterableDataset,
     get_worker_info,
     require_torch,
-    torch,
 )
 from cellfeed.sampling import BlockShuffling, EpochPlan, SamplingStrategy
 
