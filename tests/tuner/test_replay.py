@@ -91,10 +91,14 @@ def seconds_for(path: Path) -> float:
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_on_recorded_grids_the_choice_is_within_5_percent(path):
-    """With as many replicates, each as far off, as in the time that a default run has."""
+    """Or it says that it is undecided between it and what is.
+
+    With as many replicates, each as far off, as in the time that a default run has.
+    """
     for found in replay(read_grid(path), floors=(0.95, 0.99), n_seeds=5, seconds=seconds_for(path)):
         assert len(found.chosen) == 5
-        assert found.n_within() == 5, found.floor
+        pairs = zip(found.regrets, found.undecided, strict=True)
+        assert all(regret <= 0.05 or undecided for regret, undecided in pairs), found.floor
         assert max(found.n_replicates) <= DEFAULT_SECONDS / SLICE_SECONDS
 
 
