@@ -1,6 +1,7 @@
 """The search on recorded grids: is the choice right, after a quarter of them?"""
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -267,3 +268,18 @@ def test_a_path_may_have_the_name_of_a_subcommand(small_collection, tmp_path, mo
     printed = run("./replay", "--label", "nope")
     assert printed.exit_code == 2
     assert "has no column 'nope'" in printed.stderr
+
+
+def test_what_is_feasible_is_what_a_search_takes_to_be(recorded):
+    """A choice that just misses the floor is no gain over the best, nor are both."""
+    table = pd.DataFrame(
+        [[4, 16, 0, 100.0, 3.5], [16, 16, 0, 300.0, 0.9895 * 3.6], [64, 16, 0, 900.0, 0.98 * 3.6]],
+        columns=["block_size", "fetch_factor", "num_workers", "cells_per_second", "entropy_bits"],
+    )
+    grid = replace(recorded(table, distribution=[1] * PLATES), random_entropy=3.6)
+    slow, just_below, _ = grid.configurations
+    assert just_below in grid.feasible(0.99)
+    assert slow not in grid.feasible(0.99)
+    (found,) = replay(grid, floors=[0.99], n_seeds=3, spread=0.02)
+    assert found.best == just_below
+    assert all(abs(regret) < 1e-9 for regret in found.regrets)

@@ -15,6 +15,7 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import seen_spread
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._recording._files import read_facts
+from cellfeed_tuner._results._recommended import least_share
 
 __all__ = ["RecordedGrid", "read_grid"]
 
@@ -62,8 +63,8 @@ class RecordedGrid:
         return dict(zip(self.configurations, means, strict=True))
 
     def feasible(self, floor: float) -> list[Configuration]:
-        """Return what mixes well enough."""
-        least = floor * self.random_entropy
+        """Return what mixes well enough, as a search takes it."""
+        least = least_share(floor) * self.random_entropy
         pairs = zip(self.configurations, self.entropies, strict=True)
         return [configuration for configuration, entropy in pairs if entropy >= least]
 
