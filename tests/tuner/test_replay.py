@@ -14,7 +14,7 @@ from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import Configuration, read_grid, replay, theory
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS
-from cellfeed_tuner._replaying._replay import DEFAULT_SECONDS
+from cellfeed_tuner._replaying._replay import DEFAULT_SECONDS, Replay
 
 ROOT = Path(__file__).parents[2]
 RECORDED = [
@@ -92,17 +92,45 @@ def seconds_for(path: Path) -> float:
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_on_recorded_grids_the_choice_is_within_5_percent(path):
-    """Or it says that it is undecided between it and what is, but for one in ten.
+    """With replicates as far off as on a quiet machine, in the time that a default run has."""
+    found = replay(
+        read_grid(path), floors=(0.95, 0.99), n_seeds=5, spread=0.05, seconds=seconds_for(path)
+    )
+    assert [len(each.chosen) for each in found] == [5, 5]
+    assert all(each.n_within() >= 4 for each in found)
+    assert missed(found) == []
+    n_replicates = [most for each in found for most in each.n_replicates]
+    assert max(n_replicates) <= DEFAULT_SECONDS / SLICE_SECONDS
 
-    With as many replicates, each as far off, as in the time that a default run has.
-    """
-    missed = []
-    for found in replay(read_grid(path), floors=(0.95, 0.99), n_seeds=5, seconds=seconds_for(path)):
-        assert len(found.chosen) == 5
-        pairs = zip(found.regrets, found.undecided, strict=True)
-        missed += [regret for regret, undecided in pairs if regret > 0.05 and not undecided]
-        assert max(found.n_replicates) <= DEFAULT_SECONDS / SLICE_SECONDS
-    assert len(missed) <= 1, missed
+
+def test_with_the_noise_that_was_recorded_a_miss_is_rare_and_it_does_as_well_as_six_in_turns():
+    """Replicates were 5 to 20 % apart: where several are as fast, it has to say so."""
+    found = [
+        each
+        for path in RECORDED
+        for each in replay(
+            read_grid(path),
+            floors=(0.95, 0.99),
+            n_seeds=5,
+            seconds=seconds_for(path),
+            baselines=["six largest"],
+        )
+    ]
+    n = sum(len(each.chosen) for each in found)
+    assert n == 10 * len(RECORDED)
+    assert len(missed(found)) <= 0.1 * n
+    by_six = sum(each.n_baseline_within("six largest") for each in found)
+    assert sum(each.n_within() for each in found) >= by_six
+
+
+def missed(found: list[Replay]) -> list[float]:
+    """Return regrets above 5 % of which nothing was said."""
+    return [
+        regret
+        for each in found
+        for regret, undecided in zip(each.regrets, each.undecided, strict=True)
+        if regret > 0.05 and not undecided
+    ]
 
 
 @pytest.mark.parametrize("name", ["gzip-200k", "dense-28k"])
@@ -118,13 +146,20 @@ def test_on_a_busy_machine_a_miss_is_rare_and_it_does_as_well_as_six_in_turns(na
 @pytest.mark.parametrize("character", CHARACTERS)
 def test_in_worlds_of_any_character_the_choice_is_within_5_percent(character, recorded):
     """Or it says that it is undecided between it and what is."""
-    missed = []
+    found = []
     for seed in range(6):
         grid = recorded(world(character, seed), distribution=[1] * PLATES)
-        (found,) = replay(grid, floors=[FLOORS[seed % 3]], n_seeds=1, spread=0.05, seconds=120.0)
-        if found.n_within() == 0 and not found.undecided[0]:
-            missed.append((seed, found.regrets))
-    assert len(missed) <= 1, missed
+        found += replay(grid, floors=[FLOORS[seed % 3]], n_seeds=1, spread=0.05, seconds=120.0)
+    assert len(missed(found)) <= 1, found
+
+
+@pytest.mark.parametrize("seed", [6, 21])
+def test_where_there_is_time_for_a_few_fetches_the_choice_is_still_of_the_largest(seed, recorded):
+    """Each takes 6 s, whatever its size: what is compared must leave time for a throughput."""
+    grid = recorded(world("many files", seed), distribution=[1] * PLATES)
+    (found,) = replay(grid, floors=[0.9], n_seeds=1, spread=0.05, seconds=120.0)
+    assert found.chosen[0] is not None
+    assert found.chosen[0].fetch_factor == 256
 
 
 def test_a_search_repeats_itself(recorded):
@@ -218,9 +253,14 @@ def test_the_command_prints_a_row_for_each_floor(grid_csv):
     printed = run("replay", grid_csv, "--plates", 14, "--seeds", 2, "--floors", "0.9,0.99")
     assert printed.exit_code == 0, printed.output
     assert "Optuna's TPE sampler" in printed.stdout
+    random = theory.expected_entropy_bits([1] * PLATES, BATCH_SIZE, 1, 1)
+    n_feasible = sum(
+        theory.expected_entropy_bits([1] * PLATES, BATCH_SIZE, block, fetch) >= 0.989 * random
+        for block, fetch, _ in GRID
+    )
     assert [line.split()[:2] for line in printed.stdout.splitlines() if "of 2" in line] == [
         ["grid", "0.90"],
-        ["0.99", "40"],
+        ["0.99", str(n_feasible)],
     ]
 
 

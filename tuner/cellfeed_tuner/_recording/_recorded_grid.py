@@ -1,5 +1,6 @@
 """A recorded grid, read again."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ class RecordedGrid:
 
 
 def read_grid(
-    path: Path, *, distribution: ArrayLike | None = None, batch_size: int = 64
+    path: str | os.PathLike[str], *, distribution: ArrayLike | None = None, batch_size: int = 64
 ) -> RecordedGrid:
     """Read a recorded grid from a CSV file.
 
@@ -111,6 +112,7 @@ def read_grid(
     ParameterError
         It has no entropies, and there is no distribution.
     """
+    path = Path(path)
     table, facts = _block_shuffling(_read(path), path), read_facts(path)
     runs = table.groupby(_SETTINGS, sort=True)
     configurations = [
