@@ -14,6 +14,8 @@ import click
 import pandas as pd
 import readme
 
+from cellfeed_tuner._results._recommended import least_share
+
 CELLS = {"`make demo`": 28_000, "200,000 cells": 200_000}
 BIN = Path(sys.executable).parent
 
@@ -52,7 +54,7 @@ def _best(grid: Path, floor: float) -> str:
     """Return what was fastest in the recording among what mixes well enough."""
     random = json.loads(grid.with_suffix(".json").read_text())["random_entropy_bits"]
     measured = pd.read_csv(grid)
-    mixed = measured[measured["entropy_bits"] >= floor * random]
+    mixed = measured[measured["entropy_bits"] >= least_share(floor) * random]
     best = mixed.loc[mixed["cells_per_second"].idxmax()]
     return f"{_settings(best)}: {best['cells_per_second']:,.0f}"
 

@@ -1,5 +1,6 @@
 """What the cost model says between and beyond its samples."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -55,6 +56,21 @@ def test_samples_override_the_sum():
     model = CostModel(GRID, BATCH_SIZE, Geometry())
     found = np.exp(np.median(model.draw(seen, 200, np.random.default_rng(0)), axis=0))
     assert found[70] == pytest.approx(3 * seconds_per_cell(odd), rel=0.1)
+
+
+def test_a_slow_small_fetch_of_a_worker_says_nothing_of_what_workers_add_to_each_cell():
+    """It is slow since it is small: by cell, workers cost no more than a fetch that is not."""
+    large = Configuration(block_size=64, fetch_factor=256)
+    with_workers = replace(large, num_workers=4)
+    seen = {
+        Configuration(block_size=1, fetch_factor=1): Observation(0.03, 0.05),
+        Configuration(block_size=1, fetch_factor=1, num_workers=1): Observation(0.03, 0.05),
+        large: Observation(1.5e-4, 0.05),
+    }
+    model = CostModel(GRID, BATCH_SIZE, Geometry())
+    draws = np.exp(model.draw(seen, 200, np.random.default_rng(0)))
+    medians = dict(zip(GRID, np.median(draws, axis=0), strict=True))
+    assert medians[with_workers] < 2 * medians[large]
 
 
 def test_what_is_far_from_all_samples_is_less_certain():

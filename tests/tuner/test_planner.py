@@ -31,7 +31,7 @@ class Number:
     measured: Collection[Configuration]
     most: int
 
-    def affords(self, configuration):
+    def affords(self, configuration, gain=0.0):
         return len(self.measured) < self.most
 
     def cost(self, configuration):

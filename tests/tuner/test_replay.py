@@ -1,6 +1,7 @@
 """The search on recorded grids: is the choice right, after a quarter of them?"""
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from cellfeed_tuner import Configuration, read_grid, replay, theory
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS
+from cellfeed_tuner._replaying._replay import Replay
 
 ROOT = Path(__file__).parents[2]
 RECORDED = [
@@ -91,11 +93,45 @@ def seconds_for(path: Path) -> float:
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_on_recorded_grids_the_choice_is_within_5_percent(path):
-    """With as many replicates, each as far off, as in the time that a default run has."""
-    for found in replay(read_grid(path), floors=(0.95, 0.99), n_seeds=5, seconds=seconds_for(path)):
-        assert len(found.chosen) == 5
-        assert found.n_within() == 5, found.floor
-        assert max(found.n_replicates) <= DEFAULT_REPLAY_SECONDS / SLICE_SECONDS
+    """With replicates as far off as on a quiet machine, in the time that a default run has."""
+    found = replay(
+        read_grid(path), floors=(0.95, 0.99), n_seeds=5, spread=0.05, seconds=seconds_for(path)
+    )
+    assert [len(each.chosen) for each in found] == [5, 5]
+    assert all(each.n_within() >= 4 for each in found)
+    assert missed(found) == []
+    n_replicates = [most for each in found for most in each.n_replicates]
+    assert max(n_replicates) <= DEFAULT_REPLAY_SECONDS / SLICE_SECONDS
+
+
+def test_with_the_noise_that_was_recorded_a_miss_is_rare_and_it_does_as_well_as_six_in_turns():
+    """Replicates were 5 to 20 % apart: where several are as fast, it has to say so."""
+    found = [
+        each
+        for path in RECORDED
+        for each in replay(
+            read_grid(path),
+            floors=(0.95, 0.99),
+            n_seeds=5,
+            seconds=seconds_for(path),
+            baselines=["six largest"],
+        )
+    ]
+    n = sum(len(each.chosen) for each in found)
+    assert n == 10 * len(RECORDED)
+    assert len(missed(found)) <= 0.1 * n
+    by_six = sum(each.n_baseline_within("six largest") for each in found)
+    assert sum(each.n_within() for each in found) >= by_six
+
+
+def missed(found: list[Replay]) -> list[float]:
+    """Return regrets above 5 % of which nothing was said."""
+    return [
+        regret
+        for each in found
+        for regret, undecided in zip(each.regrets, each.undecided, strict=True)
+        if regret > 0.05 and not undecided
+    ]
 
 
 @pytest.mark.parametrize("name", ["gzip-200k", "dense-28k"])
@@ -111,13 +147,20 @@ def test_on_a_busy_machine_a_miss_is_rare_and_it_does_as_well_as_six_in_turns(na
 @pytest.mark.parametrize("character", CHARACTERS)
 def test_in_worlds_of_any_character_the_choice_is_within_5_percent(character, recorded):
     """Or it says that it is undecided between it and what is."""
-    missed = []
+    found = []
     for seed in range(6):
         grid = recorded(world(character, seed), distribution=[1] * PLATES)
-        (found,) = replay(grid, floors=[FLOORS[seed % 3]], n_seeds=1, spread=0.05, seconds=120.0)
-        if found.n_within() == 0 and not found.undecided[0]:
-            missed.append((seed, found.regrets))
-    assert len(missed) <= 1, missed
+        found += replay(grid, floors=[FLOORS[seed % 3]], n_seeds=1, spread=0.05, seconds=120.0)
+    assert len(missed(found)) <= 1, found
+
+
+@pytest.mark.parametrize("seed", [6, 21])
+def test_where_there_is_time_for_a_few_fetches_the_choice_is_still_of_the_largest(seed, recorded):
+    """Each takes 6 s, whatever its size: what is compared must leave time for a throughput."""
+    grid = recorded(world("many files", seed), distribution=[1] * PLATES)
+    (found,) = replay(grid, floors=[0.9], n_seeds=1, spread=0.05, seconds=120.0)
+    assert found.chosen[0] is not None
+    assert found.chosen[0].fetch_factor == 256
 
 
 def test_a_search_repeats_itself(recorded):
@@ -211,9 +254,14 @@ def test_the_command_prints_a_row_for_each_floor(grid_csv):
     printed = run("replay", grid_csv, "--plates", 14, "--seeds", 2, "--floors", "0.9,0.99")
     assert printed.exit_code == 0, printed.output
     assert "Optuna's TPE sampler" in printed.stdout
+    random = theory.expected_entropy_bits([1] * PLATES, BATCH_SIZE, 1, 1)
+    n_feasible = sum(
+        theory.expected_entropy_bits([1] * PLATES, BATCH_SIZE, block, fetch) >= 0.989 * random
+        for block, fetch, _ in GRID
+    )
     assert [line.split()[:2] for line in printed.stdout.splitlines() if "of 2" in line] == [
         ["grid", "0.90"],
-        ["0.99", "40"],
+        ["0.99", str(n_feasible)],
     ]
 
 
@@ -261,3 +309,18 @@ def test_a_path_may_have_the_name_of_a_subcommand(small_collection, tmp_path, mo
     printed = run("./replay", "--label", "nope")
     assert printed.exit_code == 2
     assert "has no column 'nope'" in printed.stderr
+
+
+def test_what_is_feasible_is_what_a_search_takes_to_be(recorded):
+    """A choice that just misses the floor is no gain over the best, nor are both."""
+    table = pd.DataFrame(
+        [[4, 16, 0, 100.0, 3.5], [16, 16, 0, 300.0, 0.9895 * 3.6], [64, 16, 0, 900.0, 0.98 * 3.6]],
+        columns=["block_size", "fetch_factor", "num_workers", "cells_per_second", "entropy_bits"],
+    )
+    grid = replace(recorded(table, distribution=[1] * PLATES), random_entropy=3.6)
+    slow, just_below, _ = grid.configurations
+    assert just_below in grid.feasible(0.99)
+    assert slow not in grid.feasible(0.99)
+    (found,) = replay(grid, floors=[0.99], n_seeds=3, spread=0.02)
+    assert found.best == just_below
+    assert all(abs(regret) < 1e-9 for regret in found.regrets)

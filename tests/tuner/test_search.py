@@ -291,6 +291,7 @@ def test_one_disturbed_replicate_does_not_put_the_best_out_of_the_race(budget):
     search.run(GRID)
     choice = choose(search.results(GRID), search.requirements.constraints, search.turns)
     assert best in process.asked
+    assert choice is not None
     assert true_speed(choice.result.configuration) >= 0.95 * true_speed(best)
 
 

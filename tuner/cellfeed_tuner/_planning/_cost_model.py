@@ -121,7 +121,7 @@ class CostModel:
     ) -> None:
         self.configurations = tuple(configurations)
         self._place = {each: number for number, each in enumerate(configurations)}
-        self._terms, self._decades = _terms(configurations, batch_size, geometry)
+        self._terms, self._decades, self._by_workers = _terms(configurations, batch_size, geometry)
         self._covariance = _covariance(configurations)
 
     def draw(
@@ -167,10 +167,14 @@ class CostModel:
         if not rows.size:
             means: NDArray[np.float64] = self._terms.mean(axis=0)
             return means
-        weights = (self._terms[rows] / np.exp(seen)[:, None]).max(axis=0)
-        # A term that no sample has is held against the cheapest.
-        unseen = self._terms.max(axis=0) / np.exp(seen.min())
-        unit: NDArray[np.float64] = np.where(weights > 0, weights, unseen)
+        own = self._terms[rows]
+        weights = (own / np.exp(seen)[:, None]).max(axis=0)
+        # A term that no sample has is held against the cheapest. So is what workers add to each
+        # cell: it is the same in fetches of any size, so that a sample with workers that is slow
+        # for another reason says nothing of it.
+        counts = np.where(weights > 0, own.max(axis=0), self._terms.max(axis=0))
+        is_held = (weights > 0) & ~self._by_workers
+        unit: NDArray[np.float64] = np.where(is_held, weights, counts / np.exp(seen.min()))
         return unit
 
     def _with_discrepancy(
@@ -201,12 +205,13 @@ class CostModel:
 
 def _terms(
     configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
     """Return what each price is paid for, and by how many decades it may be less than most.
 
     Returns
     -------
-    Counts per cell, shape (n_configurations, n_terms), and decades, shape (n_terms,).
+    Counts per cell, shape (n_configurations, n_terms); decades, shape (n_terms,); and which prices
+    are what workers add to each cell, shape (n_terms,).
     """
     block = np.array([each.block_size for each in configurations], dtype=np.float64)
     workers = np.array([each.num_workers for each in configurations], dtype=np.float64)
@@ -227,14 +232,13 @@ def _terms(
         counts.extend(distinct(pieces, blocks) for pieces in _UNKNOWN_PIECES)
         rare.extend(3.0 for _ in _UNKNOWN_PIECES)
     per_cell = np.column_stack(counts) / cells[:, None]
-    if not workers.any():
-        return per_cell, np.array(rare)
     divided = per_cell / np.maximum(1.0, workers)[:, None]
     if np.ptp(workers) == 0:
-        return divided, np.array(rare)
+        return divided, np.array(rare), np.zeros(len(rare), dtype=np.bool_)
     by_workers = [workers > 0, workers]  # transfer, and standing in each other's way
     decades = [*rare, *(each + 1 for each in rare), 2.0, 2.0]
-    return np.column_stack([divided, per_cell, *by_workers]), np.array(decades)
+    terms = np.column_stack([divided, per_cell, *by_workers])
+    return terms, np.array(decades), np.arange(terms.shape[1]) >= 2 * len(rare)
 
 
 def _covariance(configurations: Sequence[Configuration]) -> NDArray[np.float64]:

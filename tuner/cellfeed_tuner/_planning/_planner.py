@@ -21,8 +21,11 @@ NOT_WORTH = 0.0005
 class Budget(Protocol):
     """What measuring may cost."""
 
-    def affords(self, configuration: Configuration) -> bool:
-        """Return whether there is enough left to measure a configuration for the first time."""
+    def affords(self, configuration: Configuration, gain: float = 0.0) -> bool:
+        """Return whether there is enough left to measure a configuration for the first time.
+
+        Which may depend on the gain over the best so far that is expected of it.
+        """
         ...
 
     def cost(self, configuration: Configuration) -> float:
@@ -191,15 +194,13 @@ class Planner:
     def _measured(self) -> list[Configuration]:
         return [each for each in self._replicates if each not in self._withdrawn]
 
-    def _open(self, budget: Budget) -> NDArray[np.intp]:
-        """Return the places of what was not measured and can be."""
+    def _open(self) -> NDArray[np.intp]:
+        """Return the places of what was not measured and may be chosen."""
         return np.array(
             [
                 place
                 for place, each in enumerate(self._candidates)
-                if each not in self._replicates
-                and each not in self._withdrawn
-                and budget.affords(each)
+                if each not in self._replicates and each not in self._withdrawn
             ],
             dtype=np.intp,
         )
@@ -208,7 +209,10 @@ class Planner:
         """Return what tells most of the configurations that may be the best."""
         if self._believed or len(self._replicates) >= _PROBES:
             return None
-        fresh = self._open(budget)
+        fresh = np.array(
+            [place for place in self._open() if budget.affords(self._candidates[place])],
+            dtype=np.intp,
+        )
         if not fresh.size:
             return None
         for place in self._first:
@@ -227,13 +231,18 @@ class Planner:
 
     def _most_promising(self, budget: Budget) -> Configuration | None:
         """Return what promises the largest gain over the best so far, if that is worth it."""
-        fresh = self._open(budget)
+        fresh = self._open()
         if not fresh.size:
             return None
         values = self._goal(-self._draws(self._model, _N_DRAWS))
         places = [self._place[each] for each in self._measured()]
         gains = _gains_over(values[:, places], values[:, fresh])
-        worth = gains >= NOT_WORTH
+        worth = np.array(
+            [
+                gain >= NOT_WORTH and budget.affords(self._candidates[place], gain)
+                for place, gain in zip(fresh.tolist(), gains.tolist(), strict=True)
+            ]
+        )
         return self._best_for_its_cost(fresh[worth], gains[worth], budget)
 
     def _best_for_its_cost(

@@ -1,5 +1,6 @@
 """A recorded grid, read again."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import seen_spread
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._recording._files import read_facts
+from cellfeed_tuner._results._recommended import least_share
 
 __all__ = ["RecordedGrid", "read_grid"]
 
@@ -62,8 +64,8 @@ class RecordedGrid:
         return dict(zip(self.configurations, means, strict=True))
 
     def feasible(self, floor: float) -> list[Configuration]:
-        """Return what mixes well enough."""
-        least = floor * self.random_entropy
+        """Return what mixes well enough, as a search takes it."""
+        least = least_share(floor) * self.random_entropy
         pairs = zip(self.configurations, self.entropies, strict=True)
         return [configuration for configuration, entropy in pairs if entropy >= least]
 
@@ -83,7 +85,7 @@ class RecordedGrid:
 
 
 def read_grid(
-    path: Path, *, distribution: ArrayLike | None = None, batch_size: int = 64
+    path: str | os.PathLike[str], *, distribution: ArrayLike | None = None, batch_size: int = 64
 ) -> RecordedGrid:
     """Read a recorded grid from a CSV file.
 
@@ -110,6 +112,7 @@ def read_grid(
     ParameterError
         It has no entropies, and there is no distribution.
     """
+    path = Path(path)
     table, facts = _block_shuffling(_read(path), path), read_facts(path)
     runs = table.groupby(_SETTINGS, sort=True)
     configurations = [

@@ -35,6 +35,8 @@ __all__ = ["Search"]
 # Shares of the budget until which something is measured for the first time, without proposals and
 # with, and until which there are turns, with a training step to measure the choice with afterwards.
 _EXPLORE_UNTIL, _PROPOSE_UNTIL, _TURNS_UNTIL_WITH_STEP = 0.45, 0.6, 0.75
+# What promises to be faster than the best by this share may be measured later than that.
+_LARGE_GAIN = 0.1
 # And until which what is in doubt is measured a second time.
 _DOUBT_UNTIL = 0.6
 # Where an earlier run is confirmed, until then for its anchors and all else but the turns; and
@@ -152,7 +154,7 @@ class Search:
         missing = max(1, LEAST_TURNS - len(self.turns))
         while len(turn) > 2 and missing * self._seconds_of_turn(turn) > self._left_for_turns:  # noqa: PLR2004
             turn.pop()
-        if self._seconds_of_turn(turn) > self._left_for_turns:
+        if self._seconds_of_turn(turn) + self._rest_of_throughput(turn) > self._left_for_turns:
             return False
         self._rng.shuffle(turn)
         speeds = dict[Configuration, float]()
@@ -195,6 +197,12 @@ class Search:
         if not self.measurements.has_failed(cheapest):
             self._measure(cheapest, self._missing_rounds(cheapest))
 
+    def _rest_of_throughput(self, turn: Sequence[Configuration]) -> float:
+        """Return the seconds that the likeliest's throughput takes after a turn in which it is."""
+        likeliest = next(iter(self._chances))
+        missing = self._missing_rounds(likeliest) - (_TURN_ROUNDS if likeliest in turn else 0)
+        return self._durations.of(likeliest, missing) if missing > 0 else 0.0
+
     def _missing_rounds(self, configuration: Configuration) -> int:
         """Return how many rounds a throughput still lacks."""
         if configuration not in self.measurements:
@@ -230,14 +238,20 @@ class Search:
     def _budget(self) -> TimeBudget:
         return self.measurements.budget
 
-    def affords(self, configuration: Configuration) -> bool:
-        """Return whether there is time to measure a configuration for the first time."""
+    def affords(self, configuration: Configuration, gain: float = 0.0) -> bool:
+        """Return whether there is time to measure a configuration for the first time.
+
+        What promises far more than turns may decide has all the time there is, but what a
+        throughput of it takes.
+        """
+        first, limit = self.cost(configuration), self._budget.limit_seconds
+        if gain >= _LARGE_GAIN and not self.is_short:
+            throughput = self._durations.of(configuration, FEWEST_ROUNDS - 1)
+            return first <= min(limit, self._left_for_turns - throughput)
         until = _EXPLORE_UNTIL if self.proposals is None else _PROPOSE_UNTIL
         if self.is_short:
             until = _SHORT_UNTIL
-        return self.cost(configuration) <= min(
-            self._budget.left_until(until), self._budget.limit_seconds
-        )
+        return first <= min(self._budget.left_until(until), limit)
 
     def cost(self, configuration: Configuration) -> float:
         """Return about how many seconds the first replicate takes."""
