@@ -102,7 +102,8 @@ class StandIn:
         """Return what a new process computes, and how many functions it compiled."""
         done = self.run(*casts)
         assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
 
     def run(self, *casts: str, warnings: str = "error") -> subprocess.CompletedProcess[str]:
         known = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "XDG_"))}

@@ -62,7 +62,7 @@ def test_what_a_name_needs_is_imported_with_it():
 @pytest.mark.parametrize("package", PACKAGES)
 def test_type_checkers_see_what_is_imported_when_it_is_used(package):
     module = importlib.import_module(package)
-    seen = {}
+    seen = dict[str, object]()
     for statement in ast.parse(inspect.getsource(module)).body:
         if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
             seen |= {
@@ -145,7 +145,7 @@ class TestWithoutTorch:
         for (X, obs, rows), expected in zip(without_torch["epochs"][name], dataset, strict=True):
             assert sp.issparse(X) is not options.get("dense", False)
             assert X.dtype == dataset.dtype or dataset.dtype is None
-            values = X.toarray() if sp.issparse(X) else X
+            values = X.toarray() if isinstance(X, sp.csr_array) else X
             assert np.array_equal(values, expected.to("cpu", dense=True).X.numpy())
             assert np.array_equal(rows, expected.rows.numpy())
             assert obs.keys() == expected.obs.keys()

@@ -17,7 +17,7 @@ class ByElement:
     elements: Mapping[str, Any]
 
     @property
-    def X(self) -> Any:
+    def X(self) -> Any:  # noqa: N802 - as AnnData has it
         """The first element, shape (n_cells, n_columns)."""
         return next(iter(self.elements.values()))
 

@@ -10,10 +10,15 @@ from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec
-from cellfeed._chunks._kernels import can_cast, copy_all, densify
+from cellfeed._chunks._kernels import (
+    can_cast,
+    copy_all,
+    count_selected,
+    densify,
+    select_columns,
+)
 from cellfeed._chunks._placing import place_elements
 from cellfeed._chunks._reads import ChunkReads
-from cellfeed._chunks._select_columns import count_selected, select_columns
 from cellfeed._chunks._zarr import zarr_array
 from cellfeed._chunks._zarr_files import ZarrFiles
 from cellfeed._chunks._zarr_layout import ZarrLayout, zarr_codec, zarr_layout

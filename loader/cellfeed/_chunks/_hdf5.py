@@ -169,9 +169,10 @@ def _table(dataset: h5py.Dataset, compression: int | None, shuffle: int | None) 
     listed = list_chunks(dataset, chunk_shape, grid)
     offsets = listed[:, ADDRESS].copy()
     # What cannot be compressed grows, but not to twice its size.
-    dtype = np.dtype(np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64)
-    if listed[:, SIZE].max() > np.iinfo(dtype).max:
-        raise ValueError(f"there are chunks of more than {np.iinfo(dtype).max} bytes")
+    dtype = np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64
+    largest = np.iinfo(dtype).max
+    if listed[:, SIZE].max() > largest:
+        raise ValueError(f"there are chunks of more than {largest} bytes")
     sizes = np.where(offsets < 0, 0, listed[:, SIZE]).astype(dtype)
     masks = np.where(offsets < 0, 0, listed[:, FILTER_MASK])
     if (offsets < 0).any() and dataset.fillvalue != 0:

@@ -1,6 +1,7 @@
 """Joining an obs column over the files of a collection."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -53,7 +54,7 @@ def read_obs(
         # What no source has, the first one is asked for: it says what it has instead.
         lacking = [name for name in columns if not any(name in names for names in known)]
         wanted = [[name for name in columns if name in names] for names in known]
-        wanted[0] += lacking
+        wanted[0] = [*wanted[0], *lacking]
     tables = []
     for source, names in zip(sources, wanted, strict=True):
         table = source.read_obs(names) if names else None
@@ -76,16 +77,19 @@ def _parts(
     are_numbers = bool(known) and not isinstance(known[0].dtype, pd.CategoricalDtype)
     are_numbers = are_numbers and pd.api.types.is_numeric_dtype(known[0].dtype)
     are_numbers = are_numbers and not pd.api.types.is_bool_dtype(known[0].dtype)
-    parts = []
-    for source, series in zip(sources, own, strict=True):
-        if series is None and are_numbers:
-            series = pd.Series(np.full(source.n_rows, np.nan, np.float32))
-        elif series is None:
-            codes = np.full(source.n_rows, -1, np.int8)
-            none = pd.Index([], dtype=object)
-            series = pd.Series(pd.Categorical.from_codes(codes, categories=none))
-        parts.append((source.path, series))
-    return parts
+    missing = partial(_missing, are_numbers=are_numbers)
+    return [
+        (source.path, missing(source.n_rows) if series is None else series)
+        for source, series in zip(sources, own, strict=True)
+    ]
+
+
+def _missing(n_rows: int, *, are_numbers: bool) -> "pd.Series[Any]":
+    """Return a column of missing values: NaN, or categories of which there are none."""
+    if are_numbers:
+        return pd.Series(np.full(n_rows, np.nan, np.float32))
+    codes, none = np.full(n_rows, -1, np.int8), pd.Index([], dtype=object)
+    return pd.Series(pd.Categorical.from_codes(codes, categories=none))
 
 
 def join_column(name: str, parts: "Sequence[tuple[Path, pd.Series[Any]]]") -> ObsColumn:

@@ -211,4 +211,10 @@ def _minibatch(cells: Cells, *, dense: bool = False) -> Any:
     if HAS_TORCH:
         return minibatch_of(cells, dense=dense)
     cells = cells.to_scipy()
-    return replace(cells, X=cells.X.toarray()) if dense and sp.issparse(cells.X) else cells
+    if not dense:
+        return cells
+    elements = {
+        name: each.toarray() if isinstance(each, sp.csr_array) else each
+        for name, each in cells.elements.items()
+    }
+    return replace(cells, elements=elements)

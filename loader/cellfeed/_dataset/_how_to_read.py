@@ -1,7 +1,7 @@
 """What a data set is told of how to read its collection: dense, dtype, threads."""
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -57,7 +57,8 @@ def numpy_dtypes(dtype: "AnyDtype | Mapping[str, AnyDtype] | None") -> Dtypes:
         One is none of numbers that torch has.
     """
     if isinstance(dtype, Mapping):
-        return {name: _numpy_dtype(each) for name, each in dtype.items()}
+        by_name = cast("Mapping[str, AnyDtype]", dtype)
+        return {name: _numpy_dtype(each) for name, each in by_name.items()}
     return None if dtype is None else _numpy_dtype(dtype)
 
 
@@ -66,7 +67,7 @@ def _numpy_dtype(dtype: AnyDtype) -> np.dtype[Any]:
         if HAS_TORCH and isinstance(dtype, torch.dtype):
             native = torch.empty(0, dtype=dtype).numpy().dtype
         else:
-            native = np.dtype(dtype)
+            native = np.dtype(cast("DTypeLike", dtype))
     except TypeError:
         native = np.dtype(object)
     of_torch = native.isnative and native.itemsize <= np.dtype(np.float64).itemsize

@@ -56,7 +56,7 @@ def parse(content: NDArray[np.uint8], key: bytes) -> Tables:
     if content.size < _HEAD.size:
         raise ValueError("a file of tables is too short")
     mark, checksum, n_described = _HEAD.unpack(content[: _HEAD.size].tobytes())
-    if mark != _MARK or zlib.crc32(content[_CHECKED_FROM:]) != checksum:
+    if mark != _MARK or zlib.crc32(content[_CHECKED_FROM:].data) != checksum:
         raise ValueError("a file of tables does not have its checksum")
     described = json.loads(content[_HEAD.size : _HEAD.size + n_described].tobytes())
     if described["key"] != key.decode():

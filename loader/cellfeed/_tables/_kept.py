@@ -68,15 +68,15 @@ class KeptTables:
         key = self._key(before, depends_on)
         name = blake2b(key, digest_size=16).hexdigest()
         folder = TableFolder()
-        kept = _or_none(lambda: folder.read(name, key))
+        kept: Tables | None = _or_none(lambda: folder.read(name, key))
         if kept is not None:
             return kept
         made = make()
         # What changed meanwhile may be half of the one and half of the other.
-        if made is None or self._identity() != before:
+        if self._identity() != before or made is None:
             return made
         _or_none(lambda: folder.write(name, key, made))
-        again = _or_none(lambda: folder.read(name, key))
+        again: Tables | None = _or_none(lambda: folder.read(name, key))
         return made if again is None else again
 
     def _key(self, identity: LastingIdentity, depends_on: str) -> bytes:

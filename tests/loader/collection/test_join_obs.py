@@ -363,8 +363,9 @@ class TestMissingColumns:
             assert_decodes_to(obs[name], [value for each in tables for value in each[name]])
         for name, dtype in (("count", np.float64), ("share", np.float32)):
             expected = np.concatenate([each[name].to_numpy(dtype) for each in tables])
-            assert obs[name].values.dtype == dtype
-            assert np.array_equal(obs[name].values, expected, equal_nan=True)
+            values = obs[name].values  # noqa: PD011 - a column of ours
+            assert values.dtype == dtype
+            assert np.array_equal(values, expected, equal_nan=True)
 
     def test_are_refused_by_default(self, files):
         with pytest.raises(ColumnError, match=f"^{files[0]}: obs has no column 'drug'"):
@@ -375,5 +376,5 @@ class TestMissingColumns:
             open_collection(files[1:], obs=["drug", "plate"], join_obs="outer")
 
     def test_join_that_is_none(self, files):
-        with pytest.raises(ParameterError, match="^`join_obs` must be 'same' or 'outer', but got"):
-            open_collection(files, obs=["drug"], join_obs="inner")
+        with pytest.raises(ParameterError, match=r"^`join_obs` must be 'same' or 'outer', but got"):
+            open_collection(files, obs=["drug"], join_obs="inner")  # type: ignore[arg-type]

@@ -13,10 +13,10 @@ from rich.text import Text
 from cellfeed_tuner._explain._bottleneck import Bottleneck, with_training_step
 from cellfeed_tuner._explain._why import Asked, Why, why
 from cellfeed_tuner._reports._console import report_console
+from cellfeed_tuner._reports._speed_interval import interval
 from cellfeed_tuner._reports._wording import (
     how_measured,
     interruption_in_words,
-    interval,
     why_no_choice,
     why_nothing,
 )

@@ -60,8 +60,9 @@ class StoredCells:
         if maps is None:
             return _stored_row(stored, local, self._n_vars, dtype)
         columns = maps.of_source(number)
-        joined, row = np.zeros(self._n_vars, dtype), _stored_row(stored, local, len(columns), dtype)
-        joined[columns[columns >= 0]] = row[columns >= 0]
+        joined = np.zeros(self._n_vars, dtype)
+        own = _stored_row(stored, local, len(columns), dtype)
+        joined[columns[columns >= 0]] = own[columns >= 0]
         return joined
 
     def label(self, row: int, name: str) -> Any:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from cellfeed_tuner._reports._html_report._elements import Html, element
+from cellfeed_tuner._reports._speed_interval import interval
 from cellfeed_tuner._reports._wording import (
     drifts_in_words,
     from_few_rounds,
     interruption_in_words,
-    interval,
     key_figures,
     missing_in_words,
     mixing_in_words,

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._console import report_console
+from cellfeed_tuner._reports._speed_interval import interval
 from cellfeed_tuner._reports._wording import (
     busy_in_words,
     cache_in_words,
@@ -20,7 +21,6 @@ from cellfeed_tuner._reports._wording import (
     few_rounds_in_words,
     how_measured,
     interruption_in_words,
-    interval,
     labels_in_words,
     loader_faults,
     missing_in_words,

@@ -25,6 +25,7 @@ from cellfeed._chunks._kernels._native import function_addresses
 from cellfeed._chunks._kernels._placing import copy_all, crossings_ascend, densify, place
 from cellfeed._chunks._kernels._planning import plan_flat, plan_grid, trim
 from cellfeed._chunks._kernels._reading import LARGEST_READ, advise
+from cellfeed._chunks._kernels._select_columns import count_selected, select_columns
 from cellfeed._chunks._kernels._tables import (
     ABSENT,
     ARRAY,
@@ -120,6 +121,7 @@ __all__ = [
     "can_decode",
     "cast_address",
     "copy_all",
+    "count_selected",
     "crossings_ascend",
     "decode",
     "densify",
@@ -129,6 +131,7 @@ __all__ = [
     "place",
     "plan_flat",
     "plan_grid",
+    "select_columns",
     "trim",
     "unshuffle",
 ]

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellfeed import FormatError, open_collection
-from cellfeed._chunks import _hdf5, _zarr
-from cellfeed._sources._anndata._csr import CsrSource
+from cellfeed._chunks import _hdf5, _hdf5_chunks, _zarr
+from cellfeed._sources._anndata._csr import StoredCsr
 from cellfeed._tables import _folder, _kept
 from cellfeed.machine import cache_folder
 
@@ -68,7 +68,9 @@ def write_zarr(path, shards):
         ad.AnnData(sp.csr_matrix(COUNTS)).write_zarr(path)
         root = zarr.open_group(path, mode="r+", use_consolidated=False)
         for name in ("X/data", "X/indices"):
-            values = root[name][:]
+            stored = root[name]
+            assert isinstance(stored, zarr.Array)
+            values = np.asarray(stored[:])
             del root[name]
             root.create_array(name, data=values, chunks=(16,), shards=shards)
         zarr.consolidate_metadata(path)
@@ -113,7 +115,7 @@ def made(monkeypatch):
 
     count(_hdf5, "list_chunks")
     count(_zarr, "_read_index")
-    count(CsrSource, "_read_pointer")
+    count(StoredCsr, "_read_pointer")
     return called
 
 
@@ -138,7 +140,10 @@ def test_tables_are_read_only(path):
     for _ in range(2):
         collection = open_collection(path)
         collection.load_tables()
-        pointer = collection._sources[0]._row_pointer
+        element = collection._sources[0].elements["X"]
+        assert isinstance(element, StoredCsr)
+        pointer = element._row_pointer
+        assert pointer is not None
         with pytest.raises(ValueError, match="read-only"):
             pointer[0] = 1
 
@@ -211,7 +216,7 @@ def test_what_has_just_changed_is_not_kept(path, tables):
 
 
 def test_what_changes_while_tables_are_made_is_not_kept(path, tables, monkeypatch):
-    list_chunks = _hdf5.list_chunks
+    list_chunks = _hdf5_chunks.list_chunks
 
     def change_meanwhile(*arguments):
         listed = list_chunks(*arguments)

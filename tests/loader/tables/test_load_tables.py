@@ -1,6 +1,7 @@
 import io
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,14 +67,18 @@ class Tables:
 
 
 def test_every_source_loads_its_tables():
-    sources = [Tables() for _ in range(20)]
+    sources: list[Any] = [Tables() for _ in range(20)]
     load_tables(sources)
     assert [source.n_loaded for source in sources] == [1] * 20
     load_tables([])
 
 
 def test_a_damaged_source_is_named():
-    sources = [Tables(), Tables(FormatError("b.h5ad: damaged")), *(Tables() for _ in range(20))]
+    sources: list[Any] = [
+        Tables(),
+        Tables(FormatError("b.h5ad: damaged")),
+        *(Tables() for _ in range(20)),
+    ]
     with pytest.raises(FormatError, match=r"b\.h5ad: damaged"):
         load_tables(sources)
 

@@ -96,7 +96,7 @@ def _names(what: str, n: int) -> list[str]:
 def dense(rows: Any) -> np.ndarray:
     if isinstance(rows, torch.Tensor):
         return np.asarray(rows.to_dense().numpy() if rows.layout == torch.sparse_csr else rows)
-    return np.asarray(rows.toarray() if sp.issparse(rows) else rows)
+    return np.asarray(rows.toarray() if isinstance(rows, sp.csr_array) else rows)
 
 
 def in_memory(adatas: list[ad.AnnData]) -> dict[str, np.ndarray]:
@@ -242,13 +242,14 @@ class TestMinibatch:
     @pytest.fixture
     def minibatch(self, two) -> Minibatch:
         collection = open_collection(two[0], elements=list(COLUMNS), obs=["number"])
-        return next(iter(CellDataset(collection, Streaming(), 20, seed=0)))
+        minibatch: Minibatch = next(iter(CellDataset(collection, Streaming(), 20, seed=0)))
+        return minibatch
 
     def test_is_a_mapping_whose_length_is_cells(self, minibatch):
         assert len(minibatch) == 20
         assert list(minibatch) == list(minibatch.keys()) == list(COLUMNS)
         assert dict(minibatch) == dict(minibatch.items()) == minibatch.elements
-        assert list(minibatch.values())[0] is minibatch.X is minibatch["X"]
+        assert next(iter(minibatch.values())) is minibatch.X is minibatch["X"]
         assert "raw/X" in minibatch
         assert "obsm/other" not in minibatch
         with pytest.raises(KeyError):
@@ -265,8 +266,13 @@ class TestMinibatch:
         assert torch.equal(copy.rows, minibatch.rows)
 
     def test_moves_and_is_pinned_with_all_elements(self, minibatch, monkeypatch):
-        pinned = []
-        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda each: pinned.append(each) or each)
+        pinned = list[torch.Tensor]()
+
+        def pin(tensor):
+            pinned.append(tensor)
+            return tensor
+
+        monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
         assert list(minibatch.pin_memory()) == list(COLUMNS)
         assert len(pinned) == 3 * 3 + 2 + 2
         on_meta = minibatch.to("meta")

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import h5py
 import numpy as np
@@ -29,7 +30,7 @@ def oracle(dataset):
 
 
 # HDF5 has an index of its own for each: B-trees of two versions, arrays of two kinds, one chunk.
-INDEXES = {
+INDEXES: dict[str, dict[str, Any]] = {
     "B-tree": {},
     "B-tree, grows": {"maxshape": (None,)},
     "fixed array": {"libver": "latest"},

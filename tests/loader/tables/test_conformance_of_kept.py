@@ -5,10 +5,10 @@ import os
 import time
 
 import pytest
-from tests.loader.test_conformance import TestH5ad as H5ad
-from tests.loader.test_conformance import write_h5ad as write_h5ad_case
-from tests.loader.test_conformance_zarr import TestZarr as Zarr
-from tests.loader.test_conformance_zarr import (
+from tests.loader.sources.test_conformance import TestH5ad as H5ad
+from tests.loader.sources.test_conformance import write_h5ad as write_h5ad_case
+from tests.loader.sources.test_conformance_zarr import TestZarr as Zarr
+from tests.loader.sources.test_conformance_zarr import (
     pytestmark,  # noqa: F401 - what writing zarr says
     write_store,
 )
@@ -22,10 +22,9 @@ def open_before(path, case):
     then = time.time() - 1000
     for file in [path, *path.rglob("*")]:
         os.utime(file, (then, then))
-    folder, _, name = case.element.partition("/")
-    layer = name if folder == "layers" else None
-    (source,) = open_sources(path, layer=layer, raw=folder == "raw")
-    source.load_tables()
+    for source in open_sources(path, [case.element]):
+        for element in source.elements.values():
+            element.load_tables()
 
 
 @pytest.fixture

@@ -1,21 +1,20 @@
-"""Compiled loops over sparse rows whose columns become others, or are left out."""
+"""Compiled: sparse rows whose columns become others, or are left out."""
 
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from cellfeed._compiled import compiled
 
 __all__ = ["count_selected", "select_columns"]
 
 
-@njit(
-    [
+@compiled(
+    *(
         f"void({index}[::1], {index}[::1], int64[::1], int32[::1], int64[::1])"
         for index in ("int32", "int64")
-    ],
-    nogil=True,
-    cache=True,
+    )
 )
 def count_selected(
     indptr: NDArray[Any],
@@ -32,15 +31,13 @@ def count_selected(
         counts[row] = n
 
 
-@njit(
-    [
+@compiled(
+    *(
         f"boolean({index}[::1], {index}[::1], {value}[::1], int64[::1], int32[::1],"
         f"{index}[::1], {value}[::1])"
         for index in ("int32", "int64")
         for value in ("uint8", "uint16", "uint32", "uint64")
-    ],
-    nogil=True,
-    cache=True,
+    )
 )
 def select_columns(
     indptr: NDArray[Any],

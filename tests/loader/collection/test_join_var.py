@@ -77,14 +77,14 @@ def write(path: Path, file: dict[str, Any]) -> ad.AnnData:
 def dense(rows: Any) -> np.ndarray:
     if isinstance(rows, torch.Tensor):
         return np.asarray(rows.to_dense().numpy() if rows.layout == torch.sparse_csr else rows)
-    return np.asarray(rows.toarray() if sp.issparse(rows) else rows)
+    return np.asarray(rows.toarray() if isinstance(rows, sp.csr_array | sp.csr_matrix) else rows)
 
 
 def in_memory(adatas: list[ad.AnnData], join: str, genes: list[str] | None) -> pd.DataFrame:
     """The oracle: all cells, with the genes as `anndata.concat` joins them."""
     tables = [ad.AnnData(dense(each.X), each.obs, each.var) for each in adatas]
     both = ad.concat(tables, join="outer" if join == "outer" else "inner", fill_value=0)
-    frame = both.to_df()
+    frame: pd.DataFrame = both.to_df()
     return frame[genes] if genes else frame
 
 
@@ -144,7 +144,7 @@ def test_cells_are_those_of_anndata(store, join):
         assert sp.issparse(cells.X) == all(file["layout"] == "csr" for file in some)
         assert cells.X.dtype == np.result_type(*(file["dtype"] for file in some))
         assert np.array_equal(dense(cells.X), values[rows])
-        if sp.issparse(cells.X):
+        if isinstance(cells.X, sp.csr_array):
             assert cells.X.has_canonical_format
             assert cells.X.nnz == np.count_nonzero(values[rows])
         first = np.concatenate([adata.obsm["first"] for adata in adatas])

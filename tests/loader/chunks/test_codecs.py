@@ -69,4 +69,4 @@ def test_of_layers_and_of_several_paths(tmp_path):
         adata = ad.AnnData(sp.csr_matrix(X), layers={"counts": X})
         adata.write_h5ad(tmp_path / f"{name}.h5ad", compression=compression)
     assert open_collection(tmp_path).codecs == ("none", "gzip 4")
-    assert open_collection(tmp_path, layer="counts").codecs == ("none", "gzip 4")
+    assert open_collection(tmp_path, elements=["layers/counts"]).codecs == ("none", "gzip 4")

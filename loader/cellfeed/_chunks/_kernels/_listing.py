@@ -1,0 +1,55 @@
+"""Compiled: what HDF5 calls for each chunk of an array, to note where it lies."""
+
+from typing import Any
+
+import numpy as np
+from numba import carray
+
+from cellfeed._chunks._kernels._native import pointer
+from cellfeed._compiled import compiled_callback
+
+__all__ = [
+    "ADDRESS",
+    "FILTER_MASK",
+    "GRID",
+    "LISTED",
+    "N_COLUMNS",
+    "N_DIMENSIONS",
+    "N_STATE",
+    "ODD",
+    "SIZE",
+    "note_chunk",
+]
+
+# Columns of what is listed.
+ADDRESS, SIZE, FILTER_MASK, N_COLUMNS = range(4)
+
+# What the callback is given: where it writes, and for each dimension the length of a chunk and
+# the number of chunks. It gives back whether a chunk was odd.
+LISTED, N_DIMENSIONS, ODD, GRID = range(4)
+_MOST_DIMENSIONS = 2
+N_STATE = GRID + 2 * _MOST_DIMENSIONS
+
+
+@compiled_callback("int32(CPointer(uint64), uint32, uint64, uint64, voidptr)")
+def note_chunk(offset: Any, filter_mask: Any, address: Any, size: Any, state: Any) -> Any:
+    """Note a chunk; compiled, so that it is written without anything that could be raised."""
+    known = carray(state, (N_STATE,), np.int64)
+    number, n_chunks = np.int64(0), np.int64(1)
+    for k in range(known[N_DIMENSIONS]):
+        place = np.int64(offset[k]) // known[GRID + 2 * k]
+        n = known[GRID + 2 * k + 1]
+        if place < 0 or place >= n:
+            known[ODD] = 1
+            return np.int32(1)  # which ends the iteration
+        number = number * n + place
+        n_chunks *= n
+    first, n_bytes = np.int64(address), np.int64(size)
+    if first < 0 or n_bytes < 0:
+        known[ODD] = 1
+        return np.int32(1)
+    table = carray(pointer(known[LISTED]), (n_chunks, N_COLUMNS), np.int64)
+    table[number, ADDRESS] = first
+    table[number, SIZE] = n_bytes
+    table[number, FILTER_MASK] = np.int64(filter_mask)
+    return np.int32(0)
