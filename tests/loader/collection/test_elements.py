@@ -96,7 +96,7 @@ def _names(what: str, n: int) -> list[str]:
 def dense(rows: Any) -> np.ndarray:
     if isinstance(rows, torch.Tensor):
         return np.asarray(rows.to_dense().numpy() if rows.layout == torch.sparse_csr else rows)
-    return np.asarray(rows.toarray() if isinstance(rows, sp.csr_array) else rows)
+    return np.asarray(rows.toarray() if isinstance(rows, sp.csr_array | sp.csr_matrix) else rows)
 
 
 def in_memory(adatas: list[ad.AnnData]) -> dict[str, np.ndarray]:
