@@ -44,8 +44,8 @@ def interrupted(collection):
                 raise KeyboardInterrupt
 
         autotune(
-            collection, label="plate", entropy_floor=0.5, budget=12.0, on_progress=interrupt,
-            **(GRID | settings),
+            collection, label="plate", entropy_floor=0.5, on_progress=interrupt,
+            **({"budget": 12.0} | GRID | settings),
         )  # fmt: skip
 
     return tune
@@ -70,8 +70,8 @@ def test_what_was_measured_by_then_is_the_result(interrupted, collection):
 
 def test_a_choice_that_was_measured_in_turns_is_kept(interrupted):
     only = {"block_sizes": [4], "fetch_factors": [8]}
-    with pytest.raises(AutotuneInterrupted) as caught:
-        interrupted(1, stage="explain", **only)
+    with pytest.raises(AutotuneInterrupted) as caught:  # a single one is clear long before
+        interrupted(1, stage="explain", budget=120.0, **only)
     chosen = caught.value.result.recommended
     assert chosen is not None
     assert chosen.configuration == Configuration(block_size=4, fetch_factor=8)

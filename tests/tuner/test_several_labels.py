@@ -114,8 +114,10 @@ def test_every_label_has_the_entropy_that_its_minibatches_have(tuned, counted):
 
 
 def test_every_label_is_measured_and_judged(tuned):
-    judged = [each for each in tuned[1]["configurations"] if each["status"] == "measured"]
+    judged = [each for each in tuned[1]["configurations"] if each["verdict"] is not None]
     assert judged
+    for each in tuned[1]["configurations"]:
+        assert each["verdict"] is not None or each["status"] != "measured"
     for each in judged:
         plate = each["further_labels"]["plate"]
         for label in (each, plate):
@@ -127,8 +129,8 @@ def test_every_label_is_measured_and_judged(tuned):
 def test_the_first_label_is_measured_within_the_other(tuned, counted):
     for sizes, each in by_sizes(tuned[1]).items():
         within = each["conditional_entropy_bits"]
-        if each["status"] != "measured":
-            assert within["measured"] is None
+        if each["status"] != "measured":  # or from too few minibatches to compare
+            assert within["measured"] is None or each["status"] == "not enough samples"
             continue
         assert within["measured"] == pytest.approx(counted[sizes]["within"], abs=0.1)
 

@@ -217,7 +217,7 @@ def compare_all(collection, dtype=None):
     minibatch = next(iter(dataset))
     cells = sampled_cells(minibatch, list(collection.obs), seed=0)
     assert sorted(cell.row for cell in cells) == sorted(minibatch.rows.tolist())
-    found = compare_with_files(collection, {CONFIGURATION: cells})
+    found = compare_with_files(collection, {CONFIGURATION: cells}, most_seconds=60)
     assert (found.n_cells, dict(found.faults)) == (16, {})
     cell = cells[3]
     expression = np.array(cell.values)

@@ -17,7 +17,7 @@ from cellfeed_tuner._measuring._stored_cells import StoredCells
 __all__ = ["Comparison", "compare_with_files"]
 
 # What is compared, at most: it is bounded however slow the storage is.
-_MOST_CELLS, _MOST_SECONDS = 128, 2.0
+_MOST_CELLS = 128
 
 _Sampled = tuple[Configuration, DeliveredCell]
 
@@ -39,7 +39,10 @@ class Comparison:
 
 
 def compare_with_files(
-    collection: Collection, sampled: Mapping[Configuration, Sequence[DeliveredCell]]
+    collection: Collection,
+    sampled: Mapping[Configuration, Sequence[DeliveredCell]],
+    *,
+    most_seconds: float = 2.0,
 ) -> Comparison:
     """Read some delivered cells once more, without cellfeed, and compare all that they have.
 
@@ -49,9 +52,11 @@ def compare_with_files(
         What they were read from.
     sampled
         Cells of each configuration; of the last one, all are compared if time allows.
+    most_seconds
+        No cell but the first is begun after that.
     """
     n_cells, faults = 0, dict[Configuration, str]()
-    deadline = time.perf_counter() + _MOST_SECONDS
+    deadline = time.perf_counter() + most_seconds
     with StoredCells(collection) as stored:
         for configuration, cell in _in_order(sampled):
             if n_cells == _MOST_CELLS or (n_cells and time.perf_counter() > deadline):
