@@ -120,6 +120,8 @@ def test_with_the_noise_that_was_recorded_a_miss_is_rare_and_it_does_as_well_as_
     n = sum(len(each.chosen) for each in found)
     assert n == 10 * len(RECORDED)
     assert len(missed(found)) <= 0.1 * n
+    by_grid = [missed(found[k : k + 2]) for k in range(0, len(found), 2)]
+    assert max(map(len, by_grid)) <= 2, by_grid
     by_six = sum(each.n_baseline_within("six largest") for each in found)
     assert sum(each.n_within() for each in found) >= by_six
 
@@ -154,10 +156,9 @@ def test_in_worlds_of_any_character_the_choice_is_within_5_percent(character, re
     assert len(missed(found)) <= 1, found
 
 
-@pytest.mark.parametrize("seed", [6, 21])
-def test_where_there_is_time_for_a_few_fetches_the_choice_is_still_of_the_largest(seed, recorded):
+def test_where_there_is_time_for_a_few_fetches_the_choice_is_still_of_the_largest(recorded):
     """Each takes 6 s, whatever its size: what is compared must leave time for a throughput."""
-    grid = recorded(world("many files", seed), distribution=[1] * PLATES)
+    grid = recorded(world("many files", 6), distribution=[1] * PLATES)
     (found,) = replay(grid, floors=[0.9], n_seeds=1, spread=0.05, seconds=120.0)
     assert found.chosen[0] is not None
     assert found.chosen[0].fetch_factor == 256
@@ -255,7 +256,7 @@ def test_the_command_prints_a_row_for_each_floor(grid_csv):
     assert printed.exit_code == 0, printed.output
     assert "Optuna's TPE sampler" in printed.stdout
     random = theory.expected_entropy_bits([1] * PLATES, BATCH_SIZE, 1, 1)
-    n_feasible = sum(
+    n_feasible = sum(  # what misses the floor by less than 0.001 reaches it
         theory.expected_entropy_bits([1] * PLATES, BATCH_SIZE, block, fetch) >= 0.989 * random
         for block, fetch, _ in GRID
     )

@@ -53,7 +53,7 @@ def compare_with_files(
     sampled
         Cells of each configuration; of the last one, all are compared if time allows.
     most_seconds
-        No cell but the first is begun after that.
+        After that, no further cell is begun; the first always is.
     """
     n_cells, faults = 0, dict[Configuration, str]()
     deadline = time.perf_counter() + most_seconds

@@ -17,8 +17,8 @@ _UNKNOWN_PIECES = (16.0, 256.0)
 _MISFIT = 0.1
 # A priori, each term may be this share of the cost of a sample, or less by up to these decades.
 _PRIOR_SHARE = 0.5
-# How many times more than other terms what workers add to each cell may be. In recorded grids, a
-# first worker adds 0.2 to 5 times what the cheapest cell costs.
+# How many times the cheapest cell's cost a price of 1 stands for, of what workers add to each
+# cell. In recorded grids, a first worker adds 0.2 to 5 times that cost.
 _MOST_ADDED = 4.0
 # By how much a price may depart from what its prior is in one draw, relative to that.
 _PRIOR_SPREAD = 2.0

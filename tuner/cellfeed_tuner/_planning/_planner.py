@@ -24,7 +24,7 @@ class Budget(Protocol):
     def affords(self, configuration: Configuration, gain: float = 0.0) -> bool:
         """Return whether there is enough left to measure a configuration for the first time.
 
-        Which may depend on the gain over the best so far that is expected of it.
+        This may depend on the gain over the best so far that is expected of it.
         """
         ...
 

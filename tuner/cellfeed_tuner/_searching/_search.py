@@ -154,7 +154,8 @@ class Search:
         missing = max(1, LEAST_TURNS - len(self.turns))
         while len(turn) > 2 and missing * self._seconds_of_turn(turn) > self._left_for_turns:  # noqa: PLR2004
             turn.pop()
-        if self._seconds_of_turn(turn) + self._rest_of_throughput(turn) > self._left_for_turns:
+        rest = self._rest_of_throughput(_TURN_ROUNDS)  # the likeliest is in every turn
+        if self._seconds_of_turn(turn) + rest > self._left_for_turns:
             return False
         self._rng.shuffle(turn)
         speeds = dict[Configuration, float]()
@@ -197,11 +198,11 @@ class Search:
         if not self.measurements.has_failed(cheapest):
             self._measure(cheapest, self._missing_rounds(cheapest))
 
-    def _rest_of_throughput(self, turn: Sequence[Configuration]) -> float:
-        """Return the seconds that the likeliest's throughput takes after a turn in which it is."""
-        likeliest = next(iter(self._chances))
-        missing = self._missing_rounds(likeliest) - (_TURN_ROUNDS if likeliest in turn else 0)
-        return self._durations.of(likeliest, missing) if missing > 0 else 0.0
+    def _rest_of_throughput(self, coming: int = 0) -> float:
+        """Return the seconds that the likeliest's throughput takes after so many coming rounds."""
+        likeliest = next(iter(self._chances), None)
+        missing = 0 if likeliest is None else self._missing_rounds(likeliest) - coming
+        return self._durations.of(likeliest, missing) if likeliest and missing > 0 else 0.0
 
     def _missing_rounds(self, configuration: Configuration) -> int:
         """Return how many rounds a throughput still lacks."""
@@ -241,17 +242,22 @@ class Search:
     def affords(self, configuration: Configuration, gain: float = 0.0) -> bool:
         """Return whether there is time to measure a configuration for the first time.
 
-        What promises far more than turns may decide has all the time there is, but what a
-        throughput of it takes.
+        What promises far more than turns may decide may use all the time that is left, except what
+        its throughput takes, or that of the likeliest.
         """
         first, limit = self.cost(configuration), self._budget.limit_seconds
-        if gain >= _LARGE_GAIN and not self.is_short:
-            throughput = self._durations.of(configuration, FEWEST_ROUNDS - 1)
-            return first <= min(limit, self._left_for_turns - throughput)
         until = _EXPLORE_UNTIL if self.proposals is None else _PROPOSE_UNTIL
         if self.is_short:
             until = _SHORT_UNTIL
-        return first <= min(self._budget.left_until(until), limit)
+        if first <= min(self._budget.left_until(until), limit):
+            return True
+        # With a need, gains are of how well it mixes.
+        has_need = self.requirements.constraints.need_cells_per_second is not None
+        if gain < _LARGE_GAIN or self.is_short or has_need:
+            return False
+        own = self._durations.of(configuration, FEWEST_ROUNDS - 1)
+        reserve = max(own, self._rest_of_throughput())
+        return first <= min(limit, self._left_for_turns - reserve)
 
     def cost(self, configuration: Configuration) -> float:
         """Return about how many seconds the first replicate takes."""
