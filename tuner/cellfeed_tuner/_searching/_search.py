@@ -35,10 +35,10 @@ __all__ = ["Search"]
 # Shares of the budget until which something is measured for the first time, without proposals and
 # with, and until which there are turns, with a training step to measure the choice with afterwards.
 _EXPLORE_UNTIL, _PROPOSE_UNTIL, _TURNS_UNTIL_WITH_STEP = 0.45, 0.6, 0.75
-# What promises to be faster than the best by this share may be measured later than that.
-_LARGE_GAIN = 0.1
 # And until which what is in doubt is measured a second time.
 _DOUBT_UNTIL = 0.6
+# What promises to be faster than the best by this share may be explored later than that.
+_LARGE_GAIN = 0.1
 # Where an earlier run is confirmed, until then for its anchors and all else but the turns; and
 # rounds of an anchor each of the two times.
 _SHORT_UNTIL, _ANCHOR_ROUNDS = 0.45, FEWEST_ROUNDS // 2
@@ -200,9 +200,11 @@ class Search:
 
     def _rest_of_throughput(self, coming: int = 0) -> float:
         """Return the seconds that the likeliest's throughput takes after so many coming rounds."""
-        likeliest = next(iter(self._chances), None)
-        missing = 0 if likeliest is None else self._missing_rounds(likeliest) - coming
-        return self._durations.of(likeliest, missing) if likeliest and missing > 0 else 0.0
+        if not self._chances:
+            return 0.0
+        likeliest = next(iter(self._chances))
+        missing = self._missing_rounds(likeliest) - coming
+        return self._durations.of(likeliest, missing) if missing > 0 else 0.0
 
     def _missing_rounds(self, configuration: Configuration) -> int:
         """Return how many rounds a throughput still lacks."""
