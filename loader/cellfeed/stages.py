@@ -92,9 +92,9 @@ class FetchStages:
         -------
         None where the format's own library reads, so that the next two stages do not exist.
         """
-        if planned.reads.others:
+        if not planned.is_decoded_here:
             return None
-        chunks = planned.reads.chunks
+        chunks = planned.chunks
         return Volume(chunks.n_chunks, chunks.decoded_bytes, chunks.useful_bytes)
 
     def readahead(self, planned: PlannedRead) -> None:

@@ -103,6 +103,7 @@ class FencedDecoder:
         self._file = MemoryFile()
         n_bytes = n_elements * self._dtype.itemsize
         self._buffers = fenced(n_bytes), fenced(n_bytes)
+        self._scratch = np.empty(0, np.uint8)
         self._out = fenced(n_bytes)
         self._raw = fenced(4 * n_bytes + 4096)
 
@@ -129,7 +130,9 @@ class FencedDecoder:
         report = np.zeros(kernels.N_REPORTS, np.int64)
         raw = self._raw[self._raw.size - len(stored) :]
         tables = reads.arrays, reads.chunks, reads.segments
-        kernels.decode(*tables, kernels.function_addresses(), report, raw, *self._buffers)
+        kernels.decode(
+            *tables, kernels.function_addresses(), report, raw, *self._buffers, self._scratch
+        )
         return int(report[kernels.FAILURE]), out
 
 

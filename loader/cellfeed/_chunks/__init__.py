@@ -10,14 +10,14 @@ from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec
+from cellfeed._chunks._kept import KeptElements, kept_of
 from cellfeed._chunks._kernels import (
     can_cast,
     copy_all,
-    count_selected,
     densify,
-    select_columns,
+    sort_rows,
 )
-from cellfeed._chunks._placing import place_elements
+from cellfeed._chunks._placing import place_elements, place_kept
 from cellfeed._chunks._reads import ChunkReads
 from cellfeed._chunks._zarr import zarr_array
 from cellfeed._chunks._zarr_files import ZarrFiles
@@ -28,18 +28,20 @@ __all__ = [
     "ChunkTable",
     "ChunkedArray",
     "ContiguousChunks",
+    "KeptElements",
     "ZarrFiles",
     "ZarrLayout",
     "can_cast",
     "check_grid",
     "chunk_grid",
     "copy_all",
-    "count_selected",
     "densify",
     "hdf5_array",
     "hdf5_codec",
+    "kept_of",
     "place_elements",
-    "select_columns",
+    "place_kept",
+    "sort_rows",
     "zarr_array",
     "zarr_codec",
     "zarr_layout",

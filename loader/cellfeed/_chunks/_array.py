@@ -1,7 +1,7 @@
 """A stored array as chunks: where their bytes lie, and what is to be read for given elements."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -196,6 +196,7 @@ class ChunkedArray:
         out_dtype: np.dtype[Any],
         *,
         index_limit: int = -1,
+        column_map: NDArray[np.int32] | None = None,
     ) -> ChunkReads:
         """Return what to read for ranges of a one-dimensional array.
 
@@ -209,16 +210,31 @@ class ChunkedArray:
             Dtype there.
         index_limit
             If not negative, elements are column indices, which have to be below it.
+        column_map
+            What each column becomes, none of which is left out, int32, shape (index_limit,);
+            without an index limit, ranges are dense rows, and it is as of `reads_of_rows`.
         """
         chunks, firsts, segments, crossings = kernels.plan_flat(
             starts, counts, destinations, self.chunk_shape[0], out_dtype.itemsize
         )
+        placing = kernels.COPIED
+        if column_map is not None:
+            placing = kernels.SPREAD if index_limit < 0 else kernels.RENUMBERED
+        row = array_row(
+            self.dtype, out_dtype, index_limit=index_limit, placing=placing, column_map=column_map
+        )
+        reads = self._reads(chunks, firsts, segments, row, column_map)
         if index_limit < 0:
-            crossings = crossings[:0]
-        return self._reads(chunks, firsts, segments, crossings, out_dtype, index_limit)
+            return reads
+        return replace(reads, crossings={out_dtype.itemsize: crossings})
 
     def reads_of_rows(
-        self, rows: NDArray[np.int64], destinations: NDArray[np.int64], out_dtype: np.dtype[Any]
+        self,
+        rows: NDArray[np.int64],
+        destinations: NDArray[np.int64],
+        out_dtype: np.dtype[Any],
+        *,
+        column_map: NDArray[np.int32] | None = None,
     ) -> ChunkReads:
         """Return what to read for whole rows of a two-dimensional array.
 
@@ -230,26 +246,91 @@ class ChunkedArray:
             Address that each row goes to.
         out_dtype
             Dtype there.
+        column_map
+            Where each column goes within the row there, -1 if it is left out, int32, shape
+            (n_columns,).
         """
         chunk_rows, chunk_columns = self.chunk_shape
         chunks, firsts, segments = kernels.plan_grid(
             rows, destinations, self.shape[1], chunk_rows, chunk_columns, out_dtype.itemsize
         )
-        return self._reads(chunks, firsts, segments, np.empty(0, np.int64), out_dtype, -1)
+        placing = kernels.COPIED if column_map is None else kernels.SPREAD
+        row = array_row(self.dtype, out_dtype, placing=placing, column_map=column_map)
+        return self._reads(chunks, firsts, segments, row, column_map)
+
+    def reads_selecting(
+        self,
+        starts: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        *,
+        column_map: NDArray[np.int32],
+    ) -> ChunkReads:
+        """Return what to read for `ChunkReads.select`, of ranges of column indices.
+
+        Parameters
+        ----------
+        starts, counts
+            Ascending, disjoint ranges of elements, int64, shape (n,).
+        column_map
+            What each column becomes, -1 if it is left out, int32, shape (n_columns,).
+        """
+        no_destinations = np.zeros(len(starts), np.int64)
+        chunks, firsts, segments, _ = kernels.plan_flat(
+            starts, counts, no_destinations, self.chunk_shape[0], 0
+        )
+        # Compiled code knows these two; an index that does not fit becomes one out of bounds.
+        known = self.dtype in (np.int32, np.int64)
+        row = array_row(
+            self.dtype,
+            self.dtype if known else np.dtype(np.int64),
+            index_limit=len(column_map),
+            placing=kernels.SELECTED,
+            column_map=column_map,
+        )
+        return self._reads(chunks, firsts, segments, row, column_map)
+
+    def reads_of_kept(
+        self,
+        starts: NDArray[np.int64],
+        entry_starts: NDArray[np.int64],
+        entries: NDArray[np.int64],
+        destinations: NDArray[np.int64],
+        out_dtype: np.dtype[Any],
+    ) -> ChunkReads:
+        """Return what to read for the values of elements that `ChunkReads.select` kept.
+
+        Parameters
+        ----------
+        starts
+            Where each row begins, ascending, int64, shape (n_rows,).
+        entry_starts, entries
+            What is kept of each row, int64, shapes (n_rows + 1,) and (n_kept,); see
+            `KeptElements`.
+        destinations
+            Address that each row goes to, int64, shape (n_rows,).
+        out_dtype
+            Dtype there.
+        """
+        chunks, firsts, segments = kernels.plan_kept(
+            starts, entry_starts, entries, destinations, self.chunk_shape[0]
+        )
+        row = array_row(self.dtype, out_dtype, placing=kernels.SCATTERED)
+        return self._reads(chunks, firsts, segments, row, entries)
 
     def _reads(
         self,
         chunks: NDArray[np.int64],
         firsts: NDArray[np.int64],
         segments: NDArray[np.int64],
-        crossings: NDArray[np.int64],
-        out_dtype: np.dtype[Any],
-        index_limit: int,
+        array: NDArray[np.int64],
+        tables: object,
     ) -> ChunkReads:
+        """Return reads, of which ``array`` and ``segments`` may have addresses in ``tables``."""
         located = self.locations.locate(chunks)
         offsets, sizes = located.offsets, located.sizes
         if self.codec == kernels.STORED and not self.shuffled:
-            kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize)
+            placing = int(array[kernels.PLACING])
+            kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize, placing)
         table = np.zeros((len(chunks) + 1, kernels.N_CHUNK_COLUMNS), np.int64)
         table[:-1, kernels.FD], keep_alive = self.files.handles(located.files)
         table[:-1, kernels.OFFSET] = offsets
@@ -257,7 +338,6 @@ class ChunkedArray:
         table[:-1, kernels.FLAGS] = located.flags
         table[:-1, kernels.FIRST_SEGMENT] = firsts
         table[-1, kernels.FIRST_SEGMENT] = len(segments)
-        array = array_row(self.dtype, out_dtype, index_limit=index_limit)
         array[kernels.CODEC] = self.codec
         array[kernels.SHUFFLED] = self.shuffled
         array[kernels.DECODED_BYTES] = self.dtype.itemsize * math.prod(self.chunk_shape)
@@ -266,11 +346,9 @@ class ChunkedArray:
             arrays=array[None],
             chunks=table,
             segments=segments,
-            crossings=crossings,
-            crossing_itemsize=out_dtype.itemsize,
             chunk_numbers=chunks,
             owners=(self,),
-            keep_alive=(keep_alive,),
+            keep_alive=(keep_alive, tables),
         )
 
     def describe(self, chunk: int) -> str:

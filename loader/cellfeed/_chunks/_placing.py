@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
 
-__all__ = ["array_row", "place_elements"]
+__all__ = ["array_row", "out_of_bounds", "place_elements", "place_kept", "scratch_bytes"]
 
 
 def place_elements(
@@ -18,6 +18,7 @@ def place_elements(
     dtype: np.dtype[Any],
     *,
     index_limit: int = -1,
+    column_map: NDArray[np.int32] | None = None,
 ) -> bool:
     """Copy ranges of elements to where they go.
 
@@ -33,6 +34,8 @@ def place_elements(
         Dtype there.
     index_limit
         If not negative, elements are column indices, which have to be below it.
+    column_map
+        What each column becomes, none of which is left out, int32, shape (index_limit,).
 
     Returns
     -------
@@ -50,19 +53,58 @@ def place_elements(
         with np.errstate(over="ignore"):  # float16 holds little
             elements = elements.astype(dtype)
     elements = np.ascontiguousarray(elements)
-    segments = np.stack([starts, counts, addresses], axis=1)
+    segments = np.stack([starts, counts, addresses, np.zeros_like(starts)], axis=1)
     report = np.zeros(kernels.N_REPORTS, np.int64)
     report[kernels.ASCENDING] = 1
-    array = array_row(elements.dtype, dtype, index_limit=index_limit)
-    kernels.place(elements.ctypes.data, segments, array, report)
+    placing = kernels.COPIED if column_map is None else kernels.RENUMBERED
+    array = array_row(
+        elements.dtype, dtype, index_limit=index_limit, placing=placing, column_map=column_map
+    )
+    kernels.place(elements.ctypes.data, segments, array, report, 0)
     if report[kernels.FAILURE]:
-        msg = f"a column index is outside [0, {index_limit})"
-        raise ValueError(msg)
+        raise ValueError(out_of_bounds(index_limit))
     return bool(report[kernels.ASCENDING])
 
 
+def out_of_bounds(n_columns: int) -> str:
+    """Return the words for a column index that a matrix does not have."""
+    return f"a column index is outside [0, {n_columns})"
+
+
+def place_kept(
+    elements: NDArray[Any],
+    starts: NDArray[np.int64],
+    entry_starts: NDArray[np.int64],
+    entries: NDArray[np.int64],
+    addresses: NDArray[np.int64],
+) -> None:
+    """Copy the elements of each row that are kept, each to its slot.
+
+    Parameters
+    ----------
+    elements
+        One-dimensional, of the dtype that they have where they go.
+    starts
+        Where each row begins among them, ascending, int64, shape (n_rows,).
+    entry_starts, entries
+        What is kept of each row, int64, shapes (n_rows + 1,) and (n_kept,); see `gather`.
+    addresses
+        Address of the first slot of each row, int64, shape (n_rows,).
+    """
+    array = array_row(elements.dtype, elements.dtype, placing=kernels.SCATTERED)
+    whole = max(1, elements.size)
+    _, _, segments = kernels.plan_kept(starts, entry_starts, entries, addresses, whole)
+    report = np.zeros(kernels.N_REPORTS, np.int64)
+    kernels.place(elements.ctypes.data, segments, array, report, 0)
+
+
 def array_row(
-    dtype: np.dtype[Any], out_dtype: np.dtype[Any], *, index_limit: int
+    dtype: np.dtype[Any],
+    out_dtype: np.dtype[Any],
+    *,
+    index_limit: int = -1,
+    placing: int = kernels.COPIED,
+    column_map: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int64]:
     """Return the row of a kernels' table of arrays for elements that are stored as they are.
 
@@ -72,6 +114,8 @@ def array_row(
         Native dtypes of the elements, and of where they go, for which `can_cast` holds.
     index_limit
         See `place_elements`.
+    placing, column_map
+        How they go there, and what columns become; the map has to live as long as the row.
     """
     row = np.zeros(kernels.N_ARRAY_COLUMNS, np.int64)
     row[kernels.CODEC] = kernels.STORED
@@ -79,4 +123,23 @@ def array_row(
     row[kernels.OUT_ITEMSIZE] = out_dtype.itemsize
     row[kernels.CAST] = kernels.cast_address(dtype, out_dtype, of_indices=index_limit >= 0)
     row[kernels.INDEX_LIMIT] = index_limit
+    row[kernels.PLACING] = placing
+    row[kernels.COLUMN_MAP] = 0 if column_map is None else column_map.ctypes.data
     return row
+
+
+def scratch_bytes(arrays: NDArray[np.int64]) -> int:
+    """Return how much memory a thread needs that places elements of chunks.
+
+    Parameters
+    ----------
+    arrays
+        A kernels' table of arrays, shape (n, N_ARRAY_COLUMNS).
+    """
+    itemsizes = np.maximum(1, arrays[:, kernels.ITEMSIZE])
+    n_elements = arrays[:, kernels.DECODED_BYTES] // itemsizes
+    placing = arrays[:, kernels.PLACING]
+    is_cast = (arrays[:, kernels.CAST] != 0) & (placing != kernels.COPIED)
+    n_bytes = np.where(is_cast, arrays[:, kernels.OUT_ITEMSIZE], 0)
+    n_bytes += np.where(placing == kernels.SELECTED, 8, 0)
+    return int((n_elements * n_bytes).max(initial=0))

@@ -1,8 +1,8 @@
 """Chunks to read and where their elements go: made by arrays, done by many threads at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import bind
 from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._kept import KeptElements, gathered
+from cellfeed._chunks._placing import scratch_bytes
 from cellfeed._errors import FormatError
 
 __all__ = ["ChunkReads", "Done"]
@@ -52,23 +54,22 @@ class ChunkReads:
     ----------
     arrays, chunks, segments
         The tables.
-    crossings, crossing_itemsize
-        Addresses where the column indices of a row go on from another chunk, and their size.
     chunk_numbers
         Number of each chunk in its array.
     owners
         The array of each row of ``arrays``.
+    crossings
+        Addresses where the column indices of a row go on from another chunk, by their itemsize.
     keep_alive
-        What has to live while files are read: paths that ``chunks`` has the addresses of.
+        What has to live while files are read: paths and tables that others have the addresses of.
     """
 
     arrays: NDArray[np.int64]
     chunks: NDArray[np.int64]
     segments: NDArray[np.int64]
-    crossings: NDArray[np.int64]
-    crossing_itemsize: int
     chunk_numbers: NDArray[np.int64]
     owners: tuple[Owner, ...]
+    crossings: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
     keep_alive: tuple[object, ...] = ()
 
     @staticmethod
@@ -79,8 +80,6 @@ class ChunkReads:
             arrays=np.empty((0, kernels.N_ARRAY_COLUMNS), np.int64),
             chunks=np.zeros((1, kernels.N_CHUNK_COLUMNS), np.int64),
             segments=np.empty((0, kernels.N_SEGMENT_COLUMNS), np.int64),
-            crossings=nothing,
-            crossing_itemsize=0,
             chunk_numbers=nothing,
             owners=(),
         )
@@ -104,10 +103,11 @@ class ChunkReads:
             arrays=np.concatenate([part.arrays for part in parts]),
             chunks=np.concatenate([*chunks, end]),
             segments=np.concatenate([part.segments for part in parts]),
-            crossings=np.concatenate([part.crossings for part in parts]),
-            crossing_itemsize=max(
-                (part.crossing_itemsize for part in parts if len(part.crossings)), default=0
-            ),
+            crossings={
+                itemsize: np.concatenate([part.crossings[itemsize] for part in having])
+                for itemsize in (4, 8)
+                if (having := [part for part in parts if itemsize in part.crossings])
+            },
             chunk_numbers=np.concatenate([part.chunk_numbers for part in parts]),
             owners=tuple(owner for part in parts for owner in part.owners),
             keep_alive=tuple(thing for part in parts for thing in part.keep_alive),
@@ -117,9 +117,7 @@ class ChunkReads:
         """Return the same reads, of which nothing is placed: they end with decompression."""
         chunks = self.chunks.copy()
         chunks[:, kernels.FIRST_SEGMENT] = 0
-        return replace(
-            self, chunks=chunks, segments=self.segments[:0], crossings=self.crossings[:0]
-        )
+        return replace(self, chunks=chunks, segments=self.segments[:0], crossings={})
 
     def without_decoding(self) -> "ChunkReads":
         """Return the same reads, which end with the bytes that are stored."""
@@ -174,24 +172,62 @@ class ChunkReads:
         FormatError
             A chunk is damaged or missing; names file, element and bytes.
         """
-        if not self.n_chunks:
-            return Done(0, 0, ascending=True)
-        functions = kernels.function_addresses()
-        segments, crossings = self.segments.copy(), bind(self.crossings, bases)
+        segments = self.segments.copy()
         segments[:, kernels.TO] = bind(segments[:, kernels.TO], bases)
         report = np.zeros(kernels.N_REPORTS, np.int64)
         report[kernels.ASCENDING] = 1
-        raw = max(int(self.chunks[:, kernels.SIZE].max(initial=0)), kernels.LARGEST_READ)
-        decoded = int(self.arrays[:, kernels.DECODED_BYTES].max(initial=0))
+        n_bytes = self._decode(segments, report, threads, n_threads)
+        ascending = bool(report[kernels.ASCENDING])
+        for itemsize, destinations in self.crossings.items():
+            addresses = bind(destinations, bases)
+            ascending = ascending and bool(kernels.crossings_ascend(addresses, itemsize))
+        return Done(n_bytes, self.n_chunks, ascending)
 
+    def select(self, lengths: NDArray[np.int64], threads: Executor, n_threads: int) -> KeptElements:
+        """Read and decode the column indices of rows, and find out which elements are kept.
+
+        Parameters
+        ----------
+        lengths
+            Stored elements of each row, int64, shape (n_rows,).
+        threads, n_threads
+            Who does it, and how many of them.
+
+        Raises
+        ------
+        FormatError
+            A chunk is damaged or missing; names file, element and bytes.
+        """
+        segments = self.segments.copy()
+        # As much as there may be; memory that is not written to is none.
+        kept = np.empty(int(segments[:, kernels.COUNT].sum()), np.int64)
+        report = np.zeros(kernels.N_REPORTS, np.int64)
+        report[kernels.KEPT] = kept.ctypes.data
+        self._decode(segments, report, threads, n_threads)
+        return gathered(segments, kept[: report[kernels.N_KEPT]], lengths, threads, n_threads)
+
+    def _decode(
+        self,
+        segments: NDArray[np.int64],
+        report: NDArray[np.int64],
+        threads: Executor | None,
+        n_threads: int,
+    ) -> int:
+        """Work all chunks off, and return how many bytes were read."""
+        if not self.n_chunks:
+            return 0
+        functions = kernels.function_addresses()
         arrays = self.arrays.copy()
+        raw = max(int(self.chunks[:, kernels.SIZE].max(initial=0)), kernels.LARGEST_READ)
+        decoded = int(arrays[:, kernels.DECODED_BYTES].max(initial=0))
+        scratch = scratch_bytes(arrays)
         n_elements = int(segments[:, kernels.COUNT].sum())
         placed = n_elements * int(arrays[:, kernels.OUT_ITEMSIZE].max(initial=0))
         arrays[:, kernels.STREAMED] = placed > _CACHE_BYTES
 
         def work() -> int:
             try:
-                buffers = [np.empty(n, np.uint8) for n in (raw, decoded, decoded)]
+                buffers = [np.empty(n, np.uint8) for n in (raw, decoded, decoded, scratch)]
             except MemoryError:
                 report[kernels.FAILED_CHUNK] = self._largest_chunk()
                 report[kernels.FAILURE] = kernels.TOO_LARGE
@@ -212,10 +248,7 @@ class ChunkReads:
                 raise
         if report[kernels.FAILURE]:
             raise self._damage(int(report[kernels.FAILURE]), int(report[kernels.FAILED_CHUNK]))
-        ascending = bool(report[kernels.ASCENDING])
-        if ascending and len(crossings):
-            ascending = bool(kernels.crossings_ascend(crossings, self.crossing_itemsize))
-        return Done(n_bytes, self.n_chunks, ascending)
+        return n_bytes
 
     def _largest_chunk(self) -> int:
         arrays = self.arrays[self.chunks[:-1, kernels.ARRAY]]

@@ -3,7 +3,6 @@
 import glob
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -13,15 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._cells import Cells, ObsColumn
-from cellfeed._chunks import ChunkReads
 from cellfeed._collection._element_names import require_elements
 from cellfeed._collection._join_elements import join_elements
 from cellfeed._collection._join_obs import JoinObs, read_obs
 from cellfeed._collection._join_var import Genes, JoinVars
 from cellfeed._errors import FormatError, ParameterError, PathError
-from cellfeed._layouts import Dtypes, Element, Layout, RowTarget, dtypes_of
-from cellfeed._reading import OtherRead, Reader, RowReads, load_tables
-from cellfeed._runs import Runs, count_rows, split_at
+from cellfeed._layouts import Dtypes, Element, Layout, dtypes_of
+from cellfeed._reading import Part, Reader, load_tables
+from cellfeed._runs import Runs, count_rows, merge_consecutive, split_at
 from cellfeed._sources import Source, is_zarr, open_sources
 
 __all__ = ["Collection", "open_collection"]
@@ -29,6 +27,7 @@ __all__ = ["Collection", "open_collection"]
 PathLike = str | os.PathLike[str]
 
 _SAMPLED_ROWS = 10_000
+_ROWS_READ = 200  # where lengths are not known before rows are read
 
 
 def open_collection(
@@ -188,7 +187,7 @@ class Collection:
 
     @property
     def layout(self) -> Layout:
-        """How the first element is read: "csr" if every file is stored so, else "dense"."""
+        """How the first element is read: "csr" if any file is stored so, else "dense"."""
         return self._first.layout
 
     @property
@@ -250,54 +249,41 @@ class Collection:
     @cached_property
     def _mean_row_lengths(self) -> dict[str, float]:
         rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
-        runs = np.stack([rows, rows + 1], axis=1)
-        return {
-            name: float(self.row_lengths(name, runs).mean())
+        sampled = self.parts(merge_consecutive(rows))
+        means = {
+            name: _known_mean(sampled[name])
             for name, element in self._elements.items()
             if element.layout == "csr"
         }
+        if None not in means.values():
+            return {name: mean for name, mean in means.items() if mean is not None}
+        few = self[rows[:: max(1, rows.size // _ROWS_READ)]]
+        return {name: few[name].nnz / len(few) for name in means}
 
-    def sources_of(self, rows: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Return which of the sources each row is from."""
-        return np.searchsorted(self._starts, rows, side="right") - 1
-
-    def row_lengths(self, name: str, runs: Runs) -> NDArray[np.int64]:
-        """Return how many values of a sparse element each row of ``runs`` stores.
+    def parts(self, runs: Runs) -> dict[str, list[Part]]:
+        """Return the rows of each element by the source that has them.
 
         Parameters
         ----------
-        name
-            The element.
         runs
             Ascending, disjoint row runs, shape (n, 2), int64.
         """
-        stored = self._stored[name]
-        parts = [stored[k].row_lengths(local) for k, local in self._split(runs)]
-        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
-
-    def plan_reads(self, runs: Runs, targets: Mapping[str, RowTarget]) -> RowReads:
-        """Return what to read so that the rows of ``runs`` come to where ``targets`` say.
-
-        Parameters
-        ----------
-        runs, targets
-            Ascending, disjoint row runs, and for each element one place for each of their rows.
-        """
-        chunk_reads, others = list[ChunkReads](), list[OtherRead]()
+        parts = {name: list[Part]() for name in self._elements}
         filled = 0
-        for k, local in self._split(runs):
+        for k, local in split_at(runs, self._starts):
             stop = filled + count_rows(local)
-            for name, target in targets.items():
-                stored, part = self._stored[name][k], target[filled:stop]
-                if self._elements[name].column_maps is not None:
-                    part = replace(part, n_vars=stored.shape[1])
-                reads = stored.chunk_reads(local, part)
-                if reads is None:
-                    others.append(OtherRead(stored, local, part))
-                else:
-                    chunk_reads.append(reads)
+            for name, element in self._elements.items():
+                maps = element.column_maps
+                part = Part(
+                    location=self._sources[k].path,
+                    stored=self._stored[name][k],
+                    runs=local,
+                    rows=slice(filled, stop),
+                    column_map=None if maps is None else maps[k],
+                )
+                parts[name].append(part)
             filled = stop
-        return RowReads(ChunkReads.concatenate(chunk_reads), others)
+        return parts
 
     def load_tables(self) -> None:
         """Read row pointers and chunk tables now rather than with the first rows.
@@ -307,8 +293,12 @@ class Collection:
         stored = (each for source in self._sources for each in source.elements.values())
         load_tables([each for each in stored if each.shape[0]])
 
-    def _split(self, runs: Runs) -> list[tuple[int, Runs]]:
-        return list(split_at(runs, self._starts))
+
+def _known_mean(parts: Sequence[Part]) -> float | None:
+    """Return the mean number of elements of rows, None if it takes reading them."""
+    lengths = [part.stored.row_lengths(part.runs) if part.keeps_all else None for part in parts]
+    known = [each for each in lengths if each is not None]
+    return float(np.concatenate(known).mean()) if len(known) == len(parts) else None
 
 
 def _files(paths: PathLike | Iterable[PathLike]) -> list[Path]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cellfeed._collection._join_var import Genes, join_var
 from cellfeed._errors import FormatError, MismatchError
-from cellfeed._layouts import ColumnMaps, Element
+from cellfeed._layouts import ColumnMap, Element
 from cellfeed._sources import Source
 
 __all__ = ["join_elements"]
@@ -37,7 +37,7 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
         elements[name] = Element(
             name=name,
             dtype=np.result_type(*(each.dtype for each in stored)),
-            layout="csr" if all(each.layout == "csr" for each in stored) else "dense",
+            layout="csr" if any(each.layout == "csr" for each in stored) else "dense",
             column_names=columns[0],
             stored_as=tuple(each.stored_as for each in stored),
             column_maps=columns[1],
@@ -45,7 +45,7 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
     return elements
 
 
-_Columns = tuple[NDArray[np.object_], ColumnMaps | None]
+_Columns = tuple[NDArray[np.object_], tuple[ColumnMap, ...] | None]
 
 
 def _genes_of(name: str, sources: Sequence[Source]) -> list[tuple[Path, NDArray[np.object_]]]:

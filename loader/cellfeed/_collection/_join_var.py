@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._errors import MismatchError, ParameterError
-from cellfeed._layouts import ColumnMaps
+from cellfeed._layouts import ColumnMap, column_maps
 
 __all__ = ["Genes", "JoinVars", "join_var"]
 
@@ -58,7 +58,9 @@ class Genes:
                 raise ParameterError(f"`genes` {what}; give each gene once, and at least one")
 
 
-def join_var(parts: Sequence[tuple[Path, Names]], genes: Genes) -> tuple[Names, ColumnMaps | None]:
+def join_var(
+    parts: Sequence[tuple[Path, Names]], genes: Genes
+) -> tuple[Names, tuple[ColumnMap, ...] | None]:
     """Join the names of the genes of some files.
 
     Parameters
@@ -99,7 +101,7 @@ def join_var(parts: Sequence[tuple[Path, Names]], genes: Genes) -> tuple[Names, 
         indices.append(made[id(names)])
     joint = _joint([path for path, _ in parts], indices, genes)
     maps = {key: joint.get_indexer(index) for key, index in made.items()}
-    return joint.to_numpy(), ColumnMaps([maps[id(names)] for _, names in parts], len(joint))
+    return joint.to_numpy(), column_maps([maps[id(names)] for _, names in parts], len(joint))
 
 
 def _joint(

@@ -6,14 +6,17 @@ of delivery, so that what is read is shuffled by being written, once. It is plan
 memory (see `cellfeed._buffers`), and bound to memory when that is there.
 """
 
-from cellfeed._layouts._column_maps import ColumnMaps
+from cellfeed._layouts._chunked import ChunkedCsr, ChunkedDense
+from cellfeed._layouts._column_maps import ColumnMap, column_maps
 from cellfeed._layouts._copies import Copies
-from cellfeed._layouts._csr import CsrGroup, CsrTarget, csr_groups, index_dtype_for
+from cellfeed._layouts._csr import CsrGroup, CsrTarget, csr_groups
 from cellfeed._layouts._dense import DenseGroup, DenseTarget, dense_groups
 from cellfeed._layouts._element import Dtypes, Element, Layout, dtypes_of
 
 __all__ = [
-    "ColumnMaps",
+    "ChunkedCsr",
+    "ChunkedDense",
+    "ColumnMap",
     "Copies",
     "CsrGroup",
     "CsrTarget",
@@ -23,10 +26,10 @@ __all__ = [
     "Element",
     "Layout",
     "RowTarget",
+    "column_maps",
     "csr_groups",
     "dense_groups",
     "dtypes_of",
-    "index_dtype_for",
 ]
 
 RowTarget = CsrTarget | DenseTarget

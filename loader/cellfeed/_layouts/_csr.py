@@ -5,7 +5,7 @@ nothing is read.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind, destination
 from cellfeed._cells import CsrRows, summable
-from cellfeed._chunks import place_elements
+from cellfeed._chunks import ChunkReads, place_elements, sort_rows
+from cellfeed._layouts._chunked import ChunkedCsr
 from cellfeed._layouts._copies import Copies, first_deliveries
+from cellfeed._runs import Runs, expand
 
-__all__ = ["CsrGroup", "CsrTarget", "canonical", "csr_groups", "index_dtype_for"]
+__all__ = ["CsrGroup", "CsrTarget", "csr_groups"]
 
 _ALIGNMENT = 64
 
@@ -30,8 +32,6 @@ class CsrTarget:
 
     Parameters
     ----------
-    n_vars
-        Number of genes; column indices are below it.
     lengths
         Elements of each row, int64, shape (n_rows,).
     index_destinations, data_destinations
@@ -39,17 +39,13 @@ class CsrTarget:
         once the target is bound.
     index_dtype, dtype
         Dtypes there: int32 or int64, and that of the values.
-    ordered
-        One boolean, which `put` clears where the columns of a row do not ascend strictly.
     """
 
-    n_vars: int
     lengths: NDArray[np.int64]
     index_destinations: NDArray[np.int64]
     data_destinations: NDArray[np.int64]
     index_dtype: np.dtype[Any]
     dtype: np.dtype[Any]
-    ordered: NDArray[np.bool_] = field(default_factory=lambda: np.ones(1, np.bool_))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -68,35 +64,69 @@ class CsrTarget:
             self,
             index_destinations=bind(self.index_destinations, bases),
             data_destinations=bind(self.data_destinations, bases),
-            ordered=np.ones(1, np.bool_),
         )
 
-    def put(self, indices: NDArray[Any], data: NDArray[Any]) -> None:
-        """Place all rows, given one after the other, as a CSR matrix holds them.
+    def reads_from(
+        self, stored: ChunkedCsr, runs: Runs, column_map: NDArray[np.int32] | None
+    ) -> ChunkReads:
+        """Return what to read so that rows come here.
 
         Parameters
         ----------
-        indices, data
-            Column indices and values, shape (sum of ``lengths``,), of any numeric dtype. Values
-            are cast as NumPy does.
+        stored, runs
+            Where they are stored, and which they are; values that can be cast to the dtype here.
+        column_map
+            What each stored column becomes, none of which is left out; None if they stay.
+        """
+        starts = stored.indptr[expand(runs)]
+        return ChunkReads.concatenate(
+            [
+                stored.indices.reads_of_ranges(
+                    starts,
+                    self.lengths,
+                    self.index_destinations,
+                    self.index_dtype,
+                    index_limit=stored.n_columns,
+                    column_map=column_map,
+                ),
+                stored.data.reads_of_ranges(
+                    starts, self.lengths, self.data_destinations, self.dtype
+                ),
+            ]
+        )
+
+    def put(self, rows: CsrRows, column_map: NDArray[np.int32] | None = None) -> bool:
+        """Place all rows; the target has to be bound.
+
+        Parameters
+        ----------
+        rows
+            Rows of the lengths stated, with indices and values of any numeric dtype. Values are
+            cast as NumPy does.
+        column_map
+            As of `reads_from`.
+
+        Returns
+        -------
+        Whether the columns of each row ascend strictly.
 
         Raises
         ------
         ValueError
-            A column index is outside of [0, n_vars), or the sizes are not those stated.
+            A column index is out of bounds, or the sizes are not those stated.
         """
         starts = np.cumsum(self.lengths) - self.lengths
         ascending = place_elements(
-            indices,
+            rows.indices,
             starts,
             self.lengths,
             self.index_destinations,
             self.index_dtype,
-            index_limit=self.n_vars,
+            index_limit=rows.n_vars,
+            column_map=column_map,
         )
-        place_elements(data, starts, self.lengths, self.data_destinations, self.dtype)
-        if not ascending:
-            self.ordered[0] = False
+        place_elements(rows.data, starts, self.lengths, self.data_destinations, self.dtype)
+        return ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,42 +158,49 @@ class CsrGroup:
         """Memory that is needed."""
         return self.data_start + int(self.indptr[-1]) * self.dtype.itemsize
 
-    def over(self, buffer: Buffer, *, ordered: bool) -> CsrRows:
-        """Return the rows that memory holds.
+    def sort(self, buffer: Buffer) -> bool:
+        """Let the columns of each row ascend, as torch takes them to do.
+
+        Parameters
+        ----------
+        buffer
+            Memory that holds the rows.
+
+        Returns
+        -------
+        Whether they are distinct; if not, see `over`.
+        """
+        rows = self._rows(buffer)
+        values = buffer.array(np.dtype(np.uint8), rows.data.nbytes, start=self.data_start)
+        return bool(sort_rows(rows.indptr, rows.indices, values, rows.data.itemsize))
+
+    def over(self, buffer: Buffer, *, distinct: bool = True) -> CsrRows:
+        """Return the rows that memory holds, whose columns ascend.
 
         Parameters
         ----------
         buffer
             At least `n_bytes`.
-        ordered
-            Whether the columns of each row ascend and are distinct. If not, they are made to,
-            as torch takes them to be; values of the same column are added up.
+        distinct
+            Whether the columns of each row are distinct. If not, values of the same column are
+            added up.
         """
+        rows = self._rows(buffer)
+        return rows if distinct else _summed(rows)
+
+    def _rows(self, buffer: Buffer) -> CsrRows:
         n_elements = int(self.indptr[-1])
         indices = buffer.array(self.indptr.dtype, n_elements)
         data = buffer.array(self.dtype, n_elements, start=self.data_start)
-        if ordered:
-            return CsrRows(self.indptr, indices, data, self.n_vars)
-        return canonical(CsrRows(self.indptr, indices, data, self.n_vars))
+        return CsrRows(self.indptr, indices, data, self.n_vars)
 
 
-def canonical(rows: CsrRows) -> CsrRows:
-    """Return rows whose columns ascend, with values of the same column added up."""
+def _summed(rows: CsrRows) -> CsrRows:
     values = rows.data.astype(summable(rows.data.dtype), copy=False)
     matrix = sp.csr_array((values, rows.indices, rows.indptr), shape=rows.shape)
     matrix.sum_duplicates()
     summed = matrix.data.astype(rows.data.dtype, copy=False)
     return CsrRows(matrix.indptr, matrix.indices, summed, rows.n_vars)
-
-
-def index_dtype_for(
-    lengths: NDArray[np.int64], order: NDArray[np.intp], bounds: NDArray[np.int64]
-) -> np.dtype[Any]:
-    """Return the dtype of row pointers and column indices that suffices; see `csr_groups`."""
-    ends = np.concatenate([[0], np.cumsum(lengths[order])])
-    # SciPy and torch want one dtype for both; int32 halves the memory while it suffices.
-    small = np.diff(ends[bounds]).max(initial=0) <= np.iinfo(np.int32).max
-    return np.dtype(np.int32 if small else np.int64)
 
 
 def csr_groups(
@@ -173,7 +210,6 @@ def csr_groups(
     *,
     n_vars: int,
     dtype: np.dtype[Any],
-    index_dtype: np.dtype[Any] | None = None,
     first_number: int = 0,
 ) -> tuple[Sequence[CsrGroup], CsrTarget, Sequence[Copies]]:
     """Lay out sparse rows.
@@ -188,8 +224,6 @@ def csr_groups(
         Positions where groups begin and end, ascending, shape (n_groups + 1,).
     n_vars, dtype
         Number of genes, and dtype of the values.
-    index_dtype
-        That of row pointers and column indices; the smallest that suffices if None.
     first_number
         Number of the first group among all that memory is taken for.
 
@@ -198,8 +232,9 @@ def csr_groups(
     The groups; where the distinct rows go; and what is to be copied after.
     """
     ends = np.concatenate([[0], np.cumsum(lengths[order])])
-    if index_dtype is None:
-        index_dtype = index_dtype_for(lengths, order, bounds)
+    # SciPy and torch want one dtype for both; int32 halves the memory while it suffices.
+    most = max(np.diff(ends[bounds]).max(initial=0), n_vars)
+    index_dtype = np.dtype(np.int32 if most <= np.iinfo(np.int32).max else np.int64)
     groups = [
         CsrGroup((ends[first : stop + 1] - ends[first]).astype(index_dtype), dtype, n_vars)
         for first, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
@@ -212,7 +247,6 @@ def csr_groups(
     data_destinations = destination(numbers, data_starts + elements * dtype.itemsize)
     first, again = first_deliveries(order, lengths.size)
     target = CsrTarget(
-        n_vars=n_vars,
         lengths=lengths,
         index_destinations=index_destinations[first],
         data_destinations=data_destinations[first],

@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind, destination
-from cellfeed._chunks import place_elements
+from cellfeed._chunks import ChunkReads, can_cast, place_elements
+from cellfeed._layouts._chunked import ChunkedDense
 from cellfeed._layouts._copies import Copies, first_deliveries
+from cellfeed._runs import Runs, expand
 
 __all__ = ["DenseGroup", "DenseTarget", "dense_groups"]
 
@@ -45,25 +47,64 @@ class DenseTarget:
         """Return the same target in memory whose groups begin at ``bases``."""
         return replace(self, destinations=bind(self.destinations, bases))
 
-    def put(self, rows: NDArray[Any]) -> None:
-        """Place all rows.
+    def reads_from(
+        self, stored: ChunkedDense, runs: Runs, column_map: NDArray[np.int32] | None
+    ) -> ChunkReads | None:
+        """Return what to read so that rows come here.
+
+        Parameters
+        ----------
+        stored, runs
+            Where they are stored, and which they are.
+        column_map
+            Where each stored column goes, -1 if it is left out; None if they stay.
+
+        Returns
+        -------
+        None if the values cannot be cast to the dtype here.
+        """
+        values, rows = stored.values, expand(runs)
+        if not can_cast(values.dtype, self.dtype):
+            return None
+        if len(values.shape) > 1:
+            return values.reads_of_rows(rows, self.destinations, self.dtype, column_map=column_map)
+        n = stored.n_columns
+        counts = np.full(len(rows), n, np.int64)
+        return values.reads_of_ranges(
+            rows * n, counts, self.destinations, self.dtype, column_map=column_map
+        )
+
+    def put(self, rows: NDArray[Any], column_map: NDArray[np.int32] | None = None) -> bool:
+        """Place all rows; the target has to be bound.
 
         Parameters
         ----------
         rows
-            Shape (n_rows, n_vars), of any numeric dtype; cast as NumPy does.
+            Shape (n_rows, n_columns), of any numeric dtype; cast as NumPy does.
+        column_map
+            As of `reads_from`; columns that no other becomes are set to zero.
+
+        Returns
+        -------
+        True, as nothing can be out of order.
 
         Raises
         ------
         ValueError
-            The shape is not that of the target.
+            There are other rows, or more columns, than the target has.
         """
-        if rows.shape != (len(self), self.n_vars):
+        if column_map is not None:
+            kept = column_map >= 0
+            joined = np.zeros((len(rows), self.n_vars), rows.dtype)
+            joined[:, column_map[kept]] = rows[:, kept]
+            rows = joined
+        n_columns = rows.shape[1]
+        if len(rows) != len(self) or n_columns > self.n_vars:
             msg = f"rows of shape {(len(self), self.n_vars)} expected, but got {rows.shape}"
             raise ValueError(msg)
-        lengths = np.full(len(self), self.n_vars, np.int64)
+        lengths = np.full(len(self), n_columns, np.int64)
         starts = np.cumsum(lengths) - lengths
-        place_elements(rows.reshape(-1), starts, lengths, self.destinations, self.dtype)
+        return place_elements(rows.reshape(-1), starts, lengths, self.destinations, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
-from cellfeed._layouts._column_maps import ColumnMaps
+from cellfeed._layouts._column_maps import ColumnMap
 
 __all__ = ["Dtypes", "Element", "Layout", "dtypes_of"]
 
@@ -29,7 +29,7 @@ class Element:
     dtype
         Dtype of the values: one that holds those of every file.
     layout
-        How rows are read: "csr" if every file is stored so, else "dense".
+        How rows are read: "csr" if any file is stored so, else "dense".
     column_names
         What its columns stand for, str, shape (n_columns,): genes, or, of an array that names
         none, their numbers.
@@ -44,17 +44,12 @@ class Element:
     layout: Layout
     column_names: NDArray[np.object_]
     stored_as: tuple[str, ...]
-    column_maps: ColumnMaps | None = None
+    column_maps: tuple[ColumnMap, ...] | None = None
 
     @property
     def n_columns(self) -> int:
         """Number of columns."""
         return len(self.column_names)
-
-    @property
-    def stored_width(self) -> int:
-        """The most columns that a file has, of which rows are read before they are joined."""
-        return self.n_columns if self.column_maps is None else self.column_maps.stored_width
 
     def __repr__(self) -> str:
         return f"Element({self.name!r}, {self.n_columns:,} columns, {self.layout} {self.dtype})"

@@ -3,32 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any, Protocol, Self
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, BufferPool, bind
 from cellfeed._cells import Cells, CsrRows, ObsColumn
 from cellfeed._chunks import ChunkReads, copy_all
-from cellfeed._errors import ParameterError
-from cellfeed._layouts import (
-    ColumnMaps,
-    Copies,
-    CsrGroup,
-    DenseGroup,
-    Dtypes,
-    Element,
-    RowTarget,
-    csr_groups,
-    dense_groups,
-    dtypes_of,
-    index_dtype_for,
-)
+from cellfeed._layouts import CsrGroup, DenseGroup, Dtypes, Element, dtypes_of
+from cellfeed._reading._laid_out import ElementPlan, ElementRead, LaidOut
+from cellfeed._reading._parts import Part
 from cellfeed._reading._prefetch import ahead
-from cellfeed._reading._row_reads import RowReads
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.machine import usable_cpu_count
 
@@ -44,11 +30,7 @@ class Readable(Protocol):
     @property
     def obs(self) -> Mapping[str, ObsColumn]: ...
 
-    def sources_of(self, rows: NDArray[np.int64]) -> NDArray[np.intp]: ...
-
-    def row_lengths(self, name: str, runs: Runs) -> NDArray[np.int64]: ...
-
-    def plan_reads(self, runs: Runs, targets: Mapping[str, RowTarget]) -> RowReads: ...
+    def parts(self, runs: Runs) -> Mapping[str, Sequence[Part]]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,26 +39,31 @@ class PlannedRead:
 
     Parameters
     ----------
-    reads
-        What is read.
-    groups
-        What comes of it, for each element.
-    copies
-        Rows that are delivered again.
+    elements
+        What is read of each element.
     rows, obs, bounds
         Rows in the order of delivery, their obs columns, and where groups begin and end in them.
     """
 
-    reads: RowReads
-    groups: Mapping[str, Sequence[CsrGroup | DenseGroup]]
-    copies: Sequence[Copies]
+    elements: Mapping[str, ElementRead]
     rows: NDArray[np.int64]
     obs: Mapping[str, NDArray[Any]]
     bounds: NDArray[np.int64]
 
+    @property
+    def chunks(self) -> ChunkReads:
+        """Chunks of all elements, which can be read and decompressed without being placed."""
+        return ChunkReads.concatenate([each.chunks for each in self.elements.values()])
+
+    @property
+    def is_decoded_here(self) -> bool:
+        """Whether these are all that is read."""
+        return all(each.is_decoded_here for each in self.elements.values())
+
     def readahead(self) -> None:
         """Tell the system what will be read soon, so that it is there when it is."""
-        self.reads.readahead()
+        for each in self.elements.values():
+            each.chunks.readahead()
 
 
 class Reader:
@@ -176,77 +163,26 @@ class Reader:
             The rows are larger than the machine's memory.
         """
         bounds = np.append(np.arange(0, max(1, order.size), group_size), order.size)
-        runs = merge_consecutive(rows)
-        groups, targets, copies = self._lay_out(runs, rows.size, order, bounds)
-        reads = self._collection.plan_reads(runs, targets)
+        parts = self._collection.parts(merge_consecutive(rows))
+        reads = dict[str, ElementRead]()
+        for name, element in self._collection.elements.items():
+            plan = ElementPlan(
+                n_distinct=rows.size,
+                order=order,
+                bounds=bounds,
+                n_columns=element.n_columns,
+                dtype=self._dtypes[name],
+                first_number=len(reads) * (bounds.size - 1),
+            )
+            own = parts[name]
+            reads[name] = plan.csr(own) if element.layout == "csr" else plan.dense(own)
         delivered = rows[order]
         return PlannedRead(
-            reads=reads,
-            groups=groups,
-            copies=copies,
+            elements=reads,
             rows=delivered,
             obs={name: each.values[delivered] for name, each in self._collection.obs.items()},
             bounds=bounds,
         )
-
-    def _lay_out(
-        self, runs: Runs, n_distinct: int, order: NDArray[np.intp], bounds: NDArray[np.int64]
-    ) -> tuple[dict[str, Sequence[CsrGroup | DenseGroup]], dict[str, RowTarget], list[Copies]]:
-        """Lay out each element: its groups, where rows go, and what is to be copied after."""
-        elements = self._collection.elements
-        lengths = {
-            name: self._collection.row_lengths(name, runs)
-            for name, element in elements.items()
-            if element.layout == "csr"
-        }
-        self._check_fit(lengths, order)
-        # One for all: what is read of all elements is checked together.
-        widths = [index_dtype_for(each, order, bounds) for each in lengths.values()]
-        index_dtype = max(widths, key=lambda width: width.itemsize, default=None)
-        groups = dict[str, Sequence[CsrGroup | DenseGroup]]()
-        targets, copies, first_number = dict[str, RowTarget](), list[Copies](), 0
-        for name, element in elements.items():
-            n_vars, dtype = element.stored_width, self._dtypes[name]
-            again: Sequence[Copies]
-            if name in lengths:
-                groups[name], targets[name], again = csr_groups(
-                    lengths[name],
-                    order,
-                    bounds,
-                    n_vars=n_vars,
-                    dtype=dtype,
-                    index_dtype=index_dtype,
-                    first_number=first_number,
-                )
-            else:
-                groups[name], targets[name], again = dense_groups(
-                    n_distinct,
-                    order,
-                    bounds,
-                    n_vars=n_vars,
-                    dtype=dtype,
-                    first_number=first_number,
-                )
-            copies += again
-            first_number += len(groups[name])
-        return groups, targets, copies
-
-    def _check_fit(self, lengths: Mapping[str, NDArray[np.int64]], order: NDArray[np.intp]) -> None:
-        """Check that rows are not larger than all memory, before destinations are computed."""
-        n_bytes = 0.0
-        for name, element in self._collection.elements.items():
-            if name in lengths:
-                n_values = lengths[name][order].sum(dtype=np.float64)
-            else:
-                n_values = float(order.size) * element.stored_width
-            n_bytes += n_values * self._dtypes[name].itemsize
-        if n_bytes > _all_memory():
-            msg = (
-                f"these rows take {n_bytes:,.0f} bytes, but this machine has {_all_memory():,} "
-                "bytes of memory; read fewer at once or, if they should be small, copy the files "
-                "again"
-            )
-            raise ParameterError(msg)
 
     def read_planned(self, planned: PlannedRead) -> Iterator[Cells]:
         """Read what was planned, and return its groups in the order of delivery.
@@ -256,46 +192,53 @@ class Reader:
         FormatError
             A file is truncated or damaged.
         """
+        laid_out = {
+            name: each.lay_out(self._threads, self._n_threads)
+            for name, each in planned.elements.items()
+        }
         buffers = {
-            name: [self._pool.acquire(group.n_bytes) for group in groups]
-            for name, groups in planned.groups.items()
+            name: [self._memory(group.n_bytes, is_zeroed=each.is_zeroed) for group in each.groups]
+            for name, each in laid_out.items()
         }
         bases = np.array([each.address for some in buffers.values() for each in some], np.int64)
-        ordered = planned.reads.run(bases, self._threads, self._n_threads)
-        for copies in planned.copies:
-            copy_all(bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes)
+        reads = ChunkReads.concatenate([each.reads for each in laid_out.values()])
+        ordered = reads.run(bases, self._threads, self._n_threads).ascending
+        for each in laid_out.values():
+            for placed in each.placed:
+                ordered &= placed.place(bases)
+            for copies in each.copies:
+                copy_all(bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes)
+        distinct = {} if ordered else self._sorted(laid_out, buffers)
         # One by one as they are used, by whoever uses them: meanwhile the next are decoded.
-        maps = {name: each.column_maps for name, each in self._collection.elements.items()}
-        is_joined = {name for name, each in maps.items() if each is not None}
-        # Columns that are to become others are put in order after that.
-        ordered_of = {name: ordered or name in is_joined for name in maps}
-        groups = _groups_of(planned, buffers, ordered_of)
-        if not is_joined:
-            return groups
-        join = partial(self._join, maps=maps, ordered=ordered)
-        return ahead(join, groups, self._dense_threads, self._n_threads)
+        groups = {name: each.groups for name, each in laid_out.items()}
+        return _groups_of(planned, groups, buffers, distinct)
 
-    def _join(self, cells: Cells, *, maps: Mapping[str, ColumnMaps | None], ordered: bool) -> Cells:
-        """Give the columns of sources their places among those of the collection."""
-        sources = self._collection.sources_of(cells.rows)
-        elements = dict[str, CsrRows | NDArray[Any]]()
-        for name, rows in cells.items():
-            own = maps[name]
-            if own is None:
-                elements[name] = rows
-            elif isinstance(rows, CsrRows):
-                elements[name] = own.join_csr(rows, sources, self._pool, ordered=ordered)
-            else:
-                elements[name] = own.join_dense(rows, sources, self._pool)
-        return Cells(elements, cells.obs, cells.rows)
+    def _sorted(
+        self, laid_out: Mapping[str, LaidOut], buffers: Mapping[str, Sequence[Buffer]]
+    ) -> dict[str, list[bool]]:
+        """Sort sparse rows by column; return for each group whether columns are distinct."""
+
+        def sort(group: CsrGroup | DenseGroup, buffer: Buffer) -> bool:
+            return not isinstance(group, CsrGroup) or group.sort(buffer)
+
+        return {
+            name: list(self._threads.map(sort, each.groups, buffers[name]))
+            for name, each in laid_out.items()
+        }
+
+    def _memory(self, n_bytes: int, *, is_zeroed: bool) -> Buffer:
+        buffer = self._pool.acquire(n_bytes)
+        if is_zeroed:
+            buffer.array(np.dtype(np.uint8), n_bytes)[...] = 0
+        return buffer
 
     def read_bytes(self, planned: PlannedRead) -> int:
         """Read the bytes of the chunks of a fetch, and do nothing with them; return how many."""
-        return self._run_alone(planned.reads.chunks.without_decoding())
+        return self._run_alone(planned.chunks.without_decoding())
 
     def decompress(self, planned: PlannedRead) -> None:
         """Read and decompress the chunks of a fetch, and place nothing."""
-        self._run_alone(planned.reads.chunks.without_placing())
+        self._run_alone(planned.chunks.without_placing())
 
     def _run_alone(self, reads: ChunkReads) -> int:
         return reads.run(np.empty(0, np.int64), self._threads, self._n_threads).n_bytes
@@ -317,32 +260,26 @@ class Reader:
         return dense
 
 
-@cache
-def _all_memory() -> int:
-    return int(psutil.virtual_memory().total)
-
-
 def _groups_of(
-    planned: PlannedRead, buffers: dict[str, list[Buffer]], ordered: Mapping[str, bool]
+    planned: PlannedRead,
+    groups: Mapping[str, Sequence[CsrGroup | DenseGroup]],
+    buffers: dict[str, list[Buffer]],
+    distinct: Mapping[str, Sequence[bool]],
 ) -> Iterator[Cells]:
     for some in buffers.values():
         some.reverse()
     for k, here in enumerate(map(slice, planned.bounds[:-1], planned.bounds[1:])):
-        # Memory is popped, so that it is kept by nobody but the minibatch.
-        elements = {
-            name: _rows_over(groups[k], buffers[name].pop(), ordered=ordered[name])
-            for name, groups in planned.groups.items()
-        }
+        elements = dict[str, CsrRows | NDArray[Any]]()
+        for name, of_element in groups.items():
+            # Memory is popped, so that it is kept by nobody but the minibatch.
+            group, memory = of_element[k], buffers[name].pop()
+            if isinstance(group, CsrGroup) and distinct:
+                elements[name] = group.over(memory, distinct=distinct[name][k])
+            else:
+                elements[name] = group.over(memory)
+            del memory
         obs = {name: values[here] for name, values in planned.obs.items()}
         cells = Cells(elements, obs, planned.rows[here])
         del elements
         yield cells
         del cells
-
-
-def _rows_over(
-    group: CsrGroup | DenseGroup, memory: Buffer, *, ordered: bool
-) -> CsrRows | NDArray[Any]:
-    if isinstance(group, CsrGroup):
-        return group.over(memory, ordered=ordered)
-    return group.over(memory)

@@ -1,7 +1,6 @@
 """The source protocol: how the plan's rows are read, whatever the storage.
 
-A source knows nothing of shuffling. It is given ascending row runs, and a target that says where
-each row goes in memory that its caller owns.
+A source knows nothing of shuffling: it says where rows lie, or reads runs of them, ascending.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._chunks import ChunkReads
-from cellfeed._layouts import Layout, RowTarget
+from cellfeed._cells import CsrRows
+from cellfeed._layouts import ChunkedCsr, ChunkedDense, Layout
 from cellfeed._runs import Runs
 
 __all__ = ["Layout", "Source", "StoredElement"]
@@ -116,23 +115,21 @@ class StoredElement(Protocol):
         """
         ...
 
-    def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
-        """Return how many elements each row of ``runs`` stores, shape (n_rows_in_runs,)."""
+    def row_lengths(self, runs: Runs) -> NDArray[np.int64] | None:
+        """Return how many elements each row of ``runs`` stores, shape (n_rows_in_runs,).
+
+        None if that is known only once they have been read, as of dense rows.
+        """
         ...
 
-    def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
-        """Return what to read where the storage is made of chunks that can be decoded here.
+    def chunked(self) -> ChunkedCsr | ChunkedDense | None:
+        """Return where rows lie, if the storage is made of chunks that can be decoded here.
 
-        Such reads of many sources are done together, by many threads.
-
-        Parameters
-        ----------
-        runs, target
-            As of `read_into`, but the target's destinations may not be bound to memory yet.
+        Chunks of many sources are decoded together, by many threads. It is asked for each fetch.
 
         Returns
         -------
-        None if the storage is something else: then `read_into` is called.
+        None if the storage is something else: then `read_rows` is called.
 
         Raises
         ------
@@ -141,17 +138,18 @@ class StoredElement(Protocol):
         """
         ...
 
-    def read_into(self, runs: Runs, target: RowTarget) -> None:
-        """Place the rows of ``runs``, ascending, where ``target`` says.
+    def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:
+        """Return the rows of ``runs``, of any numeric dtype.
 
         Parameters
         ----------
         runs
             Ascending, disjoint row runs within the element.
-        target
-            One destination for each row: a `CsrTarget` only for an element of CSR layout, with the
-            lengths that `row_lengths` gives, a `DenseTarget` for any. Its ``put`` does the
-            rest.
+
+        Returns
+        -------
+        Of CSR layout sparse rows, whose columns need not ascend; of dense layout an array of
+        shape (n_rows_in_runs, n_columns).
 
         Raises
         ------

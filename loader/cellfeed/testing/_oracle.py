@@ -30,7 +30,7 @@ class Oracle:
 
     def __init__(self, cases: Sequence[StoredCase], dtype: np.dtype[Any] | None = None) -> None:
         self._dtype = dtype or np.result_type(*(case.dtype_in_memory for case in cases))
-        self._is_sparse = all(case.layout == "csr" for case in cases)
+        self._is_sparse = any(case.layout == "csr" for case in cases)
         self._matrix = np.vstack([case.in_memory(self._dtype) for case in cases])
         obs = pd.concat([case.obs for case in cases])
         self._plates = np.array([None if pd.isna(plate) else plate for plate in obs["plate"]])

@@ -8,11 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer
-from cellfeed._chunks import ChunkReads
+from cellfeed._chunks import ChunkedArray, ChunkReads, can_cast
 from cellfeed._chunks._reads import Done
-from cellfeed._layouts import CsrGroup, CsrTarget, DenseGroup, RowTarget, csr_groups, dense_groups
+from cellfeed._layouts import (
+    ChunkedCsr,
+    ChunkedDense,
+    CsrGroup,
+    CsrTarget,
+    DenseGroup,
+    DenseTarget,
+    RowTarget,
+    csr_groups,
+    dense_groups,
+)
 from cellfeed._runs import merge_consecutive
-from cellfeed._sources import Layout, StoredElement
+from cellfeed._sources import StoredElement
 from cellfeed.testing._memory import GuardedPool
 
 __all__ = ["GuardedRead"]
@@ -29,8 +39,6 @@ class GuardedRead:
         ``rows[order]`` is how they are delivered.
     dtype
         Dtype of the values.
-    layout
-        Whether they are read as CSR or dense.
     """
 
     def __init__(
@@ -40,7 +48,6 @@ class GuardedRead:
         order: NDArray[np.intp],
         *,
         dtype: np.dtype[Any],
-        layout: Layout,
     ) -> None:
         self._stored, self._runs = stored, merge_consecutive(rows)
         bounds = np.array([0, len(order) // 2, len(order)], np.int64)
@@ -48,8 +55,8 @@ class GuardedRead:
         n_vars = stored.shape[1]
         self._groups: Sequence[CsrGroup | DenseGroup]
         self._target: RowTarget
-        if layout == "csr":
-            lengths = stored.row_lengths(self._runs)
+        if stored.layout == "csr":
+            lengths = _lengths(stored.read_rows(self._runs))
             self._groups, self._target, _ = csr_groups(
                 lengths, order, bounds, n_vars=n_vars, dtype=dtype
             )
@@ -64,7 +71,14 @@ class GuardedRead:
 
     def chunk_reads(self) -> ChunkReads | None:
         """Return what to read by chunks, if the element is made of chunks that are known."""
-        return self._stored.chunk_reads(self._runs, self._target)
+        chunked = self._stored.chunked()
+        if chunked is None or not can_cast(_values(chunked).dtype, self._target.dtype):
+            return None
+        if isinstance(chunked, ChunkedCsr) and isinstance(self._target, CsrTarget):
+            return self._target.reads_from(chunked, self._runs, None)
+        if isinstance(chunked, ChunkedDense) and isinstance(self._target, DenseTarget):
+            return self._target.reads_from(chunked, self._runs, None)
+        return None
 
     def by_chunks(self, reads: ChunkReads, n_threads: int) -> Done:
         """Read by chunks."""
@@ -76,9 +90,8 @@ class GuardedRead:
 
     def by_library(self) -> None:
         """Read through the format's own library."""
-        target = self._target.bound(self._bases)
-        self._stored.read_into(self._runs, target)
-        self._ordered = not isinstance(target, CsrTarget) or bool(target.ordered[0])
+        rows: Any = self._stored.read_rows(self._runs)
+        self._ordered = self._target.bound(self._bases).put(rows)
 
     def groups(self) -> list[tuple[Any, NDArray[np.int64]]]:
         """Return the matrix of each group, and its rows; check that none wrote beside memory."""
@@ -86,7 +99,16 @@ class GuardedRead:
         matrices = list[Any]()
         for group, buffer in zip(self._groups, self._buffers, strict=True):
             if isinstance(group, CsrGroup):
-                matrices.append(group.over(buffer, ordered=self._ordered))
+                distinct = self._ordered or group.sort(buffer)
+                matrices.append(group.over(buffer, distinct=distinct))
             else:
                 matrices.append(group.over(buffer))
         return list(zip(matrices, self._delivered, strict=True))
+
+
+def _values(chunked: ChunkedCsr | ChunkedDense) -> ChunkedArray:
+    return chunked.data if isinstance(chunked, ChunkedCsr) else chunked.values
+
+
+def _lengths(rows: Any) -> NDArray[np.int64]:
+    return np.diff(rows.indptr).astype(np.int64)

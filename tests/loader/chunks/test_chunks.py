@@ -131,8 +131,9 @@ class TestPlanOfRanges:
         for k, number in enumerate(chunks.tolist()):
             stop = firsts[k + 1] if k + 1 < len(chunks) else len(segments)
             assert firsts[k] < stop
-            for begin, n, address in segments[firsts[k] : stop].tolist():
+            for begin, n, address, within in segments[firsts[k] : stop].tolist():
                 assert 0 <= begin < begin + n <= chunk
+                assert within == (address - 1000) % 10_000 // 4
                 found |= {address + 4 * i: number * chunk + begin + i for i in range(n)}
         expected = {
             place + 4 * i: start + i
@@ -173,8 +174,9 @@ class TestPlanOfRows:
         for k, number in enumerate(chunks.tolist()):
             stop = firsts[k + 1] if k + 1 < len(chunks) else len(segments)
             corner = number // grid * down, number % grid * across
-            for begin, n, address in segments[firsts[k] : stop].tolist():
+            for begin, n, address, within in segments[firsts[k] : stop].tolist():
                 row, column = corner[0] + begin // across, corner[1] + begin % across
+                assert within == column
                 assert column + n <= n_columns
                 found |= {address + 8 * i: (row, column + i) for i in range(n)}
         expected = {
@@ -491,8 +493,8 @@ class TestPlace:
         array[[kernels.ITEMSIZE, kernels.OUT_ITEMSIZE]] = dtype.itemsize
         array[kernels.STREAMED], array[kernels.INDEX_LIMIT] = streamed, -1
         report = np.zeros(kernels.N_REPORTS, np.int64)
-        segments = np.stack([starts, counts, addresses], axis=1)
-        kernels.place(values.ctypes.data, segments, array, report)
+        segments = np.stack([starts, counts, addresses, np.zeros_like(starts)], axis=1)
+        kernels.place(values.ctypes.data, segments, array, report, 0)
         assert report[kernels.FAILURE] == 0
         assert np.array_equal(room, expected)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anndata as ad
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -45,6 +46,8 @@ def files(draw: st.DrawFn, join: str) -> list[dict[str, Any]]:
                 "format": draw(st.sampled_from(["h5ad", "h5ad", "zarr"])),
                 "compression": draw(st.sampled_from(["gzip", None])),
                 "disordered": draw(st.booleans()),
+                "repeated": draw(st.sampled_from([False, False, True])),
+                "chunks": draw(st.sampled_from([None, (7, 5), (4, 11)])),
                 "seed": 10 * draw(st.integers(0, 9)) + k,
             }
         )
@@ -54,9 +57,12 @@ def files(draw: st.DrawFn, join: str) -> list[dict[str, Any]]:
 def write(path: Path, file: dict[str, Any]) -> ad.AnnData:
     rng = np.random.default_rng(file["seed"])
     shape = (file["n_rows"], len(file["genes"]))
-    X: Any = np.where(rng.random(shape) < 0.5, rng.integers(1, 99, shape), 0).astype(file["dtype"])
+    X: Any = np.where(rng.random(shape) < 0.5, rng.integers(1, 60, shape), 0).astype(file["dtype"])
     if file["layout"] == "csr":
         X = sp.csr_matrix(X)
+        if file["repeated"]:  # each element twice, which counts as their sum
+            twice = (np.repeat(X.data, 2), np.repeat(X.indices, 2), 2 * X.indptr)
+            X = sp.csr_matrix(twice, shape=shape)
         if file["disordered"]:
             for start, stop in itertools.pairwise(X.indptr):
                 X.indices[start:stop] = X.indices[start:stop][::-1]
@@ -71,7 +77,26 @@ def write(path: Path, file: dict[str, Any]) -> ad.AnnData:
             adata.write_zarr(path)
         else:
             adata.write_h5ad(path, compression=file["compression"])
+            if file["layout"] == "csr" and file["chunks"]:
+                _rechunk(path, file["chunks"], file["compression"])
     return adata
+
+
+def _rechunk(path: Path, chunks: tuple[int, int], compression: str | None) -> None:
+    """Write column indices and values in chunks of their own."""
+    with h5py.File(path, "r+") as file:
+        for name, size in zip(("indices", "data"), chunks, strict=True):
+            for element in ("X", "layers/twice"):
+                values = file[element][name][:]
+                del file[element][name]
+                size = max(1, min(size, values.size))
+                file[element].create_dataset(
+                    name,
+                    data=values,
+                    maxshape=(None,),
+                    chunks=(size,),
+                    compression=compression,
+                )
 
 
 def dense(rows: Any) -> np.ndarray:
@@ -107,6 +132,8 @@ def simple(genes: list[str], **options: Any) -> dict[str, Any]:
         "format": "h5ad",
         "compression": "gzip",
         "disordered": False,
+        "repeated": False,
+        "chunks": None,
         "seed": 0,
     }
     return {"genes": genes, **defaults, **options}
@@ -141,7 +168,7 @@ def test_cells_are_those_of_anndata(store, join):
         values = expected[collection.var_names.tolist()].to_numpy()
         rows = np.array(data.draw(st.lists(st.integers(0, len(collection) - 1))), np.int64)
         cells = collection[rows]
-        assert sp.issparse(cells.X) == all(file["layout"] == "csr" for file in some)
+        assert sp.issparse(cells.X) == any(file["layout"] == "csr" for file in some)
         assert cells.X.dtype == np.result_type(*(file["dtype"] for file in some))
         assert np.array_equal(dense(cells.X), values[rows])
         if isinstance(cells.X, sp.csr_array):

@@ -59,7 +59,7 @@ class StoredCells:
         stored = self._file(number).root[self._element.stored_as[number]]
         if maps is None:
             return _stored_row(stored, local, self._n_vars, dtype)
-        columns = maps.of_source(number)
+        columns = maps[number].columns
         joined = np.zeros(self._n_vars, dtype)
         own = _stored_row(stored, local, len(columns), dtype)
         joined[columns[columns >= 0]] = own[columns >= 0]

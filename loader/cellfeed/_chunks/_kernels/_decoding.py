@@ -31,6 +31,8 @@ from cellfeed._chunks._kernels._tables import (
     MISSING,
     NEXT_TASK,
     OFFSET,
+    PLACING,
+    SCATTERED,
     SHUFFLED,
     UNSHUFFLED,
 )
@@ -52,19 +54,24 @@ def _may_be_lost(array: NDArray[np.int64], segments: NDArray[np.int64]) -> bool:
     return bool(array[INDEX_LIMIT] >= 0 and np.all(segments[:, COUNT] <= 1))
 
 
-@compiled("void(int64[:,::1], int64, uint8[::1])")
-def _take_zeros(segments: NDArray[np.int64], itemsize: int, buffer: NDArray[np.uint8]) -> None:
+@compiled("void(int64[:,::1], int64[::1], uint8[::1])")
+def _take_zeros(
+    segments: NDArray[np.int64], array: NDArray[np.int64], buffer: NDArray[np.uint8]
+) -> None:
     """Let all segments begin at zeros, no more of which are made than the longest takes."""
+    if array[PLACING] == SCATTERED:
+        buffer[: array[DECODED_BYTES]] = 0
+        return
     longest = 0
     for k in range(len(segments)):
         segments[k, FROM] = 0
         longest = max(longest, segments[k, COUNT])
-    buffer[: longest * itemsize] = 0
+    buffer[: longest * array[ITEMSIZE]] = 0
 
 
 @compiled(
     f"int64({_int64_2d}, {_int64_2d}, {_int64_2d}, int64[::1], int64[::1], "
-    "uint8[::1], uint8[::1], uint8[::1])"
+    "uint8[::1], uint8[::1], uint8[::1], uint8[::1])"
 )
 def decode(
     arrays: NDArray[np.int64],
@@ -75,6 +82,7 @@ def decode(
     raw_buffer: NDArray[np.uint8],
     decoded_buffer: NDArray[np.uint8],
     unshuffled_buffer: NDArray[np.uint8],
+    scratch_buffer: NDArray[np.uint8],
 ) -> int:
     """Read, decompress and place chunks until none is left; many threads share one report.
 
@@ -86,10 +94,11 @@ def decode(
         Addresses of the C functions.
     report
         Shared by all threads that work on these tables.
-    raw_buffer, decoded_buffer, unshuffled_buffer
-        What one read brings, a chunk decompressed, and a chunk unshuffled; of this thread
-        alone. (They are arguments since a compiled function frees its own
-        arrays after their last use by name, whoever still has their address.)
+    raw_buffer, decoded_buffer, unshuffled_buffer, scratch_buffer
+        What one read brings, a chunk decompressed, a chunk unshuffled, and, where elements are
+        cast before they are placed, a chunk of these; of this thread alone. (They are arguments
+        since a compiled function frees its own arrays after their last use by name, whoever
+        still has their address.)
 
     Returns
     -------
@@ -125,7 +134,7 @@ def decode(
                 absent = _may_be_lost(array, segments[first_segment:last_segment])
                 failure = 0 if absent else MISSING
             if absent:
-                _take_zeros(segments[first_segment:last_segment], array[ITEMSIZE], decoded_buffer)
+                _take_zeros(segments[first_segment:last_segment], array, decoded_buffer)
                 here = decoded
             elif failure == 0:
                 failure = decompress(array, chunks[c], here, decoded, functions, zlib, zstd)
@@ -134,7 +143,8 @@ def decode(
                     unshuffle(here, array[DECODED_BYTES], unshuffled, array[ITEMSIZE])
                     here = unshuffled
             if failure == 0:
-                failure = place_segments(here, segments[first_segment:last_segment], array, report)
+                own = segments[first_segment:last_segment]
+                failure = place_segments(here, own, array, report, scratch_buffer.ctypes.data)
             if failure:
                 report[FAILED_CHUNK] = c
                 report[FAILURE] = failure

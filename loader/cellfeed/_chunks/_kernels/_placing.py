@@ -13,16 +13,22 @@ from cellfeed._chunks._kernels._native import (
     pointer,
     stream_blocks,
 )
+from cellfeed._chunks._kernels._selecting import renumber, scatter, select, spread
 from cellfeed._chunks._kernels._tables import (
     ASCENDING,
     BAD_INDEX,
     CAST,
+    COPIED,
     COUNT,
     FAILURE,
     FROM,
     INDEX_LIMIT,
     ITEMSIZE,
     OUT_ITEMSIZE,
+    PLACING,
+    RENUMBERED,
+    SCATTERED,
+    SELECTED,
     STREAMED,
     TO,
 )
@@ -77,13 +83,13 @@ def _stream_bytes(target: int, source: int, n: int) -> None:
 
 
 @compiled("int64(int64, int64[:,::1], int64[::1], int64[::1])")
-def place_segments(
+def _copy_segments(
     source: int,
     segments: NDArray[np.int64],
     array: NDArray[np.int64],
     report: NDArray[np.int64],
 ) -> int:
-    """Copy or cast elements of a chunk to their destinations; return 0, or a failure."""
+    """Copy or cast elements of a chunk, one after the other; return 0, or a failure."""
     for k in range(len(segments)):
         begin = source + segments[k, FROM] * array[ITEMSIZE]
         n, target = segments[k, COUNT], segments[k, TO]
@@ -105,15 +111,41 @@ def place_segments(
     return 0
 
 
-@compiled("void(int64, int64[:,::1], int64[::1], int64[::1])")
+@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64)")
+def place_segments(
+    source: int,
+    segments: NDArray[np.int64],
+    array: NDArray[np.int64],
+    report: NDArray[np.int64],
+    scratch: int,
+) -> int:
+    """Place elements of a chunk where they go; return 0, or a failure.
+
+    ``scratch`` is the address of `scratch_bytes` of memory.
+    """
+    if array[PLACING] == COPIED:
+        return _copy_segments(source, segments, array, report)
+    if array[PLACING] == RENUMBERED:
+        return renumber(source, segments, array, report)
+    if array[PLACING] == SELECTED:
+        return select(source, segments, array, report, scratch)
+    if array[PLACING] == SCATTERED:
+        scatter(source, segments, array)
+    else:
+        spread(source, segments, array, scratch)
+    return 0
+
+
+@compiled("void(int64, int64[:,::1], int64[::1], int64[::1], int64)")
 def place(
     source: int,
     segments: NDArray[np.int64],
     array: NDArray[np.int64],
     report: NDArray[np.int64],
+    scratch: int,
 ) -> None:
     """Place elements that are in memory already, as `decode` does with those of a chunk."""
-    report[FAILURE] = place_segments(source, segments, array, report)
+    report[FAILURE] = place_segments(source, segments, array, report, scratch)
 
 
 @compiled("boolean(int64[::1], int64)")

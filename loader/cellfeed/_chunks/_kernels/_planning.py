@@ -3,9 +3,11 @@
 from typing import Any
 
 import numpy as np
+from numba import carray
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._tables import COUNT, FROM, N_SEGMENT_COLUMNS, TO
+from cellfeed._chunks._kernels._native import pointer
+from cellfeed._chunks._kernels._tables import COUNT, FROM, N_SEGMENT_COLUMNS, SCATTERED, TO, WITHIN
 from cellfeed._compiled import compiled
 
 __all__ = ["plan_flat", "plan_grid", "trim"]
@@ -68,6 +70,7 @@ def plan_flat(
             segments[k, FROM] = start - chunk * chunk_elements
             segments[k, COUNT] = n
             segments[k, TO] = address
+            segments[k, WITHIN] = start - starts[i]
             k += 1
             start += n
             address += n * out_itemsize
@@ -129,29 +132,40 @@ def plan_grid(
                 segments[k, FROM] = (rows[i] - down * chunk_rows) * chunk_columns
                 segments[k, COUNT] = n
                 segments[k, TO] = destinations[i] + column * chunk_columns * out_itemsize
+                segments[k, WITHIN] = column * chunk_columns
                 k += 1
         first = last
     return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments
 
 
-@compiled("void(int64[::1], int64[::1], int64[::1], int64[:,::1], int64)")
+@compiled("Tuple((int64, int64))(int64[::1], int64)")
+def _extent(segment: NDArray[np.int64], placing: int) -> Any:
+    """Return the first element of a chunk that a segment takes, and the one after the last."""
+    first, n = segment[FROM], segment[COUNT]
+    if placing == SCATTERED:
+        entries = carray(pointer(segment[WITHIN]), (n,), np.int64)
+        return first + (entries[0] >> 32), first + (entries[n - 1] >> 32) + 1
+    return first, first + n
+
+
+@compiled("void(int64[::1], int64[::1], int64[::1], int64[:,::1], int64, int64)")
 def trim(
     offsets: NDArray[np.int64],
     sizes: NDArray[np.int64],
     firsts: NDArray[np.int64],
     segments: NDArray[np.int64],
     itemsize: int,
+    placing: int,
 ) -> None:
     """Cut chunks that are stored as they are to the elements that are wanted of them, in place."""
     for c in range(offsets.size):
         if sizes[c] == 0:
             continue
         stop = firsts[c + 1] if c + 1 < offsets.size else len(segments)
-        lowest = segments[firsts[c], FROM]
-        highest = lowest
+        lowest, highest = _extent(segments[firsts[c]], placing)
         for k in range(firsts[c], stop):
-            lowest = min(lowest, segments[k, FROM])
-            highest = max(highest, segments[k, FROM] + segments[k, COUNT])
+            first, last = _extent(segments[k], placing)
+            lowest, highest = min(lowest, first), max(highest, last)
         for k in range(firsts[c], stop):
             segments[k, FROM] -= lowest
         offsets[c] += lowest * itemsize

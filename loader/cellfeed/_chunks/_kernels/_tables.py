@@ -14,8 +14,19 @@ Tables are int64 arrays of one row for each item; the names of their columns are
     INDEX_LIMIT,
     LOST_IS_ZERO,  # whether chunks that are not there are taken to be zero
     STREAMED,  # whether elements go past the cache, since there are more than it holds
+    PLACING,  # how elements go to their destinations; below
+    COLUMN_MAP,  # address of an int32 for each column: what it becomes, -1 if it is left out
     N_ARRAY_COLUMNS,
-) = range(10)
+) = range(12)
+
+# How the elements of a segment go to their destination.
+(
+    COPIED,  # one after the other, as they are
+    RENUMBERED,  # column indices, each as COLUMN_MAP says; none is left out
+    SELECTED,  # column indices; those that are kept are listed, see `_selecting`
+    SCATTERED,  # values of the elements that were kept, each to its slot
+    SPREAD,  # a dense row, each element to the column that COLUMN_MAP says
+) = range(5)
 
 # Columns of a table of chunks. FD: a descriptor, or minus the address of a path, of a file that
 # is opened to read the chunk. FLAGS: what was left out when this chunk was written. Its
@@ -25,10 +36,12 @@ UNCOMPRESSED, UNSHUFFLED, ABSENT = 1, 2, 4  # ABSENT: there is no such chunk; it
 WHOLE_FILE, LOST = 8, 16  # the chunk is all of its file, of at most SIZE bytes; it is not there
 OWN_FILE = 32  # the file has to be as large as a chunk that is not compressed
 
-# Columns of a table of segments: elements of a chunk that go to one destination.
-FROM, COUNT, TO, N_SEGMENT_COLUMNS = range(4)
+# Columns of a table of segments: elements of a chunk that go to one destination. WITHIN: which
+# element of its row or range the first is; of what is SCATTERED, the address of its entries.
+FROM, COUNT, TO, WITHIN, N_SEGMENT_COLUMNS = range(5)
 
 # What `decode` reports: a failure (0 if none), the chunk where it was, and whether the columns of
-# each row ascend as far as they lie in one chunk.
-FAILURE, FAILED_CHUNK, NEXT_TASK, ASCENDING, N_REPORTS = range(5)
+# each row ascend as far as they lie in one chunk. KEPT: address of the list of what is SELECTED,
+# and N_KEPT how long it is.
+FAILURE, FAILED_CHUNK, NEXT_TASK, ASCENDING, KEPT, N_KEPT, N_REPORTS = range(7)
 UNREADABLE, TRUNCATED, UNDECODABLE, WRONG_SIZE, BAD_INDEX, MISSING, STOPPED, TOO_LARGE = range(1, 9)

@@ -4,13 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from cellfeed._cells import summable
-from cellfeed._chunks import ChunkedArray, ChunkReads, can_cast
+from cellfeed._cells import CsrRows, summable
+from cellfeed._chunks import ChunkedArray, can_cast
 from cellfeed._errors import FormatError
-from cellfeed._layouts import CsrTarget, Layout, RowTarget
+from cellfeed._layouts import ChunkedCsr, Layout
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._matrix import StoredMatrix, native
@@ -83,48 +82,26 @@ class StoredCsr(StoredMatrix):
         pointer = self._pointer()
         return pointer[rows + 1] - pointer[rows]
 
-    def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
-        """Return what to read, None if only the format's own library can read it."""
+    def chunked(self) -> ChunkedCsr | None:
+        """Return where rows lie, None if only the format's own library can read them."""
+        self._file.check_unchanged()
         indices, data = self._chunked("indices"), self._chunked("data")
-        if indices is None or data is None or not isinstance(target, CsrTarget):
+        if indices is None or data is None or not can_cast(indices.dtype, np.dtype(np.int64)):
             return None
-        if not can_cast(data.dtype, target.dtype):
-            return None
-        self._file.check_unchanged()
-        starts = self._pointer()[expand(runs)]
-        return ChunkReads.concatenate(
-            [
-                indices.reads_of_ranges(
-                    starts,
-                    target.lengths,
-                    target.index_destinations,
-                    target.index_dtype,
-                    index_limit=target.n_vars,
-                ),
-                data.reads_of_ranges(
-                    starts, target.lengths, target.data_destinations, target.dtype
-                ),
-            ]
-        )
+        return ChunkedCsr(self._pointer(), indices, data, self.shape[1])
 
-    def read_into(self, runs: Runs, target: RowTarget) -> None:
-        """Place the rows of ``runs`` where ``target`` says, through the format's library."""
+    def read_rows(self, runs: Runs) -> CsrRows:
+        """Return the rows of ``runs``, read through the format's library."""
         self._file.check_unchanged()
-        ranges = self._pointer()[runs]
+        ranges, lengths = self._pointer()[runs], self.row_lengths(runs)
         indices = self._read_slices(f"{self._element}/indices", ranges, runs)
         data = self._read_slices(f"{self._element}/data", ranges, runs)
         if indices.size and not 0 <= indices.min() <= indices.max() < self.shape[1]:
             raise self._inconsistent(f"a column index is outside [0, {self.shape[1]})")
-        self._check_none_is_lost(indices, len(target))
+        self._check_none_is_lost(indices, lengths.size)
         self._file.check_unchanged()
-        if isinstance(target, CsrTarget):
-            target.put(indices, data)
-            return
-        starts = np.concatenate([[0], np.cumsum(self.row_lengths(runs))])
-        shape = (len(target), self.shape[1])
-        # Adds up the elements of a column that is stored twice in a row, as SciPy and anndata do.
-        values = data.astype(summable(target.dtype), copy=False)
-        target.put(sp.csr_array((values, indices, starts), shape=shape).toarray())
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
+        return CsrRows(indptr, indices, data, self.shape[1])
 
     def _check_none_is_lost(self, indices: NDArray[Any], n_rows: int) -> None:
         """Check that no chunk was lost, which would read as zeros; chunks are checked elsewhere."""

@@ -1,11 +1,11 @@
 """Dense matrices: from chunks where possible, else through the format's library, run by run."""
 
-import numpy as np
+from typing import Any
+
 from numpy.typing import NDArray
 
-from cellfeed._chunks import ChunkReads, can_cast
-from cellfeed._layouts import DenseTarget, Layout, RowTarget
-from cellfeed._runs import Runs, count_rows, expand
+from cellfeed._layouts import ChunkedDense, Layout
+from cellfeed._runs import Runs
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._matrix import StoredMatrix, native
 
@@ -42,31 +42,18 @@ class StoredDense(StoredMatrix):
         self._file.check_unchanged()
         self._chunked_array(self._element)
 
-    def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
-        """Return the number of columns for each row."""
-        return np.full(count_rows(runs), self.shape[1], dtype=np.int64)
+    def row_lengths(self, runs: Runs) -> None:
+        """Return None: how many elements are not zero is known once they have been read."""
 
-    def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
-        """Return what to read, None if only the format's own library can read it."""
-        stored = self._chunked_array(self._element)
-        if stored is None or not isinstance(target, DenseTarget):
-            return None
-        if not can_cast(stored.dtype, target.dtype):
-            return None
+    def chunked(self) -> ChunkedDense | None:
+        """Return where rows lie, None if only the format's own library can read them."""
         self._file.check_unchanged()
-        rows = expand(runs)
-        if len(stored.shape) > 1:
-            return stored.reads_of_rows(rows, target.destinations, target.dtype)
-        n_vars = self.shape[1]
-        counts = np.full(len(rows), n_vars, np.int64)
-        return stored.reads_of_ranges(rows * n_vars, counts, target.destinations, target.dtype)
+        stored = self._chunked_array(self._element)
+        return None if stored is None else ChunkedDense(stored, self.shape[1])
 
-    def read_into(self, runs: Runs, target: RowTarget) -> None:
-        """Place the rows of ``runs`` where ``target`` says, through the format's library."""
-        if not isinstance(target, DenseTarget):
-            msg = "a dense element fills a DenseTarget only"
-            raise TypeError(msg)
+    def read_rows(self, runs: Runs) -> NDArray[Any]:
+        """Return the rows of ``runs``, read through the format's library."""
         self._file.check_unchanged()
         rows = self._read_slices(self._element, runs, runs)
         self._file.check_unchanged()
-        target.put(rows)
+        return rows

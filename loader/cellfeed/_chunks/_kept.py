@@ -1,0 +1,128 @@
+"""Which elements of sparse rows are kept, once their column indices have been read."""
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._placing import array_row, out_of_bounds, scratch_bytes
+
+__all__ = ["KeptElements", "gathered", "kept_of"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptElements:
+    """The elements of sparse rows that are kept.
+
+    Parameters
+    ----------
+    starts
+        Where each row begins in the arrays below, int64, shape (n_rows + 1,).
+    columns
+        Columns in the collection, ascending in each row, int32, shape (n_kept,).
+    entries
+        In the order in which elements are stored: their position in the stored row in the upper
+        half, and their slot in the row that is kept in the lower, int64, shape (n_kept,).
+    ascending
+        Whether columns are distinct in each row.
+    """
+
+    starts: NDArray[np.int64]
+    columns: NDArray[np.int32]
+    entries: NDArray[np.int64]
+    ascending: bool
+
+    def __getitem__(self, rows: slice) -> "KeptElements":
+        starts = self.starts[rows.start : rows.stop + 1]
+        own = slice(starts[0], starts[-1])
+        return KeptElements(
+            starts - starts[0], self.columns[own], self.entries[own], self.ascending
+        )
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many elements of each row are kept, shape (n_rows,)."""
+        return np.diff(self.starts)
+
+
+def gathered(
+    segments: NDArray[np.int64],
+    kept: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    threads: Executor | None = None,
+    n_threads: int = 1,
+) -> KeptElements:
+    """Return what was kept of rows, from what the kernels left of their segments.
+
+    Parameters
+    ----------
+    segments
+        Those of all rows, one row after the other.
+    kept
+        The list that they refer to.
+    lengths
+        Stored elements of each row, int64, shape (n_rows,).
+    threads, n_threads
+        Who does it; the calling thread if None.
+    """
+    row_firsts = np.flatnonzero(segments[:, kernels.WITHIN] == 0)
+    n_segments = np.diff(row_firsts, append=len(segments))
+    rows = np.repeat(np.flatnonzero(lengths), n_segments)
+    counts = np.bincount(rows, segments[:, kernels.COUNT], minlength=lengths.size)
+    starts = np.concatenate([[0], np.cumsum(counts.astype(np.int64))])
+    columns, entries = np.empty(kept.size, np.int32), np.empty(kept.size, np.int64)
+
+    def gather(first: int, stop: int) -> bool:
+        own = slice(first, stop)
+        return bool(kernels.gather(segments[own], rows[own], starts, kept, columns, entries))
+
+    if threads is None or not row_firsts.size:
+        ascending = gather(0, len(segments))
+    else:
+        shares = np.linspace(0, row_firsts.size, n_threads, endpoint=False).astype(int)
+        bounds = [*np.unique(row_firsts[shares]).tolist(), len(segments)]
+        ascending = all(list(threads.map(gather, bounds[:-1], bounds[1:])))
+    return KeptElements(starts, columns, entries, ascending)
+
+
+def kept_of(
+    indices: NDArray[Any], lengths: NDArray[np.int64], column_map: NDArray[np.int32]
+) -> KeptElements:
+    """Return what is kept of rows whose column indices are in memory.
+
+    Parameters
+    ----------
+    indices, lengths
+        Column indices of all rows, one after the other, and how many each has.
+    column_map
+        What each column becomes, -1 if it is left out, int32, shape (n_columns,).
+
+    Raises
+    ------
+    ValueError
+        A column index is out of bounds.
+    """
+    indices = np.ascontiguousarray(indices, dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    _, _, segments, _ = kernels.plan_flat(
+        starts, lengths, np.zeros_like(starts), max(1, indices.size), 0
+    )
+    kept = np.empty(indices.size, np.int64)
+    report = np.zeros(kernels.N_REPORTS, np.int64)
+    report[kernels.KEPT] = kept.ctypes.data
+    array = array_row(
+        indices.dtype,
+        indices.dtype,
+        index_limit=column_map.size,
+        placing=kernels.SELECTED,
+        column_map=column_map,
+    )
+    array[kernels.DECODED_BYTES] = indices.nbytes
+    scratch = np.empty(scratch_bytes(array[None]), np.uint8)
+    kernels.place(indices.ctypes.data, segments, array, report, scratch.ctypes.data)
+    if report[kernels.FAILURE]:
+        raise ValueError(out_of_bounds(column_map.size))
+    return gathered(segments, kept[: report[kernels.N_KEPT]], lengths)

@@ -1,0 +1,304 @@
+"""Compiled: columns of a source become those of a collection, some are left out.
+
+Of sparse rows it is not known before their column indices are read how many elements are kept.
+So indices are decoded first, and each element that is kept is listed, as its column in the
+collection and its position in the stored row (`select`). From these follow the columns of each
+row, and the slot among them that each element goes to (`gather`). Values are decoded last, and
+only those that are kept are touched (`plan_kept`, `scatter`).
+
+Two int32 are kept as one int64: the first is its upper half.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import carray
+from numpy.typing import NDArray
+
+from cellfeed._chunks._kernels._native import atomic_add, call, copy_bytes, pointer
+from cellfeed._chunks._kernels._tables import (
+    ASCENDING,
+    BAD_INDEX,
+    CAST,
+    COLUMN_MAP,
+    COUNT,
+    FROM,
+    INDEX_LIMIT,
+    ITEMSIZE,
+    KEPT,
+    N_KEPT,
+    N_SEGMENT_COLUMNS,
+    OUT_ITEMSIZE,
+    TO,
+    WITHIN,
+)
+from cellfeed._compiled import compiled
+
+__all__ = ["gather", "plan_kept", "renumber", "scatter", "select", "spread"]
+
+_LOWER = (1 << 32) - 1
+_int64_2d = "int64[:,::1]"
+
+
+@compiled(*(f"int64({index}[::1], int32[::1])" for index in ("int32", "int64")))
+def _renumber(indices: NDArray[Any], columns: NDArray[np.int32]) -> int:
+    """Renumber indices in place; return -1 if one is out of bounds, else whether they ascend."""
+    last, ascending = -1, 1
+    for i in range(indices.size):
+        if not 0 <= indices[i] < columns.size:
+            return -1
+        column = columns[indices[i]]
+        ascending &= column > last
+        last = column
+        indices[i] = column
+    return ascending
+
+
+@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1])")
+def renumber(
+    source: int,
+    segments: NDArray[np.int64],
+    array: NDArray[np.int64],
+    report: NDArray[np.int64],
+) -> int:
+    """Place column indices, each as its column in the collection; return 0, or a failure."""
+    columns = carray(pointer(array[COLUMN_MAP]), (array[INDEX_LIMIT],), np.int32)
+    for k in range(len(segments)):
+        begin, n = source + segments[k, FROM] * array[ITEMSIZE], segments[k, COUNT]
+        target = segments[k, TO]
+        if array[CAST]:
+            call(array[CAST], (begin, target, n))
+        else:
+            copy_bytes(target, begin, n * array[ITEMSIZE])
+        if array[OUT_ITEMSIZE] == 4:
+            ascending = _renumber(carray(pointer(target), (n,), np.int32), columns)
+        else:
+            ascending = _renumber(carray(pointer(target), (n,), np.int64), columns)
+        if ascending < 0:
+            return BAD_INDEX
+        if not ascending:
+            report[ASCENDING] = 0
+    return 0
+
+
+@compiled(*(f"int64({index}[::1], int32[::1], int64, int64)" for index in ("int32", "int64")))
+def _list_kept(indices: NDArray[Any], columns: NDArray[np.int32], within: int, kept: int) -> int:
+    """List those that are kept at an address; return how many, -1 if one is out of bounds.
+
+    The first index is at ``within`` in its row.
+    """
+    lowest = highest = indices[0]
+    for i in range(1, indices.size):
+        lowest, highest = min(lowest, indices[i]), max(highest, indices[i])
+    if lowest < 0 or highest >= columns.size:
+        return -1
+    out, n = carray(pointer(kept), (indices.size,), np.int64), 0
+    for i in range(indices.size):
+        column = np.int64(columns[indices[i]])
+        out[n] = (column << 32) | (within + i)  # and is written over if it is left out
+        n += column >= 0
+    return n
+
+
+@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64)")
+def select(
+    source: int,
+    segments: NDArray[np.int64],
+    array: NDArray[np.int64],
+    report: NDArray[np.int64],
+    scratch: int,
+) -> int:
+    """List the elements that are kept of each segment; return 0, or a failure.
+
+    In ``segments`` is left how many there are, and in ``TO`` where they begin in the list.
+    ``scratch`` has 8 bytes for each element, and as many for each that is cast.
+    """
+    columns = carray(pointer(array[COLUMN_MAP]), (array[INDEX_LIMIT],), np.int32)
+    for k in range(len(segments)):
+        begin, n = source + segments[k, FROM] * array[ITEMSIZE], segments[k, COUNT]
+        within = segments[k, WITHIN]
+        if array[CAST]:
+            cast = scratch + n * 8
+            call(array[CAST], (begin, cast, n))
+            begin = cast
+        if array[OUT_ITEMSIZE] == 4:
+            narrow = carray(pointer(begin), (n,), np.int32)
+            n_kept = _list_kept(narrow, columns, within, scratch)
+        else:
+            wide = carray(pointer(begin), (n,), np.int64)
+            n_kept = _list_kept(wide, columns, within, scratch)
+        if n_kept < 0:
+            return BAD_INDEX
+        start = atomic_add(report.ctypes.data + N_KEPT * 8, n_kept)
+        copy_bytes(report[KEPT] + start * 8, scratch, n_kept * 8)
+        segments[k, TO], segments[k, COUNT] = start, n_kept
+    return 0
+
+
+@compiled("boolean(int64, int64, int32[::1], int64[::1])")
+def _sort_row(
+    start: int, stop: int, columns: NDArray[np.int32], entries: NDArray[np.int64]
+) -> bool:
+    """Let the columns of a row ascend, and slots follow; return whether they are distinct."""
+    keys = np.empty(stop - start, np.int64)
+    for j in range(keys.size):
+        keys[j] = (np.int64(columns[start + j]) << 32) | j
+    keys.sort()
+    distinct = True
+    for slot in range(keys.size):
+        columns[start + slot] = keys[slot] >> 32
+        j = start + (keys[slot] & _LOWER)
+        entries[j] = (entries[j] & ~_LOWER) | slot
+        distinct &= slot == 0 or keys[slot] >> 32 != keys[slot - 1] >> 32
+    return distinct
+
+
+@compiled(f"boolean({_int64_2d}, int64[::1], int64[::1], int64[::1], int32[::1], int64[::1])")
+def gather(
+    segments: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    kept: NDArray[np.int64],
+    columns: NDArray[np.int32],
+    entries: NDArray[np.int64],
+) -> bool:
+    """Gather the elements that were kept of each row.
+
+    Parameters
+    ----------
+    segments, rows
+        What `select` left, in the order of rows, and the row of each.
+    starts
+        Where each row begins, shape (n_rows + 1,).
+    kept
+        The list.
+    columns
+        Filled with the columns of each row, ascending.
+    entries
+        Filled, in the order in which elements are stored, with position in the stored row and
+        slot among ``columns``.
+
+    Returns
+    -------
+    Whether the columns of every row are distinct.
+    """
+    distinct, k = True, 0
+    while k < len(segments):
+        row = rows[k]
+        n, last, ascending = starts[row], -1, True
+        while k < len(segments) and rows[k] == row:
+            first = segments[k, TO]
+            for j in range(first, first + segments[k, COUNT]):
+                column = kept[j] >> 32
+                ascending &= column > last
+                last = column
+                columns[n] = column
+                entries[n] = ((kept[j] & _LOWER) << 32) | (n - starts[row])
+                n += 1
+            k += 1
+        if not ascending:
+            distinct &= _sort_row(starts[row], n, columns, entries)
+    return distinct
+
+
+@compiled(
+    f"Tuple((int64[::1], int64[::1], {_int64_2d}))"
+    "(int64[::1], int64[::1], int64[::1], int64[::1], int64)"
+)
+def plan_kept(
+    starts: NDArray[np.int64],
+    entry_starts: NDArray[np.int64],
+    entries: NDArray[np.int64],
+    destinations: NDArray[np.int64],
+    chunk_elements: int,
+) -> Any:
+    """Return the chunks and segments that the kept elements of rows lie in; see `plan_flat`.
+
+    Parameters
+    ----------
+    starts
+        Where each row begins in the stored array, ascending, shape (n_rows,).
+    entry_starts
+        Where its entries begin, shape (n_rows + 1,).
+    entries
+        See `gather`.
+    destinations
+        Where the values of each row begin, shape (n_rows,).
+    chunk_elements
+        Elements of a chunk.
+    """
+    n_segments = 0
+    for i in range(starts.size):
+        last = np.int64(-1)
+        for j in range(entry_starts[i], entry_starts[i + 1]):
+            chunk = (starts[i] + (entries[j] >> 32)) // chunk_elements
+            n_segments += chunk != last
+            last = chunk
+    segments = np.empty((n_segments, N_SEGMENT_COLUMNS), np.int64)
+    chunks = np.empty(n_segments, np.int64)
+    firsts = np.empty(n_segments, np.int64)
+    n_chunks = k = 0
+    for i in range(starts.size):
+        j, stop = entry_starts[i], entry_starts[i + 1]
+        while j < stop:
+            chunk = (starts[i] + (entries[j] >> 32)) // chunk_elements
+            end, first = (chunk + 1) * chunk_elements, j
+            while j < stop and starts[i] + (entries[j] >> 32) < end:
+                j += 1
+            if n_chunks == 0 or chunks[n_chunks - 1] != chunk:
+                chunks[n_chunks] = chunk
+                firsts[n_chunks] = k
+                n_chunks += 1
+            segments[k, FROM] = starts[i] - chunk * chunk_elements
+            segments[k, COUNT] = j - first
+            segments[k, TO] = destinations[i]
+            segments[k, WITHIN] = entries.ctypes.data + first * 8
+            k += 1
+    return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments
+
+
+@compiled("void(int64, int64, int64, int64)")
+def _copy_one(target: int, source: int, k: int, itemsize: int) -> None:
+    """Copy one element to the ``k``-th of a target."""
+    if itemsize == 4:
+        carray(pointer(target), (k + 1,), np.uint32)[k] = carray(pointer(source), (1,), np.uint32)[
+            0
+        ]
+    else:
+        copy_bytes(target + k * itemsize, source, itemsize)
+
+
+@compiled("void(int64, int64[:,::1], int64[::1])")
+def scatter(source: int, segments: NDArray[np.int64], array: NDArray[np.int64]) -> None:
+    """Place the values that were kept, each in its slot."""
+    itemsize, out_itemsize = array[ITEMSIZE], array[OUT_ITEMSIZE]
+    for k in range(len(segments)):
+        n, target = segments[k, COUNT], segments[k, TO]
+        begin = source + segments[k, FROM] * itemsize
+        entries = carray(pointer(segments[k, WITHIN]), (n,), np.int64)
+        for j in range(n):
+            value, slot = begin + (entries[j] >> 32) * itemsize, entries[j] & _LOWER
+            if array[CAST]:
+                call(array[CAST], (value, target + slot * out_itemsize, 1))
+            else:
+                _copy_one(target, value, slot, itemsize)
+
+
+@compiled("void(int64, int64[:,::1], int64[::1], int64)")
+def spread(
+    source: int, segments: NDArray[np.int64], array: NDArray[np.int64], scratch: int
+) -> None:
+    """Place elements of dense rows, each in its column of the collection."""
+    itemsize = array[OUT_ITEMSIZE]
+    for k in range(len(segments)):
+        begin, n = source + segments[k, FROM] * array[ITEMSIZE], segments[k, COUNT]
+        within = segments[k, WITHIN]
+        columns = carray(pointer(array[COLUMN_MAP]), (within + n,), np.int32)
+        if array[CAST]:
+            call(array[CAST], (begin, scratch, n))
+            begin = scratch
+        row = segments[k, TO] - within * itemsize
+        for j in range(n):
+            column = np.int64(columns[within + j])
+            if column >= 0:
+                _copy_one(row, begin + j * itemsize, column, itemsize)

@@ -1,0 +1,276 @@
+"""What one fetch reads of one element, laid out before it is read or once lengths have arrived.
+
+Where rows go follows from their lengths. Those of dense rows are known, and those of sparse rows
+if they have a row pointer and no column is left out. Else a first reading tells them.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from cellfeed._chunks import ChunkReads
+from cellfeed._errors import ParameterError
+from cellfeed._layouts import (
+    ChunkedDense,
+    Copies,
+    CsrGroup,
+    DenseGroup,
+    csr_groups,
+    dense_groups,
+)
+from cellfeed._reading._parts import Part, PlacedRows, StoredRows
+from cellfeed._reading._sparse_rows import (
+    ArrivingRows,
+    KnownRows,
+    SelectedRows,
+    SparseRows,
+    sparse_rows,
+)
+
+__all__ = ["ElementPlan", "ElementRead", "LaidOut"]
+
+_MOST_SELECTED = 1 << 27  # elements at once: a list of them takes 1 GiB if all are kept
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LaidOut:
+    """Rows of an element whose destinations are known.
+
+    Parameters
+    ----------
+    groups
+        What comes of them.
+    reads
+        Chunks that are to be decoded.
+    placed
+        Rows that are not placed by that.
+    copies
+        Rows that are delivered again.
+    is_zeroed
+        Whether memory has to be zero before.
+    """
+
+    groups: Sequence[CsrGroup | DenseGroup]
+    reads: ChunkReads
+    placed: Sequence[PlacedRows]
+    copies: Sequence[Copies]
+    is_zeroed: bool = False
+
+    @property
+    def chunks(self) -> ChunkReads:
+        """See `ElementRead`."""
+        return self.reads
+
+    @property
+    def is_decoded_here(self) -> bool:
+        """See `ElementRead`."""
+        return not self.placed
+
+    def lay_out(self, threads: Executor, n_threads: int) -> "LaidOut":  # noqa: ARG002 - of the protocol
+        """See `ElementRead`."""
+        return self
+
+
+class ElementRead(Protocol):
+    """What a fetch reads of an element."""
+
+    @property
+    def chunks(self) -> ChunkReads:
+        """Chunks that it may take, which can be read and decompressed without being placed."""
+        ...
+
+    @property
+    def is_decoded_here(self) -> bool:
+        """Whether these are all."""
+        ...
+
+    def lay_out(self, threads: Executor, n_threads: int) -> LaidOut:
+        """Read what lengths follow from, if they are not known, and lay the rows out.
+
+        Parameters
+        ----------
+        threads, n_threads
+            Who decodes, and how many of them.
+
+        Raises
+        ------
+        FormatError
+            The storage is damaged.
+        ParameterError
+            The rows are larger than the machine's memory.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ElementPlan:
+    """How the rows of an element leave.
+
+    Parameters
+    ----------
+    n_distinct
+        Distinct rows of the fetch.
+    order
+        Which of them is delivered at each position, shape (n_delivered,); each at least once.
+    bounds
+        Positions where groups begin and end, ascending, shape (n_groups + 1,).
+    n_columns, dtype
+        Columns of the collection, and dtype that values are cast to.
+    first_number
+        Number of the first group among all that memory is taken for.
+    """
+
+    n_distinct: int
+    order: NDArray[np.intp]
+    bounds: NDArray[np.int64]
+    n_columns: int
+    dtype: np.dtype[Any]
+    first_number: int
+
+    def dense(self, parts: Sequence[Part]) -> ElementRead:
+        """Plan to read dense rows.
+
+        Parameters
+        ----------
+        parts
+            The rows, in their order.
+
+        Raises
+        ------
+        FormatError
+            A file is damaged, or is not the one that was opened.
+        ParameterError
+            The rows are larger than the machine's memory.
+        """
+        self._check_fit(float(self.order.size) * self.n_columns)
+        groups, target, copies = dense_groups(
+            self.n_distinct,
+            self.order,
+            self.bounds,
+            n_vars=self.n_columns,
+            dtype=self.dtype,
+            first_number=self.first_number,
+        )
+        reads, placed = list[ChunkReads](), list[PlacedRows]()
+        for part in parts:
+            own, chunked = target[part.rows], part.stored.chunked()
+            found = None
+            if isinstance(chunked, ChunkedDense):
+                found = own.reads_from(chunked, part.runs, part.columns)
+            if found is None:
+                placed.append(StoredRows(part, own))
+            else:
+                reads.append(found)
+        return LaidOut(
+            groups=groups,
+            reads=ChunkReads.concatenate(reads),
+            placed=placed,
+            copies=copies,
+            is_zeroed=not all(part.column_map is None or part.column_map.covers for part in parts),
+        )
+
+    def csr(self, parts: Sequence[Part]) -> ElementRead:
+        """Plan to read sparse rows; see `dense`."""
+        known, selected, arriving = list[KnownRows](), list[SelectedRows](), list[ArrivingRows]()
+        for part in parts:
+            rows = sparse_rows(part, self.dtype)
+            if isinstance(rows, SelectedRows):
+                selected.append(rows)
+            elif isinstance(rows, ArrivingRows):
+                arriving.append(rows)
+            else:
+                known.append(rows)
+        if selected or arriving:
+            return _Arriving(self, known, selected, arriving)
+        return self.laid_out(known)
+
+    def laid_out(self, rows: Sequence[SparseRows]) -> LaidOut:
+        """Lay out sparse rows, in whatever order they are given."""
+        lengths = np.empty(self.n_distinct, np.int64)
+        for each in rows:
+            lengths[each.part.rows] = each.lengths
+        self._check_fit(float(lengths[self.order].sum(dtype=np.float64)))
+        groups, target, copies = csr_groups(
+            lengths,
+            self.order,
+            self.bounds,
+            n_vars=self.n_columns,
+            dtype=self.dtype,
+            first_number=self.first_number,
+        )
+        reads, placed = list[ChunkReads](), list[PlacedRows]()
+        for each in rows:
+            decoded, others = each.to(target[each.part.rows])
+            reads.append(decoded)
+            placed += others
+        return LaidOut(
+            groups=groups, reads=ChunkReads.concatenate(reads), placed=placed, copies=copies
+        )
+
+    def _check_fit(self, n_values: float) -> None:
+        """Check that rows are not larger than all memory, before destinations are computed."""
+        n_bytes = n_values * self.dtype.itemsize
+        if n_bytes > _all_memory():
+            msg = (
+                f"these rows take {n_bytes:,.0f} bytes, but this machine has {_all_memory():,} "
+                "bytes of memory; read fewer at once or, if they should be small, copy the files "
+                "again"
+            )
+            raise ParameterError(msg)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arriving:
+    """Sparse rows, of which some are to be read before they can be laid out."""
+
+    plan: ElementPlan
+    known: Sequence[KnownRows]
+    selected: Sequence[SelectedRows]
+    arriving: Sequence[ArrivingRows]
+
+    @property
+    def chunks(self) -> ChunkReads:
+        """See `ElementRead`."""
+        return ChunkReads.concatenate([rows.chunks() for rows in (*self.known, *self.selected)])
+
+    @property
+    def is_decoded_here(self) -> bool:
+        """See `ElementRead`."""
+        return not self.arriving and all(rows.chunked is not None for rows in self.known)
+
+    def lay_out(self, threads: Executor, n_threads: int) -> LaidOut:
+        """See `ElementRead`."""
+        rows = list[SparseRows](self.known)
+        for first, stop in pairwise(self._batch_bounds()):
+            batch = self.selected[first:stop]
+            lengths = [each.stored_lengths for each in batch]
+            reads = ChunkReads.concatenate([each.reads_of_indices() for each in batch])
+            kept = reads.select(np.concatenate(lengths), threads, n_threads)
+            bounds = accumulate((each.size for each in lengths), initial=0)
+            for each, (begin, end) in zip(batch, pairwise(bounds), strict=True):
+                rows.append(each.with_kept(kept[begin:end]))
+        rows += [each.read(self.plan.n_columns, threads, n_threads) for each in self.arriving]
+        return self.plan.laid_out(rows)
+
+    def _batch_bounds(self) -> list[int]:
+        """Return where those that are selected together begin and end."""
+        bounds, n_elements = [0], 0
+        for k, each in enumerate(self.selected):
+            n = int(each.stored_lengths.sum())
+            if n_elements and n_elements + n > _MOST_SELECTED:
+                bounds.append(k)
+                n_elements = 0
+            n_elements += n
+        return [*bounds, len(self.selected)] if self.selected else []
+
+
+@cache
+def _all_memory() -> int:
+    return int(psutil.virtual_memory().total)

@@ -1,0 +1,112 @@
+"""Rows of one source among those of a fetch, and what is placed by itself of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import FormatError
+from cellfeed._layouts import ColumnMap, RowTarget
+from cellfeed._runs import Runs
+from cellfeed._sources import StoredElement
+
+__all__ = ["Part", "PlacedRows", "RowsInMemory", "StoredRows"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Part:
+    """Rows of an element that one source has.
+
+    Parameters
+    ----------
+    location, stored
+        The source, for messages, and the element there.
+    runs
+        Which of its rows, ascending.
+    rows
+        Which of the distinct rows of the fetch these are.
+    column_map
+        What its columns become; None if they are those of the collection.
+    """
+
+    location: Path
+    stored: StoredElement
+    runs: Runs
+    rows: slice
+    column_map: ColumnMap | None
+
+    @property
+    def columns(self) -> NDArray[np.int32] | None:
+        """What each column becomes; None if they stay what they are."""
+        return None if self.column_map is None or self.column_map.stays else self.column_map.columns
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether none of its columns is left out."""
+        return self.column_map is None or self.column_map.keeps_all
+
+    def damage(self, error: ValueError) -> FormatError:
+        """Return the error for rows that are not what the source says."""
+        msg = (
+            f"{self.location}: `{self.stored.stored_as}` is inconsistent: {error}; "
+            "write the file anew"
+        )
+        return FormatError(msg)
+
+
+class PlacedRows(Protocol):
+    """Rows that are placed by themselves, and not by the threads that decode."""
+
+    def place(self, bases: NDArray[np.int64]) -> bool:
+        """Place them in memory whose groups begin at ``bases``.
+
+        Returns
+        -------
+        Whether the columns of each row ascend strictly.
+
+        Raises
+        ------
+        FormatError
+            The storage is damaged.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredRows:
+    """Rows that their source reads by itself, when they are placed."""
+
+    part: Part
+    target: RowTarget
+
+    def place(self, bases: NDArray[np.int64]) -> bool:
+        """See `PlacedRows`."""
+        rows = self.part.stored.read_rows(self.part.runs)
+        return RowsInMemory(self.part, rows, self.target, self.part.columns).place(bases)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsInMemory:
+    """Rows that have been read.
+
+    Parameters
+    ----------
+    part, rows, target
+        Whose they are, themselves, and where they go.
+    columns
+        What their columns become; None if they are those of the collection.
+    """
+
+    part: Part
+    rows: Any
+    target: RowTarget
+    columns: NDArray[np.int32] | None = None
+
+    def place(self, bases: NDArray[np.int64]) -> bool:
+        """See `PlacedRows`."""
+        try:
+            return self.target.bound(bases).put(self.rows, self.columns)
+        except ValueError as error:
+            raise self.part.damage(error) from error

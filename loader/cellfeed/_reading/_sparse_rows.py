@@ -1,0 +1,243 @@
+"""Sparse rows of one source: known by their lengths, or still to be read for them.
+
+Lengths are known of what has a row pointer, as long as no column is left out. Else column indices
+are read first, or, of what is not decoded here, rows.
+"""
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._cells import CsrRows
+from cellfeed._chunks import (
+    ChunkReads,
+    KeptElements,
+    can_cast,
+    kept_of,
+    place_elements,
+    place_kept,
+)
+from cellfeed._layouts import ChunkedCsr, CsrTarget
+from cellfeed._reading._dense_as_csr import dense_as_csr
+from cellfeed._reading._parts import Part, PlacedRows, RowsInMemory, StoredRows
+from cellfeed._runs import expand
+
+__all__ = ["ArrivingRows", "KnownRows", "SelectedRows", "SparseRows", "sparse_rows"]
+
+
+class SparseRows(Protocol):
+    """Sparse rows whose lengths are known."""
+
+    @property
+    def part(self) -> Part:
+        """Whose they are."""
+        ...
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many elements each has in the collection, shape (n_rows,)."""
+        ...
+
+    def to(self, target: CsrTarget) -> tuple[ChunkReads, list[PlacedRows]]:
+        """Return what is to be decoded, and what is to be placed, so that they come there."""
+        ...
+
+
+def sparse_rows(part: Part, dtype: np.dtype[Any]) -> "KnownRows | SelectedRows | ArrivingRows":
+    """Return the rows of a part, by what is known of them.
+
+    Parameters
+    ----------
+    part
+        Whose they are.
+    dtype
+        What values are cast to.
+    """
+    lengths = part.stored.row_lengths(part.runs)
+    if lengths is None:
+        return ArrivingRows(part)
+    chunked = part.stored.chunked()
+    if not isinstance(chunked, ChunkedCsr) or not can_cast(chunked.data.dtype, dtype):
+        chunked = None
+    if part.keeps_all:
+        return KnownRows(part, lengths, chunked)
+    if chunked is None or part.columns is None:
+        return ArrivingRows(part)
+    starts = chunked.indptr[expand(part.runs)]
+    return SelectedRows(part, chunked, starts, lengths, part.columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownRows:
+    """Rows of which nothing is left out, and where they are stored if they are decoded here."""
+
+    part: Part
+    lengths: NDArray[np.int64]
+    chunked: ChunkedCsr | None
+
+    def chunks(self) -> ChunkReads:
+        """Return the chunks that they take, of which nothing can be placed."""
+        if self.chunked is None:
+            return ChunkReads.none()
+        return _chunks(self.chunked, self.chunked.indptr[expand(self.part.runs)], self.lengths)
+
+    def to(self, target: CsrTarget) -> tuple[ChunkReads, list[PlacedRows]]:
+        """See `SparseRows`."""
+        if self.chunked is None:
+            return ChunkReads.none(), [StoredRows(self.part, target)]
+        return target.reads_from(self.chunked, self.part.runs, self.part.columns), []
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectedRows:
+    """Rows whose column indices are to be read first, since some are left out.
+
+    Parameters
+    ----------
+    part, chunked
+        Whose they are, and where they are stored.
+    starts, stored_lengths
+        Where each begins there, and with how many elements, int64, shape (n_rows,).
+    columns
+        What each column becomes, -1 if it is left out.
+    """
+
+    part: Part
+    chunked: ChunkedCsr
+    starts: NDArray[np.int64]
+    stored_lengths: NDArray[np.int64]
+    columns: NDArray[np.int32]
+
+    def reads_of_indices(self) -> ChunkReads:
+        """Return what is to be read for `with_kept`, by `ChunkReads.select`."""
+        return self.chunked.indices.reads_selecting(
+            self.starts, self.stored_lengths, column_map=self.columns
+        )
+
+    def chunks(self) -> ChunkReads:
+        """Return the chunks that they may take, of which nothing can be placed."""
+        return _chunks(self.chunked, self.starts, self.stored_lengths)
+
+    def with_kept(self, kept: KeptElements) -> SparseRows:
+        """Return the rows, of which these elements are kept."""
+        return _KeptRows(self.part, self.chunked, self.starts, kept)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _KeptRows:
+    """Rows whose columns are in memory, and whose values are still to be read."""
+
+    part: Part
+    chunked: ChunkedCsr
+    starts: NDArray[np.int64]
+    kept: KeptElements
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """See `SparseRows`."""
+        return self.kept.lengths
+
+    def to(self, target: CsrTarget) -> tuple[ChunkReads, list[PlacedRows]]:
+        """See `SparseRows`."""
+        kept = self.kept
+        reads = self.chunked.data.reads_of_kept(
+            self.starts, kept.starts, kept.entries, target.data_destinations, target.dtype
+        )
+        return reads, [_KeptColumns(kept, target)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _KeptColumns:
+    """The columns of `_KeptRows`, on their way to where they go."""
+
+    kept: KeptElements
+    target: CsrTarget
+
+    def place(self, bases: NDArray[np.int64]) -> bool:
+        """See `PlacedRows`."""
+        target = self.target.bound(bases)
+        place_elements(
+            self.kept.columns,
+            self.kept.starts[:-1],
+            target.lengths,
+            target.index_destinations,
+            target.index_dtype,
+        )
+        return self.kept.ascending
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrivingRows:
+    """Rows that are to be read first, since nothing is known of their lengths."""
+
+    part: Part
+
+    def read(self, n_columns: int, threads: Executor, n_threads: int) -> SparseRows:
+        """Read them.
+
+        Parameters
+        ----------
+        n_columns
+            Columns of the collection.
+        threads, n_threads
+            Who decodes, and how many of them.
+
+        Raises
+        ------
+        FormatError
+            The storage is damaged.
+        """
+        if self.part.stored.layout == "dense":
+            rows = dense_as_csr(self.part, threads, n_threads)
+        else:
+            rows = self.part.stored.read_rows(self.part.runs)
+        if self.part.columns is not None:
+            rows = _selected(self.part, rows, self.part.columns, n_columns)
+        return _ArrivedRows(self.part, rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ArrivedRows:
+    """Rows that are in memory, with the columns of the collection."""
+
+    part: Part
+    rows: CsrRows
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """See `SparseRows`."""
+        return np.diff(self.rows.indptr).astype(np.int64)
+
+    def to(self, target: CsrTarget) -> tuple[ChunkReads, list[PlacedRows]]:
+        """See `SparseRows`."""
+        return ChunkReads.none(), [RowsInMemory(self.part, self.rows, target)]
+
+
+def _selected(part: Part, rows: CsrRows, columns: NDArray[np.int32], n_columns: int) -> CsrRows:
+    """Return rows with the columns of the collection."""
+    try:
+        kept = kept_of(rows.indices, np.diff(rows.indptr).astype(np.int64), columns)
+    except ValueError as error:
+        raise part.damage(error) from error
+    data = np.empty(kept.columns.size, rows.data.dtype)
+    place_kept(
+        np.ascontiguousarray(rows.data),
+        rows.indptr[:-1].astype(np.int64),
+        kept.starts,
+        kept.entries,
+        data.ctypes.data + kept.starts[:-1] * data.itemsize,
+    )
+    return CsrRows(kept.starts, kept.columns, data, n_columns)
+
+
+def _chunks(
+    chunked: ChunkedCsr, starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> ChunkReads:
+    nowhere = np.zeros(len(starts), np.int64)
+    arrays = (chunked.indices, chunked.data)
+    return ChunkReads.concatenate(
+        [array.reads_of_ranges(starts, lengths, nowhere, array.dtype) for array in arrays]
+    )
