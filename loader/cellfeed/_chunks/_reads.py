@@ -220,6 +220,7 @@ class ChunkReads:
         arrays = self.arrays.copy()
         raw = max(int(self.chunks[:, kernels.SIZE].max(initial=0)), kernels.LARGEST_READ)
         decoded = int(arrays[:, kernels.DECODED_BYTES].max(initial=0))
+        unshuffled = decoded if arrays[:, kernels.SHUFFLED].any() else 0
         scratch = scratch_bytes(arrays)
         n_elements = int(segments[:, kernels.COUNT].sum())
         placed = n_elements * int(arrays[:, kernels.OUT_ITEMSIZE].max(initial=0))
@@ -227,7 +228,7 @@ class ChunkReads:
 
         def work() -> int:
             try:
-                buffers = [np.empty(n, np.uint8) for n in (raw, decoded, decoded, scratch)]
+                buffers = [np.empty(n, np.uint8) for n in (raw, decoded, unshuffled, scratch)]
             except MemoryError:
                 report[kernels.FAILED_CHUNK] = self._largest_chunk()
                 report[kernels.FAILURE] = kernels.TOO_LARGE
@@ -238,7 +239,8 @@ class ChunkReads:
         if threads is None:
             n_bytes = work()
         else:
-            jobs = [threads.submit(work) for _ in range(n_threads)]
+            n_tasks = -(-self.n_chunks // kernels.CHUNKS_OF_A_TASK)
+            jobs = [threads.submit(work) for _ in range(min(n_threads, n_tasks))]
             try:
                 n_bytes = sum(job.result() for job in jobs)
             except BaseException:

@@ -238,7 +238,8 @@ class _Arriving:
     @property
     def chunks(self) -> ChunkReads:
         """See `ElementRead`."""
-        return ChunkReads.concatenate([rows.chunks() for rows in (*self.known, *self.selected)])
+        known = [rows.chunks() for rows in self.known]
+        return ChunkReads.concatenate([*known, *(rows.chunks() for rows in self.selected)])
 
     @property
     def is_decoded_here(self) -> bool:

@@ -190,6 +190,7 @@ class ArrivingRows:
         FormatError
             The storage is damaged.
         """
+        rows: Any
         if self.part.stored.layout == "dense":
             rows = dense_as_csr(self.part, threads, n_threads)
         else:

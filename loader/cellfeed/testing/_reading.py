@@ -111,4 +111,5 @@ def _values(chunked: ChunkedCsr | ChunkedDense) -> ChunkedArray:
 
 
 def _lengths(rows: Any) -> NDArray[np.int64]:
-    return np.diff(rows.indptr).astype(np.int64)
+    lengths: NDArray[np.int64] = np.diff(rows.indptr).astype(np.int64)
+    return lengths

@@ -89,12 +89,11 @@ def _rechunk(path: Path, chunks: tuple[int, int], compression: str | None) -> No
             for element in ("X", "layers/twice"):
                 values = file[element][name][:]
                 del file[element][name]
-                size = max(1, min(size, values.size))
                 file[element].create_dataset(
                     name,
                     data=values,
                     maxshape=(None,),
-                    chunks=(size,),
+                    chunks=(max(1, min(size, values.size)),),
                     compression=compression,
                 )
 

@@ -32,6 +32,7 @@ from cellfeed import (
 from cellfeed._preshuffle import _part
 from cellfeed._preshuffle._check import check_store
 from cellfeed._preshuffle._folder import OutputFolder
+from cellfeed._preshuffle._job import FORMAT
 from cellfeed.console import ByteSize
 
 FEW_CELLS = 13_000  # bytes of memory that hold a part of some 20 cells of the `plates`
@@ -444,7 +445,7 @@ def test_empty_folder_is_taken(plates, out):
 def test_record_of_another_version_or_none(plates, begun, out):
     shutil.copytree(begun, out)
     record = out / ".cellfeed" / "job.json"
-    record.write_text(record.read_text().replace("preshuffle 1", "preshuffle 0"))
+    record.write_text(record.read_text().replace(FORMAT, "cellfeed preshuffle 0"))
     with pytest.raises(FormatError, match="begun by another version"):
         preshuffle(plates, out)
     record.write_text("{}")

@@ -1,6 +1,7 @@
 """Sparse rows that are laid out once their lengths have arrived, against anndata in memory."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -16,23 +17,23 @@ N_GENES = 40
 GENES = np.array([f"gene{k}" for k in range(N_GENES)])
 
 
-def write(path, X, genes=GENES, **options):
-    adata = ad.AnnData(X, var=pd.DataFrame(index=list(genes)))
-    adata.obs_names = [f"{path.stem}-{k}" for k in range(X.shape[0])]
+def write(path, values, genes=GENES, **options):
+    adata = ad.AnnData(values, var=pd.DataFrame(index=list(genes)))
+    adata.obs_names = [f"{path.stem}-{k}" for k in range(values.shape[0])]
     adata.write_h5ad(path, **options)
     return path
 
 
 @pytest.fixture(scope="module")
-def X():
+def values():
     rng = np.random.default_rng(0)
-    values = rng.integers(1, 9, (300, N_GENES)) * (rng.random((300, N_GENES)) < 0.4)
-    return values.astype(np.float32)
+    drawn = rng.integers(1, 9, (300, N_GENES)) * (rng.random((300, N_GENES)) < 0.4)
+    return drawn.astype(np.float32)
 
 
 @pytest.fixture
-def path(tmp_path, X):
-    return write(tmp_path / "sparse.h5ad", sp.csr_matrix(X), compression="gzip")
+def path(tmp_path, values):
+    return write(tmp_path / "sparse.h5ad", sp.csr_matrix(values), compression="gzip")
 
 
 def laid_out(collection, rows):
@@ -54,27 +55,27 @@ class TestSelectedGenes:
         assert few.n_chunks < n_all / 4
         assert open_collection(path, genes=["gene0"])[:].X.nnz == 50
 
-    def test_memory_is_taken_for_what_is_kept(self, path, X):
+    def test_memory_is_taken_for_what_is_kept(self, path, values):
         rows = np.arange(0, 300, 3)
         groups = laid_out(open_collection(path, genes=["gene7"]), rows).groups
-        n_kept = np.count_nonzero(X[rows, 7])
+        n_kept = np.count_nonzero(values[rows, 7])
         assert sum(int(group.indptr[-1]) for group in groups) == n_kept
 
     @pytest.mark.parametrize("most", [1, 500])
-    def test_few_elements_at_once(self, tmp_path, path, X, monkeypatch, most):
+    def test_few_elements_at_once(self, tmp_path, path, values, monkeypatch, most):
         monkeypatch.setattr(_laid_out, "_MOST_SELECTED", most)
-        other = write(tmp_path / "other.h5ad", sp.csr_matrix(X[:, ::-1]), GENES[::-1])
+        other = write(tmp_path / "other.h5ad", sp.csr_matrix(values[:, ::-1]), GENES[::-1])
         collection = open_collection([path, other], genes=["gene3", "gene1"])
         rows = np.random.default_rng(1).permutation(600)
-        expected = np.concatenate([X, X])[:, [3, 1]][rows]
+        expected = np.concatenate([values, values])[:, [3, 1]][rows]
         np.testing.assert_array_equal(collection[rows].X.toarray(), expected)
 
 
 class TestDenseFilesAmongSparseOnes:
     @pytest.mark.parametrize("compression", ["gzip", None])
     @pytest.mark.parametrize("options", [{}, {"genes": ["gene9", "gene2"]}])
-    def test_all_are_decoded_here(self, tmp_path, path, X, monkeypatch, compression, options):
-        other = write(tmp_path / "dense.h5ad", X[:100] + 1, compression=compression)
+    def test_all_are_decoded_here(self, tmp_path, path, values, monkeypatch, compression, options):
+        other = write(tmp_path / "dense.h5ad", values[:100] + 1, compression=compression)
 
         def refuse(*_):
             pytest.fail("a file is read through h5py")
@@ -85,14 +86,14 @@ class TestDenseFilesAmongSparseOnes:
         collection = open_collection([path, other], **options)
         rows = np.random.default_rng(1).permutation(400)
         columns = [9, 2] if options else np.arange(N_GENES)
-        found = collection[rows].X
+        found: Any = collection[rows].X
         assert sp.issparse(found)
-        expected = np.concatenate([X, X[:100] + 1])[:, columns][rows]
+        expected = np.concatenate([values, values[:100] + 1])[:, columns][rows]
         np.testing.assert_array_equal(found.toarray(), expected)
 
-    def test_mean_size_of_a_cell(self, tmp_path, path, X):
-        other = write(tmp_path / "dense.h5ad", np.zeros_like(X))
+    def test_mean_size_of_a_cell(self, tmp_path, path, values):
+        other = write(tmp_path / "dense.h5ad", np.zeros_like(values))
         collection = open_collection([path, other])
         per_element = collection.dtype.itemsize + 4
-        expected = np.count_nonzero(X) / 600 * per_element
+        expected = np.count_nonzero(values) / 600 * per_element
         assert collection.mean_row_bytes() == pytest.approx(expected, rel=0.2)

@@ -18,7 +18,8 @@ import zarr
 
 from cellfeed import CellDataset, FormatError, ParameterError, Streaming, open_collection
 from cellfeed._buffers import BufferPool
-from cellfeed._reading import Reader
+from cellfeed._layouts import Element
+from cellfeed._reading import Part, Reader
 
 ROOT = Path(__file__).parents[3]
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(40, 12)).astype(np.float32)
@@ -225,12 +226,22 @@ class TestMemory:
     @pytest.mark.parametrize("layout", ["csr", "dense"])
     @pytest.mark.parametrize("n", [1 << 40, 1 << 60, (1 << 63) - 1])
     def test_rows_that_are_larger_than_the_machine(self, n, layout):
+        names = np.broadcast_to(np.array(["gene"], object), n)
+        element = Element(
+            name="X", dtype=np.dtype("f4"), layout=layout, column_names=names, stored_as=("X",)
+        )
+        stored: Any = SimpleNamespace(
+            row_lengths=lambda runs: np.array([n]), chunked=lambda: None, stored_as="X"
+        )
+        part = Part(
+            location=Path("cells.h5ad"),
+            stored=stored,
+            runs=np.array([[0, 1]]),
+            rows=slice(0, 1),
+            column_map=None,
+        )
         collection: Any = SimpleNamespace(
-            n_vars=n,
-            dtype=np.dtype(np.float32),
-            layout=layout,
-            obs={},
-            row_lengths=lambda runs: np.array([n]),
+            elements={"X": element}, obs={}, parts=lambda runs: {"X": [part]}
         )
         rows, order = np.zeros(1, np.int64), np.zeros(8, np.intp)
         with (

@@ -19,7 +19,7 @@ from cellfeed._chunks._kernels._codecs import (
     can_decode,
     hdf5_filter,
 )
-from cellfeed._chunks._kernels._decoding import decode
+from cellfeed._chunks._kernels._decoding import CHUNKS_OF_A_TASK, decode
 from cellfeed._chunks._kernels._decompression import lzf, unshuffle
 from cellfeed._chunks._kernels._native import function_addresses
 from cellfeed._chunks._kernels._placing import copy_all, crossings_ascend, densify, place
@@ -86,6 +86,7 @@ __all__ = [
     "BAD_INDEX",
     "BLOSC",
     "CAST",
+    "CHUNKS_OF_A_TASK",
     "CODEC",
     "COLUMN_MAP",
     "COPIED",

@@ -38,9 +38,9 @@ from cellfeed._chunks._kernels._tables import (
 )
 from cellfeed._compiled import compiled
 
-__all__ = ["decode"]
+__all__ = ["CHUNKS_OF_A_TASK", "decode"]
 
-_CHUNKS_OF_A_TASK = 8
+CHUNKS_OF_A_TASK = 8
 
 _int64_2d = "int64[:,::1]"
 
@@ -114,10 +114,10 @@ def decode(
     zstd = call(functions[ZSTD_NEW], ()) if functions[ZSTD_NEW] else 0
     n_read = 0
     while report[FAILURE] == 0:
-        first = atomic_add(report.ctypes.data + NEXT_TASK * 8, _CHUNKS_OF_A_TASK)
+        first = atomic_add(report.ctypes.data + NEXT_TASK * 8, CHUNKS_OF_A_TASK)
         if first >= n_chunks:
             break
-        stop = min(first + _CHUNKS_OF_A_TASK, n_chunks)
+        stop = min(first + CHUNKS_OF_A_TASK, n_chunks)
         begin = end = first  # chunks whose bytes are at hand
         for c in range(first, stop):
             failure = 0

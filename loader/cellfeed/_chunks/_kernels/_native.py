@@ -6,6 +6,7 @@ arguments of the kernels, not constants in them, so that compiled kernels can be
 """
 
 import ctypes
+import importlib.machinery
 import importlib.util
 import sys
 from functools import cache
@@ -98,8 +99,11 @@ def _address(name: str, module: str | None) -> int:
 
 
 def _library_file(module: str) -> str:
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
+    # Asked for by its whole name it would be imported, which another thread may be doing.
+    package = importlib.util.find_spec(module.rpartition(".")[0])
+    folders = None if package is None else package.submodule_search_locations
+    spec = importlib.machinery.PathFinder.find_spec(module, folders)
+    if package is None or spec is None or spec.origin is None:
         raise ImportError(module)
     return spec.origin
 

@@ -124,11 +124,11 @@ def place_segments(
     ``scratch`` is the address of `scratch_bytes` of memory.
     """
     if array[PLACING] == COPIED:
-        return _copy_segments(source, segments, array, report)
+        return int(_copy_segments(source, segments, array, report))
     if array[PLACING] == RENUMBERED:
-        return renumber(source, segments, array, report)
+        return int(renumber(source, segments, array, report))
     if array[PLACING] == SELECTED:
-        return select(source, segments, array, report, scratch)
+        return int(select(source, segments, array, report, scratch))
     if array[PLACING] == SCATTERED:
         scatter(source, segments, array)
     else:

@@ -123,10 +123,10 @@ def select(
             begin = cast
         if array[OUT_ITEMSIZE] == 4:
             narrow = carray(pointer(begin), (n,), np.int32)
-            n_kept = _list_kept(narrow, columns, within, scratch)
+            n_kept = int(_list_kept(narrow, columns, within, scratch))
         else:
             wide = carray(pointer(begin), (n,), np.int64)
-            n_kept = _list_kept(wide, columns, within, scratch)
+            n_kept = int(_list_kept(wide, columns, within, scratch))
         if n_kept < 0:
             return BAD_INDEX
         start = atomic_add(report.ctypes.data + N_KEPT * 8, n_kept)
