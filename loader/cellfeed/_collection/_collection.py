@@ -29,6 +29,7 @@ __all__ = ["Collection", "open_collection"]
 PathLike = str | os.PathLike[str]
 
 _SAMPLED_ROWS = 10_000
+_ENDS = (".h5ad", ".h5mu", ".zarr")  # of what is opened in a folder
 
 
 def open_collection(
@@ -40,20 +41,23 @@ def open_collection(
     genes: Sequence[str] | None = None,
     join_obs: JoinObs = "same",
 ) -> "Collection":
-    """Open one or many ``.h5ad`` files or zarr stores as one collection.
+    """Open one or many ``.h5ad`` or ``.h5mu`` files or zarr stores as one collection.
 
     Parameters
     ----------
     paths
-        An ``.h5ad`` file, a zarr store of AnnData (format v2 or v3) or one that annbatch or
-        `preshuffle` wrote, a pattern such as ``"plates/*.h5ad"``, a folder (all its ``.h5ad``
-        files and ``.zarr`` stores, by name), or several of these.
+        An ``.h5ad`` or ``.h5mu`` file, a zarr store of AnnData or MuData (format v2 or v3) or one
+        that annbatch or `preshuffle` wrote, a pattern such as ``"plates/*.h5ad"``, a folder (all
+        its ``.h5ad`` and ``.h5mu`` files and ``.zarr`` stores, by name), or several of these.
     obs
-        The obs columns that minibatches carry. Others are not read.
+        The obs columns that minibatches carry. Others are not read. In MuData, those of a
+        modality are called such as ``"rna:plate"``, as mudata calls them.
     elements
         What minibatches carry, all of the same cells: ``"X"``, ``"layers/NAME"``, ``"raw/X"``
-        (with the genes of ``raw``), ``"obsm/NAME"``. The first is ``minibatch.X``; each is
-        ``minibatch[name]``.
+        (with the genes of ``raw``), ``"obsm/NAME"``; of MuData, each of these of a modality, such
+        as ``"mod/rna/X"``, and ``"obsm/NAME"`` of all together. The first is ``minibatch.X``;
+        each is ``minibatch[name]``. Rows are the cells of MuData in its order, all of which a
+        modality must have.
     join_vars
         Which genes: those of the first file, which all have, in whatever order ("same"), those
         that every file has ("inner"), or those that any has ("outer"; zero where a file lacks
@@ -69,7 +73,8 @@ def open_collection(
     PathError
         A path is missing, or matches no file.
     FormatError
-        A file is truncated, is not AnnData, or lacks an element.
+        A file is truncated, is neither AnnData nor MuData, lacks an element, or has a modality
+        that lacks cells.
     ParameterError
         An element is named in another way, or twice, or there is none; or ``join_vars``,
         ``genes`` or ``join_obs`` is not what it may be.
@@ -329,10 +334,10 @@ def _files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
 
 def _expand(path: str) -> list[Path]:
     if Path(path).is_dir() and not is_zarr(Path(path)):
-        files = sorted([*Path(path).glob("*.h5ad"), *Path(path).glob("*.zarr")])
+        files = sorted(file for end in _ENDS for file in Path(path).glob(f"*{end}"))
         if not files:
             msg = (
-                f"{path}: the folder has no .h5ad files and no .zarr stores; "
+                f"{path}: the folder has no .h5ad files and no .h5mu files or .zarr stores; "
                 "give the folder that holds them"
             )
             raise PathError(msg)

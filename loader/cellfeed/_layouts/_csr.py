@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 class CsrTarget:
     """Destinations of sparse rows.
 
-    ``target[first:stop]`` are the destinations of some of the rows.
+    ``target[first:stop]`` or ``target[numbers]`` are the destinations of some of the rows.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class CsrTarget:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, rows: slice) -> "CsrTarget":
+    def __getitem__(self, rows: slice | NDArray[np.intp]) -> "CsrTarget":
         return replace(
             self,
             lengths=self.lengths[rows],

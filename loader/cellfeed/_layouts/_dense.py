@@ -18,7 +18,7 @@ __all__ = ["DenseGroup", "DenseTarget", "dense_groups"]
 class DenseTarget:
     """Destinations of dense rows.
 
-    ``target[first:stop]`` are the destinations of some of the rows.
+    ``target[first:stop]`` or ``target[numbers]`` are the destinations of some of the rows.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class DenseTarget:
     def __len__(self) -> int:
         return len(self.destinations)
 
-    def __getitem__(self, rows: slice) -> "DenseTarget":
+    def __getitem__(self, rows: slice | NDArray[np.intp]) -> "DenseTarget":
         return replace(self, destinations=self.destinations[rows])
 
     def bound(self, bases: NDArray[np.int64]) -> "DenseTarget":

@@ -17,14 +17,14 @@ class StoredDense(StoredMatrix):
 
     Parameters
     ----------
-    file, element, var
+    file, element, var, obs
         See `StoredMatrix`.
     """
 
     layout: Layout = "dense"
 
-    def __init__(self, file: AnnDataFile, element: str, var: str | None) -> None:
-        super().__init__(file, element, var)
+    def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
+        super().__init__(file, element, var, obs)
         stored = self._stored
         if stored.ndim != 2 or stored.dtype.kind not in "biuf":  # noqa: PLR2004 - cells x columns
             raise self._inconsistent(
