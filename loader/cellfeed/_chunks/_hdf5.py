@@ -15,7 +15,7 @@ from cellfeed._chunks._array import (
     ChunkTable,
     ContiguousChunks,
 )
-from cellfeed._chunks._grid import chunk_grid
+from cellfeed._chunks._grid import chunk_grid, holds_whole_rows, in_two_dimensions
 from cellfeed._chunks._hdf5_chunks import ADDRESS, FILTER_MASK, SIZE, list_chunks
 from cellfeed._tables import KeptTables, Tables
 
@@ -25,6 +25,7 @@ _NO_CODECS = (h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32)
 _BLOSC_COMPRESSOR = 6  # position among the filter's parameters
 _BLOSC_SNAPPY = 3
 _CONTIGUOUS_CHUNK_ELEMENTS = 1 << 14
+_TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
 
 
 def hdf5_array(
@@ -40,7 +41,7 @@ def hdf5_array(
     Parameters
     ----------
     dataset
-        One- or two-dimensional.
+        Of one or more dimensions; of three and more, rows are taken for those of a matrix.
     name
         What messages call it.
     files
@@ -63,7 +64,9 @@ def hdf5_array(
         chunk_shape: tuple[int, ...] = (_CONTIGUOUS_CHUNK_ELEMENTS,)
         locations = _contiguous(dataset)
     else:
-        shape, chunk_shape = dataset.shape, dataset.chunks
+        if dataset.ndim > _TWO and not holds_whole_rows(dataset.shape, dataset.chunks):
+            return None
+        shape, chunk_shape = in_two_dimensions(dataset.shape), in_two_dimensions(dataset.chunks)
         locations = _kept_table(dataset, kept, compression, shuffle)
     if locations is None:
         return None

@@ -10,10 +10,11 @@ from cellfeed._layouts._column_maps import ColumnMaps
 from cellfeed._layouts._copies import Copies
 from cellfeed._layouts._csr import CsrGroup, CsrTarget, csr_groups, index_dtype_for
 from cellfeed._layouts._dense import DenseGroup, DenseTarget, dense_groups
-from cellfeed._layouts._element import Dtypes, Element, Layout, dtypes_of
+from cellfeed._layouts._element import ColumnNames, Dtypes, Element, Layout, dtypes_of
 
 __all__ = [
     "ColumnMaps",
+    "ColumnNames",
     "Copies",
     "CsrGroup",
     "CsrTarget",

@@ -76,11 +76,14 @@ class DenseGroup:
         Cells and genes.
     dtype
         Dtype of the values.
+    row_shape
+        Shape of a row whose elements are no list of ``n_vars``.
     """
 
     n_rows: int
     n_vars: int
     dtype: np.dtype[Any]
+    row_shape: tuple[int, ...] | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -89,7 +92,8 @@ class DenseGroup:
 
     def over(self, buffer: Buffer) -> NDArray[Any]:
         """Return the rows that memory of at least `n_bytes` holds."""
-        return buffer.array(self.dtype, self.n_rows * self.n_vars).reshape(self.n_rows, self.n_vars)
+        row_shape = (self.n_vars,) if self.row_shape is None else self.row_shape
+        return buffer.array(self.dtype, self.n_rows * self.n_vars).reshape(self.n_rows, *row_shape)
 
 
 def dense_groups(
@@ -100,11 +104,12 @@ def dense_groups(
     n_vars: int,
     dtype: np.dtype[Any],
     first_number: int = 0,
+    row_shape: tuple[int, ...] | None = None,
 ) -> tuple[Sequence[DenseGroup], DenseTarget, Sequence[Copies]]:
-    """Lay out dense rows; see `csr_groups`."""
+    """Lay out dense rows; see `csr_groups` and `DenseGroup`."""
     row_bytes = n_vars * dtype.itemsize
     counts = np.diff(bounds)
-    groups = [DenseGroup(n_rows, n_vars, dtype) for n_rows in counts.tolist()]
+    groups = [DenseGroup(n_rows, n_vars, dtype, row_shape) for n_rows in counts.tolist()]
     numbers = np.repeat(np.arange(len(groups)), counts)
     offsets = (np.arange(order.size) - bounds[numbers]) * row_bytes
     destinations = destination(numbers + first_number, offsets)

@@ -226,6 +226,7 @@ class Reader:
                     n_vars=n_vars,
                     dtype=dtype,
                     first_number=first_number,
+                    row_shape=element.stored_row_shape,
                 )
             copies += again
             first_number += len(groups[name])

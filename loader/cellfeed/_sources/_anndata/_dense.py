@@ -1,9 +1,12 @@
-"""Dense matrices: from chunks where possible, else through the format's library, run by run."""
+"""Dense arrays: from chunks where possible, else through the format's library, run by run."""
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import ChunkReads, can_cast
+from cellfeed._errors import FormatError
 from cellfeed._layouts import DenseTarget, Layout, RowTarget
 from cellfeed._runs import Runs, count_rows, expand
 from cellfeed._sources._anndata._file import AnnDataFile
@@ -13,7 +16,7 @@ __all__ = ["StoredDense"]
 
 
 class StoredDense(StoredMatrix):
-    """A dense matrix of an AnnData file.
+    """A dense array of an AnnData file, of two or more dimensions.
 
     Parameters
     ----------
@@ -26,12 +29,15 @@ class StoredDense(StoredMatrix):
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
         super().__init__(file, element, var, obs)
         stored = self._stored
-        if stored.ndim != 2 or stored.dtype.kind not in "biuf":  # noqa: PLR2004 - cells x columns
-            raise self._inconsistent(
-                f"cells x columns of numbers expected, but it has shape {stored.shape} "
-                f"and dtype {stored.dtype}"
+        if stored.ndim < 2 or stored.dtype.kind not in "biuf":  # noqa: PLR2004 - cells x columns
+            msg = (
+                f"{self.path}: `{element}` must be numbers of two dimensions or more, cells x "
+                f"columns, but it has shape {tuple(stored.shape)} and dtype {stored.dtype}; write "
+                "a single column as a column of obs, or with a second dimension"
             )
-        self.shape = (int(stored.shape[0]), int(stored.shape[1]))
+            raise FormatError(msg)
+        self.shape = tuple(int(n) for n in stored.shape)
+        self._n_columns = math.prod(self.shape[1:])
         self._check_tables(self.shape)
         self.dtype = native(stored.dtype)
         self.rows_per_chunk = float(stored.chunks[0]) if stored.chunks else 1.0
@@ -43,8 +49,8 @@ class StoredDense(StoredMatrix):
         self._chunked_array(self._element)
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
-        """Return the number of columns for each row."""
-        return np.full(count_rows(runs), self.shape[1], dtype=np.int64)
+        """Return the number of values of each row, which all have the same."""
+        return np.full(count_rows(runs), self._n_columns, dtype=np.int64)
 
     def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
         """Return what to read, None if only the format's own library can read it."""
@@ -57,7 +63,7 @@ class StoredDense(StoredMatrix):
         rows = expand(runs)
         if len(stored.shape) > 1:
             return stored.reads_of_rows(rows, target.destinations, target.dtype)
-        n_vars = self.shape[1]
+        n_vars = self._n_columns
         counts = np.full(len(rows), n_vars, np.int64)
         return stored.reads_of_ranges(rows * n_vars, counts, target.destinations, target.dtype)
 
@@ -69,4 +75,4 @@ class StoredDense(StoredMatrix):
         self._file.check_unchanged()
         rows = self._read_slices(self._element, runs, runs)
         self._file.check_unchanged()
-        target.put(rows)
+        target.put(rows.reshape(len(target), self._n_columns))

@@ -33,7 +33,7 @@ class StoredMatrix:
         The table of its cells.
     """
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
 
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
         self._file = file
@@ -64,7 +64,7 @@ class StoredMatrix:
     def _stored(self) -> Any:
         return self._file()[self._element]
 
-    def _check_tables(self, shape: tuple[int, int]) -> None:
+    def _check_tables(self, shape: tuple[int, ...]) -> None:
         """Check that cells and genes are those of the tables, before memory is taken for them."""
         for table, n, what in ((self._obs, shape[0], "rows"), (self.var, shape[1], "columns")):
             if table is None:

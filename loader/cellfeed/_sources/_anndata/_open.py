@@ -9,6 +9,7 @@ from cellfeed._sources._anndata._csr import StoredCsr
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._dense import StoredDense
 from cellfeed._sources._anndata._file import AnnDataFile
+from cellfeed._sources._anndata._frame import StoredFrame
 from cellfeed._sources._anndata._h5file import H5File
 from cellfeed._sources._anndata._mudata import (
     MuDataSource,
@@ -121,15 +122,12 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredEleme
     encoding = _sparse_encoding(stored)
     if encoding == "csr":
         return StoredCsr(*where)
+    if encoding == "dataframe" and folder == "obsm":
+        return StoredFrame(file, element, f"{within}obs")
     if encoding == "csc":
         msg = (
             f"{path}: `{element}` is stored by gene (CSC), so reading a cell means reading the "
             f"whole file; rewrite it by cell with `{_in_python(name, within)}.tocsr()`"
-        )
-    elif encoding == "dataframe":
-        msg = (
-            f"{path}: `{element}` is a data frame; write it as an array, such as "
-            f"`{_in_python(name, within)}.to_numpy()`"
         )
     else:
         msg = f"{path}: `{element}` is neither dense nor CSR (encoding {encoding!r})"

@@ -39,7 +39,7 @@ class ReorderedElement:
         return self._stored.var
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Number of cells and of columns."""
         return self._stored.shape
 
