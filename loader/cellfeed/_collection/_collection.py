@@ -56,8 +56,11 @@ def open_collection(
         What minibatches carry, all of the same cells: ``"X"``, ``"layers/NAME"``, ``"raw/X"``
         (with the genes of ``raw``), ``"obsm/NAME"``; of MuData, each of these of a modality, such
         as ``"mod/rna/X"``, and ``"obsm/NAME"`` of all together. The first is ``minibatch.X``;
-        each is ``minibatch[name]``. Rows are the cells of MuData in its order, all of which a
-        modality must have.
+        each is ``minibatch[name]``. An ``obsm`` entry may be an array of two or more dimensions
+        (images of shape n_cells x 32 x 32 x 3 come in that shape; one of one dimension is one
+        column), a sparse one, or a data frame of numbers and booleans, whose columns are aligned
+        by name and must be the same in all files. Rows are the cells of MuData in its order, all
+        of which a modality must have.
     join_vars
         Which genes: those of the first file, which all have, in whatever order ("same"), those
         that every file has ("inner"), or those that any has ("outer"; zero where a file lacks
@@ -80,9 +83,9 @@ def open_collection(
         ``genes`` or ``join_obs`` is not what it may be.
     MismatchError
         The files do not have the same genes, or lack one of ``genes``, or have two of one name
-        where genes are told apart by it; an ``obsm`` array has more
-        columns in one than in another, or an obs column is numeric in one and categorical in
-        another.
+        where genes are told apart by it; an ``obsm`` array has rows of another shape in one than in
+        another, or a data frame other columns; or an obs column is numeric in one and categorical
+        in another.
     ColumnError
         A file lacks an obs column, or, with ``join_obs="outer"``, all files do.
 

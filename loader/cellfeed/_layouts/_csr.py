@@ -157,12 +157,12 @@ def canonical(rows: CsrRows) -> CsrRows:
 
 
 def index_dtype_for(
-    lengths: NDArray[np.int64], order: NDArray[np.intp], bounds: NDArray[np.int64]
+    lengths: NDArray[np.int64], order: NDArray[np.intp], bounds: NDArray[np.int64], n_vars: int
 ) -> np.dtype[Any]:
     """Return the dtype of row pointers and column indices that suffices; see `csr_groups`."""
     ends = np.concatenate([[0], np.cumsum(lengths[order])])
     # SciPy and torch want one dtype for both; int32 halves the memory while it suffices.
-    small = np.diff(ends[bounds]).max(initial=0) <= np.iinfo(np.int32).max
+    small = max(n_vars, np.diff(ends[bounds]).max(initial=0)) <= np.iinfo(np.int32).max
     return np.dtype(np.int32 if small else np.int64)
 
 
@@ -199,7 +199,7 @@ def csr_groups(
     """
     ends = np.concatenate([[0], np.cumsum(lengths[order])])
     if index_dtype is None:
-        index_dtype = index_dtype_for(lengths, order, bounds)
+        index_dtype = index_dtype_for(lengths, order, bounds, n_vars)
     groups = [
         CsrGroup((ends[first : stop + 1] - ends[first]).astype(index_dtype), dtype, n_vars)
         for first, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)

@@ -201,7 +201,10 @@ class Reader:
         }
         self._check_fit(lengths, order)
         # One for all: what is read of all elements is checked together.
-        widths = [index_dtype_for(each, order, bounds) for each in lengths.values()]
+        widths = [
+            index_dtype_for(each, order, bounds, elements[name].stored_width)
+            for name, each in lengths.items()
+        ]
         index_dtype = max(widths, key=lambda width: width.itemsize, default=None)
         groups = dict[str, Sequence[CsrGroup | DenseGroup]]()
         targets, copies, first_number = dict[str, RowTarget](), list[Copies](), 0

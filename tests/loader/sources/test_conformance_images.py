@@ -1,4 +1,4 @@
-"""Arrays of three and more dimensions, in h5ad files and zarr stores, pass the suite for sources."""
+"""Arrays of three and more dimensions in h5ad and zarr pass the suite for sources."""
 
 import itertools
 from dataclasses import dataclass

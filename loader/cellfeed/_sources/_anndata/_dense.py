@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import ChunkReads, can_cast
-from cellfeed._errors import FormatError
 from cellfeed._layouts import DenseTarget, Layout, RowTarget
 from cellfeed._runs import Runs, count_rows, expand
 from cellfeed._sources._anndata._file import AnnDataFile
@@ -16,7 +15,7 @@ __all__ = ["StoredDense"]
 
 
 class StoredDense(StoredMatrix):
-    """A dense array of an AnnData file, of two or more dimensions.
+    """A dense array of an AnnData file, of one dimension, which is one column, or more.
 
     Parameters
     ----------
@@ -29,14 +28,13 @@ class StoredDense(StoredMatrix):
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
         super().__init__(file, element, var, obs)
         stored = self._stored
-        if stored.ndim < 2 or stored.dtype.kind not in "biuf":  # noqa: PLR2004 - cells x columns
-            msg = (
-                f"{self.path}: `{element}` must be numbers of two dimensions or more, cells x "
-                f"columns, but it has shape {tuple(stored.shape)} and dtype {stored.dtype}; write "
-                "a single column as a column of obs, or with a second dimension"
+        if stored.ndim < 1 or stored.dtype.kind not in "biuf":
+            raise self._inconsistent(
+                f"cells x columns of numbers expected, but it has shape {stored.shape} "
+                f"and dtype {stored.dtype}"
             )
-            raise FormatError(msg)
-        self.shape = tuple(int(n) for n in stored.shape)
+        shape = tuple(int(n) for n in stored.shape)
+        self.shape = shape if len(shape) > 1 else (*shape, 1)  # a column, as anndata takes it
         self._n_columns = math.prod(self.shape[1:])
         self._check_tables(self.shape)
         self.dtype = native(stored.dtype)

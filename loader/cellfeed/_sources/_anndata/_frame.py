@@ -40,7 +40,7 @@ class StoredFrame(StoredMatrix):
     rows_per_chunk = 1.0
 
     def __init__(self, file: AnnDataFile, element: str, obs: str = "obs") -> None:
-        super().__init__(file, element, element, obs)
+        super().__init__(file, element, None, obs)
         self._names = annotations.obs_names(file, element)
         dtypes = {name: _dtype(self._stored[name]) for name in self._names}
         others = [name for name, dtype in dtypes.items() if dtype is None]
@@ -55,6 +55,7 @@ class StoredFrame(StoredMatrix):
         self.dtype = np.result_type(*known) if known else np.dtype(np.float64)
         self.shape = (annotations.count_rows(self._stored), len(self._names))
         self._check_tables(self.shape)
+        self.var = element
         self._values: NDArray[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
