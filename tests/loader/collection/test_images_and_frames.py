@@ -48,7 +48,7 @@ def write(tmp_path_factory) -> Callable[..., Path]:
             if isinstance(values, pd.DataFrame):
                 values.index = adata.obs_names
             adata.obsm[name] = values
-        path = folder / f"{next(numbers):05}.{suffix}"
+        path: Path = folder / f"{next(numbers):05}.{suffix}"
         if suffix == "zarr":
             with ad.settings.override(zarr_write_format=3), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # anndata's and zarr's own
@@ -139,13 +139,13 @@ class TestImages:
         assert cells.X.tolist() == [[5], [0]]
 
 
-def frames(draw: st.DrawFn, columns: list[str], kinds: list[str]) -> pd.DataFrame:
+def frames(draw: st.DrawFn, columns: list[str], kinds: list[Any]) -> pd.DataFrame:
     n_cells = draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     made = dict[str, Any]()
     for name, kind in zip(columns, kinds, strict=True):
         values = rng.integers(0, 2, n_cells)
-        made[name] = pd.array(values, kind) if kind in NULLABLE else values.astype(kind)
+        made[name] = pd.Series(values).astype(kind)
         if kind in NULLABLE:
             made[name][rng.integers(n_cells)] = pd.NA
     return pd.DataFrame(made)

@@ -16,7 +16,14 @@ import scipy.sparse as sp
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from cellfeed import CellDataset, ColumnError, FormatError, Streaming, open_collection
+from cellfeed import (
+    CategoricalColumn,
+    CellDataset,
+    ColumnError,
+    FormatError,
+    Streaming,
+    open_collection,
+)
 from cellfeed.testing import SourceConformance, StoredCase
 
 FORMATS = ["h5mu", "zarr v2", "zarr v3"]
@@ -45,13 +52,13 @@ def modality(X: Any, names: list[str] | None = None, **obs: Any) -> ad.AnnData:
     var = pd.DataFrame(index=[f"gene{k}" for k in range(X.shape[1])])
     adata = ad.AnnData(X, obs=pd.DataFrame(obs, index=names), var=var)
     adata.layers["counts"] = X * 2
-    adata.obsm["X_pca"] = np.asarray((X * 3).todense() if sp.issparse(X) else X * 3)[:, :2]
+    adata.obsm["X_pca"] = 3 * dense(X)[:, :2]
     adata.raw = adata.copy()
     return adata
 
 
 def dense(rows: Any) -> np.ndarray:
-    return np.asarray(rows.toarray() if sp.issparse(rows) else rows)
+    return np.asarray(rows if isinstance(rows, np.ndarray) else rows.toarray())
 
 
 ELEMENTS = {
@@ -142,7 +149,9 @@ class TestRows:
         ]
         assert np.array_equal(cells.obs["protein:number"], np.concatenate(numbers)[rows])
         plates = np.concatenate([mdata.obs["plate"].to_numpy(dtype=object) for mdata in mdatas])
-        decoded = collection.obs["plate"].decode(cells.obs["plate"])
+        column = collection.obs["plate"]
+        assert isinstance(column, CategoricalColumn)
+        decoded = column.decode(cells.obs["plate"])
         assert decoded.tolist() == plates[rows].tolist()
 
 
@@ -151,7 +160,8 @@ def in_memory(mdata: mu.MuData, name: str) -> np.ndarray:
         return np.asarray(mdata.obsm["X_joint"])
     _, modality, element = name.split("/", 2)
     adata = mdata[modality]
-    return dense(ELEMENTS[element](adata))[adata.obs_names.get_indexer(mdata.obs_names)]
+    rows = dense(ELEMENTS[element](adata))
+    return np.asarray(rows[adata.obs_names.get_indexer(mdata.obs_names)])
 
 
 class TestModality(SourceConformance):
@@ -200,6 +210,7 @@ def test_obs_columns_of_a_modality_are_missing_where_it_lacks_the_cell(two):
     assert np.array_equal(collection.obs["rna:number"].values, [3, 2, np.nan, 1], equal_nan=True)
     for name, expected in (("rna:flag", [True, False, None, True]), ("rna:kind", list("xy-x"))):
         column = collection.obs[name]
+        assert isinstance(column, CategoricalColumn)
         assert column.codes[2] == -1
         present = [0, 1, 3]
         assert column.decode(column.codes[present]).tolist() == [expected[k] for k in present]
