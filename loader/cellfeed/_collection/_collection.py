@@ -66,7 +66,8 @@ def open_collection(
         that every file has ("inner"), or those that any has ("outer"; zero where a file lacks
         one). All that has genes is joined so, ``raw/X`` by its own.
     genes
-        The names of the genes to read, in this order, in place of all.
+        The names of the genes to read, in this order, in place of all. Of MuData, they are genes
+        of the modality that comes first among ``elements``; others are read whole.
     join_obs
         Whether every file must have each column of ``obs`` ("same"), or those of files that lack
         one are missing: code -1 or NaN ("outer").

@@ -40,7 +40,11 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
             columns = _join_frames(name, sources)
         else:
             if first.var not in tables:
-                tables[first.var] = _join_genes(name, sources, genes)
+                # Of MuData, `genes` are of one modality; others have names of another kind.
+                own_genes = genes
+                if _modality(first.var) != _modality(next(iter(tables), first.var)):
+                    own_genes = Genes(genes.join_vars)
+                tables[first.var] = _join_genes(name, sources, own_genes)
             columns = tables[first.var]
             _check_same_shape(name, sources, 2)
         n_columns, names, maps = columns
@@ -60,6 +64,10 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
             column_maps=maps,
         )
     return elements
+
+
+def _modality(table: str) -> str:
+    return table.split("/")[1] if table.startswith("mod/") else ""
 
 
 def _join_genes(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:

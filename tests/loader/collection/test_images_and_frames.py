@@ -1,6 +1,7 @@
 """obsm arrays of any number of dimensions, data frames, and arrays with very many columns."""
 
 import itertools
+import pickle
 import tracemalloc
 import warnings
 from collections.abc import Callable
@@ -271,6 +272,16 @@ class TestVeryManyColumns:
         assert seen == len(collection) == expected.shape[0]
         assert (expected != cells.X).nnz == 0
         assert peak < 8 << 20  # a byte a column would be 72 MB
+
+
+def test_names_of_columns_are_read_anew_in_other_processes(write):
+    paths = [write(n_vars=5_000, image=numbers((2, 2))) for _ in range(2)]
+    collection = open_collection(paths)
+    names = collection.var_names
+    assert collection.var_names is names
+    travelling = pickle.dumps(collection)
+    assert len(travelling) < 5_000  # a byte a gene
+    assert pickle.loads(travelling).var_names.tolist() == names.tolist()
 
 
 def test_columns_above_the_largest_int32(tmp_path):

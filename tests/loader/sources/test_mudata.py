@@ -252,6 +252,16 @@ def test_what_is_not_there_is_refused_with_what_is(two, element, words):
         open_collection(path, elements=[element])
 
 
+def test_genes_are_of_the_first_modality(tmp_path):
+    X = np.arange(8, dtype=np.float32).reshape(2, 4)
+    write(tmp_path / "cells.h5mu", {"rna": modality(X), "protein": modality(X[:, :1])})
+    names = ["obsm/rna", "mod/rna/X", "mod/protein/X", "mod/rna/raw/X"]
+    cells = open_collection(tmp_path, elements=names, genes=["gene3", "gene1"])[[1]]
+    assert cells["mod/rna/X"].tolist() == cells["mod/rna/raw/X"].tolist() == [[7, 5]]
+    assert cells["mod/protein/X"].tolist() == [[4]]
+    assert cells["obsm/rna"].tolist() == [[True]]  # a list of which cells a modality has
+
+
 def test_a_modality_of_anndata_is_refused(write_h5ad):
     path = write_h5ad(np.eye(3, dtype=np.float32))
     expected = f"^{path}: is AnnData, without modalities; read `layers/a`, not `mod/rna/layers/a`$"

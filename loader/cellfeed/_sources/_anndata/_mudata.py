@@ -150,7 +150,9 @@ def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
         n_cells = annotations.count_rows(root["obs"])
         n_rows = annotations.count_rows(root[f"mod/{modality}/obs"])
     there = rows[rows >= 0]
-    if rows.size != n_cells or not np.array_equal(np.sort(there), np.arange(n_rows)):
+    is_one_each = there.size == n_rows and there.max(initial=-1) < n_rows
+    is_one_each = is_one_each and bool((np.bincount(there, minlength=n_rows) == 1).all())
+    if rows.size != n_cells or not is_one_each:
         msg = (
             f"{file.path}: `{name}` does not give each of {n_rows:,} rows one of {n_cells:,} "
             "cells; write the file anew with mudata"

@@ -1,8 +1,12 @@
 """AnnData objects in storage: where an element lies, how it is stored, and who reads it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
 from cellfeed._sources._anndata._csr import StoredCsr
@@ -64,11 +68,12 @@ def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
             msg = f"{path}: not an AnnData file: it has no `obs` or no `var`; write it with anndata"
             raise FormatError(msg)
         has_modalities = is_mudata(root)
+    rows_of = cache(partial(rows_of_cells, file))  # of each modality, which may have many elements
     opened = dict[str, StoredElement]()
     for element in elements:
         with damage_named(path, element):
             if has_modalities:
-                opened[element] = _open_of_mudata(file, element)
+                opened[element] = _open_of_mudata(file, element, rows_of)
             elif element.startswith("mod/"):
                 within = element.split("/", 2)[-1]
                 msg = f"{path}: is AnnData, without modalities; read `{within}`, not `{element}`"
@@ -78,7 +83,9 @@ def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
     return MuDataSource(file, opened) if has_modalities else AnnDataSource(file, opened)
 
 
-def _open_of_mudata(file: AnnDataFile, element: str) -> StoredElement:
+def _open_of_mudata(
+    file: AnnDataFile, element: str, rows_of: Callable[[str], NDArray[np.int64] | None]
+) -> StoredElement:
     """Open an element that has a row for each cell of all modalities."""
     if element.startswith("obsm/"):
         return _open_element(file, element)
@@ -92,7 +99,7 @@ def _open_of_mudata(file: AnnDataFile, element: str) -> StoredElement:
         there = ", ".join(known) or "none"
         msg = f"{file.path}: has no modality {modality!r}; its modalities are: {there}"
         raise FormatError(msg)
-    rows = rows_of_cells(file, modality)
+    rows = rows_of(modality)
     stored = _open_element(file, within, f"mod/{modality}/")
     return stored if rows is None else ReorderedElement(stored, rows)
 
