@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anndata as ad
+import mudata as mu
 import numpy as np
 import pandas as pd
 import pytest
@@ -180,6 +181,16 @@ def stored(kind, folder):
     adata.layers["dense"] = RNG.random((120, 30))
     adata.layers["halves"] = RNG.random((120, 30)).astype(np.float16)
     adata.layers["integers"] = sp.csr_matrix(RNG.poisson(1.0, (120, 30)).astype(np.uint8))
+    if kind == "modality":
+        with mu.set_options(pull_on_update=False):
+            rna = ad.AnnData(adata.X[::-1], obs=pd.DataFrame({"half": [0.5, 1, 2] * 40}))
+            rna.obs_names = OBS.index[::-1]
+            mdata = mu.MuData({"all": ad.AnnData(obs=OBS[[]]), "rna": rna})
+            mdata.obs = OBS
+            mdata.write_h5mu(folder / "cells.h5mu")
+        return {"paths": folder, "elements": ["mod/rna/X"]}
+    adata.obsm["images"] = RNG.integers(0, 99, (120, 4, 4, 3)).astype(np.uint8)
+    adata.obsm["frame"] = pd.DataFrame({"a": RNG.random(120), "b": OBS["count"]}, index=OBS.index)
     if kind.startswith("zarr"):
         with ad.settings.override(zarr_write_format=int(kind[-1])):
             adata.write_zarr(folder / "cells.zarr")
@@ -188,7 +199,8 @@ def stored(kind, folder):
         adata.write_h5ad(folder / f"{name}.h5ad", compression="gzip")
     if kind == "some genes":
         return {"paths": folder, "genes": [str(k) for k in range(29, 2, -1)]}
-    options = {"elements": [{"raw": "raw/X", "X": "X"}.get(kind, f"layers/{kind}")]}
+    names = {"raw": "raw/X", "X": "X", "images": "obsm/images", "frame": "obsm/frame"}
+    options = {"elements": [names.get(kind, f"layers/{kind}")]}
     return {"paths": folder, **options}
 
 
@@ -201,6 +213,9 @@ def stored(kind, folder):
         "dense",
         "halves",
         "integers",
+        "images",
+        "frame",
+        "modality",
         "zarr of version 2",
         "zarr of version 3",
     ],
@@ -208,7 +223,8 @@ def stored(kind, folder):
 @pytest.mark.parametrize("dtype", [None, "float64", "int16"])
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of anndata and zarr, which write
 def test_what_is_right_is_found_so_in_all_formats(kind, dtype, tmp_path):
-    compare_all(open_collection(**stored(kind, tmp_path), obs=COLUMNS), dtype)
+    obs = [*COLUMNS, "rna:half"] if kind == "modality" else COLUMNS
+    compare_all(open_collection(**stored(kind, tmp_path), obs=obs), dtype)
 
 
 def compare_all(collection, dtype=None):

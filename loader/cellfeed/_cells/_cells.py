@@ -68,7 +68,8 @@ class Cells(ByElement):
     ----------
     elements
         By name, such as ``"X"``, in the order of the collection, each of shape
-        (n_cells, n_columns): SciPy CSR arrays or NumPy arrays. The first is ``cells.X``.
+        (n_cells, n_columns), or of more dimensions as it is stored: SciPy CSR arrays or NumPy
+        arrays. The first is ``cells.X``.
     obs
         One array for each obs column of the collection, shape (n_cells,): codes (-1 where
         missing) of a categorical column, numbers of a numeric one.

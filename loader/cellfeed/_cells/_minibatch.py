@@ -29,8 +29,9 @@ class Minibatch(ByElement):
     ----------
     elements
         By name, such as ``"X"``, in the order of the collection, each of shape
-        (n_cells, n_columns): sparse CSR with int32 indices where it is stored sparse, dense
-        where it is stored dense or dense was asked for. torch itself can make no dense tensor
+        (n_cells, n_columns), or of more dimensions as it is stored, such as images: sparse CSR with
+        int32 indices (int64 where that does not suffice) where it is stored sparse, dense where it
+        is stored dense or dense was asked for. torch itself can make no dense tensor
         of unsigned 16 to 64 bit sparse ones; ask for dense there.
     obs
         One tensor for each obs column of the collection, shape (n_cells,): int64 codes (-1

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["check_grid", "chunk_grid"]
+__all__ = ["check_grid", "chunk_grid", "holds_whole_rows", "in_two_dimensions"]
 
 _LARGEST_BEYOND = 1 << 30  # bytes that a chunk, or a table of chunks, may take beyond its array
 _TABLE_BYTES = 16  # of one chunk: where it lies, and how large it is
+_TWO = 2
 _MOST_BYTES = (1 << 63) - 1  # which addresses count
 
 
@@ -19,6 +20,22 @@ def chunk_grid(shape: Sequence[int], chunk_shape: Sequence[int]) -> tuple[int, .
     (4, 1)
     """
     return tuple(-(-n // c) for n, c in zip(shape, chunk_shape, strict=True))
+
+
+def holds_whole_rows(shape: Sequence[int], chunk_shape: Sequence[int]) -> bool:
+    """Return whether chunks hold whole rows, one after the other."""
+    return tuple(shape[1:]) == tuple(chunk_shape[1:])
+
+
+def in_two_dimensions(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape, with all dimensions after the first as one if there are several.
+
+    Examples
+    --------
+    >>> in_two_dimensions((10, 32, 32, 3)), in_two_dimensions((10,))
+    ((10, 3072), (10,))
+    """
+    return tuple(shape) if len(shape) <= _TWO else (shape[0], math.prod(shape[1:]))
 
 
 def check_grid(

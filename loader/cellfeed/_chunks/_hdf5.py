@@ -1,6 +1,7 @@
 """Arrays of HDF5 files as chunks, where the HDF5 library is asked once, for the chunk table."""
 
 import math
+from functools import cache
 
 import h5py
 import numpy as np
@@ -14,7 +15,7 @@ from cellfeed._chunks._array import (
     ChunkTable,
     ContiguousChunks,
 )
-from cellfeed._chunks._grid import chunk_grid
+from cellfeed._chunks._grid import chunk_grid, holds_whole_rows, in_two_dimensions
 from cellfeed._chunks._hdf5_chunks import ADDRESS, FILTER_MASK, SIZE, list_chunks
 from cellfeed._tables import KeptTables, Tables
 
@@ -24,6 +25,7 @@ _NO_CODECS = (h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32)
 _BLOSC_COMPRESSOR = 6  # position among the filter's parameters
 _BLOSC_SNAPPY = 3
 _CONTIGUOUS_CHUNK_ELEMENTS = 1 << 14
+_TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
 
 
 def hdf5_array(
@@ -39,7 +41,7 @@ def hdf5_array(
     Parameters
     ----------
     dataset
-        One- or two-dimensional.
+        Of one or more dimensions; of three and more, rows are taken for those of a matrix.
     name
         What messages call it.
     files
@@ -52,8 +54,6 @@ def hdf5_array(
     plain = dataset.dtype.kind in "biuf" and _is_stored_as_in_memory(dataset)
     if not plain or dataset.size == 0 or dataset.is_virtual or dataset.external:
         return None
-    if dataset.file.userblock_size:  # offsets would count from its end, in some versions
-        return None
     filters = _filters(dataset)
     if filters is None:
         return None
@@ -64,7 +64,9 @@ def hdf5_array(
         chunk_shape: tuple[int, ...] = (_CONTIGUOUS_CHUNK_ELEMENTS,)
         locations = _contiguous(dataset)
     else:
-        shape, chunk_shape = dataset.shape, dataset.chunks
+        if dataset.ndim > _TWO and not holds_whole_rows(dataset.shape, dataset.chunks):
+            return None
+        shape, chunk_shape = in_two_dimensions(dataset.shape), in_two_dimensions(dataset.chunks)
         locations = _kept_table(dataset, kept, compression, shuffle)
     if locations is None:
         return None
@@ -168,6 +170,8 @@ def _table(dataset: h5py.Dataset, compression: int | None, shuffle: int | None) 
     chunk_bytes = math.prod(chunk_shape) * dataset.dtype.itemsize
     listed = list_chunks(dataset, chunk_shape, grid)
     offsets = listed[:, ADDRESS].copy()
+    if dataset.file.userblock_size and not _counts_user_block():
+        offsets[offsets >= 0] += dataset.file.userblock_size
     # What cannot be compressed grows, but not to twice its size.
     dtype = np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64
     largest = np.iinfo(dtype).max
@@ -185,3 +189,21 @@ def _table(dataset: h5py.Dataset, compression: int | None, shuffle: int | None) 
         if position is not None:
             flags |= np.where(masks >> position & 1, bit, 0).astype(np.uint8)
     return {"offsets": offsets, "sizes": sizes, "flags": flags}
+
+
+@cache
+def _counts_user_block() -> bool:
+    """Return whether HDF5 counts chunks from the beginning of a file, or from after a user block.
+
+    Versions differ, so it is asked: where a chunk lies in two files that differ in nothing else.
+    """
+    return _first_chunk(user_block=512) > _first_chunk(user_block=0)
+
+
+def _first_chunk(*, user_block: int) -> int:
+    with h5py.File(
+        "in memory", "w", driver="core", backing_store=False, userblock_size=user_block
+    ) as file:
+        dataset = file.create_dataset("chunked", data=np.zeros(1), chunks=(1,))
+        file.flush()
+        return int(dataset.id.get_chunk_info(0).byte_offset)

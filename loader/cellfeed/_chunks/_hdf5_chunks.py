@@ -41,7 +41,7 @@ def list_chunks(
     Parameters
     ----------
     dataset
-        Chunked, of at most two dimensions.
+        Chunked.
     chunk_shape, grid
         Shape of a chunk, and number of chunks, along each dimension.
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._array import ChunkedArray, ChunkLocations, Located
+from cellfeed._chunks._grid import in_two_dimensions
 from cellfeed._chunks._zarr_files import ZarrFiles
 from cellfeed._chunks._zarr_layout import ZarrLayout
 from cellfeed._errors import FormatError
@@ -51,9 +52,9 @@ def zarr_array(
         locations = _Shards(layout, **tables)
     return ChunkedArray(
         name=name,
-        shape=layout.shape,
+        shape=in_two_dimensions(layout.shape),
         dtype=layout.dtype,
-        chunk_shape=layout.chunk_shape,
+        chunk_shape=in_two_dimensions(layout.chunk_shape),
         codec=layout.codec,
         shuffled=False,
         locations=locations,

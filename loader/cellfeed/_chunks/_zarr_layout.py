@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._grid import chunk_grid
+from cellfeed._chunks._grid import chunk_grid, holds_whole_rows
 
 __all__ = ["ZarrLayout", "zarr_codec", "zarr_layout"]
 
 _NO_CODECS = {"bytes", "crc32c", "transpose"}
 _SHARDING = "sharding_indexed"
-_MOST_DIMENSIONS = 2
+_TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
 _MOST_SHARDS = 1 << 22  # each is looked for when the array is opened
 
 Shape = tuple[int, ...]
@@ -103,10 +103,12 @@ def zarr_layout(metadata: Mapping[str, Any]) -> ZarrLayout | None:
         The array's, as JSON has it.
     """
     shape = tuple(int(n) for n in metadata["shape"])
-    if not 1 <= len(shape) <= _MOST_DIMENSIONS or 0 in shape:
+    if not shape or 0 in shape:
         return None
     layout = _v2(metadata, shape) if metadata["zarr_format"] == 2 else _v3(metadata, shape)  # noqa: PLR2004 - of the format
-    too_many = layout is not None and layout.sharded and math.prod(layout.file_grid) > _MOST_SHARDS
+    if layout is None or (len(shape) > _TWO and not holds_whole_rows(shape, layout.chunk_shape)):
+        return None
+    too_many = layout.sharded and math.prod(layout.file_grid) > _MOST_SHARDS
     return None if too_many else layout
 
 

@@ -28,6 +28,7 @@ PathLike = str | os.PathLike[str]
 
 _SAMPLED_ROWS = 10_000
 _ROWS_READ = 200  # where lengths are not known before rows are read
+_ENDS = (".h5ad", ".h5mu", ".zarr")  # of what is opened in a folder
 
 
 def open_collection(
@@ -39,26 +40,33 @@ def open_collection(
     genes: Sequence[str] | None = None,
     join_obs: JoinObs = "same",
 ) -> "Collection":
-    """Open one or many ``.h5ad`` files or zarr stores as one collection.
+    """Open one or many ``.h5ad`` or ``.h5mu`` files or zarr stores as one collection.
 
     Parameters
     ----------
     paths
-        An ``.h5ad`` file, a zarr store of AnnData (format v2 or v3) or one that annbatch or
-        `preshuffle` wrote, a pattern such as ``"plates/*.h5ad"``, a folder (all its ``.h5ad``
-        files and ``.zarr`` stores, by name), or several of these.
+        An ``.h5ad`` or ``.h5mu`` file, a zarr store of AnnData or MuData (format v2 or v3) or one
+        that annbatch or `preshuffle` wrote, a pattern such as ``"plates/*.h5ad"``, a folder (all
+        its ``.h5ad`` and ``.h5mu`` files and ``.zarr`` stores, by name), or several of these.
     obs
-        The obs columns that minibatches carry. Others are not read.
+        The obs columns that minibatches carry. Others are not read. In MuData, those of a
+        modality are called such as ``"rna:plate"``, as mudata calls them.
     elements
         What minibatches carry, all of the same cells: ``"X"``, ``"layers/NAME"``, ``"raw/X"``
-        (with the genes of ``raw``), ``"obsm/NAME"``. The first is ``minibatch.X``; each is
-        ``minibatch[name]``.
+        (with the genes of ``raw``), ``"obsm/NAME"``; of MuData, each of these of a modality, such
+        as ``"mod/rna/X"``, and ``"obsm/NAME"`` of all together. The first is ``minibatch.X``;
+        each is ``minibatch[name]``. An ``obsm`` entry may be an array of two or more dimensions
+        (images of shape n_cells x 32 x 32 x 3 come in that shape; one of one dimension is one
+        column), a sparse one, or a data frame of numbers and booleans, whose columns are aligned
+        by name and must be the same in all files. Rows are the cells of MuData in its order, all
+        of which a modality must have.
     join_vars
         Which genes: those of the first file, which all have, in whatever order ("same"), those
         that every file has ("inner"), or those that any has ("outer"; zero where a file lacks
         one). All that has genes is joined so, ``raw/X`` by its own.
     genes
-        The names of the genes to read, in this order, in place of all.
+        The names of the genes to read, in this order, in place of all. Of MuData, they are genes
+        of the modality that comes first among ``elements``; others are read whole.
     join_obs
         Whether every file must have each column of ``obs`` ("same"), or those of files that lack
         one are missing: code -1 or NaN ("outer").
@@ -68,15 +76,16 @@ def open_collection(
     PathError
         A path is missing, or matches no file.
     FormatError
-        A file is truncated, is not AnnData, or lacks an element.
+        A file is truncated, is neither AnnData nor MuData, lacks an element, or has a modality
+        that lacks cells.
     ParameterError
         An element is named in another way, or twice, or there is none; or ``join_vars``,
         ``genes`` or ``join_obs`` is not what it may be.
     MismatchError
         The files do not have the same genes, or lack one of ``genes``, or have two of one name
-        where genes are told apart by it; an ``obsm`` array has more
-        columns in one than in another, or an obs column is numeric in one and categorical in
-        another.
+        where genes are told apart by it; an ``obsm`` array has rows of another shape in one than in
+        another, or a data frame other columns; or an obs column is numeric in one and categorical
+        in another.
     ColumnError
         A file lacks an obs column, or, with ``join_obs="outer"``, all files do.
 
@@ -273,15 +282,15 @@ class Collection:
         for k, local in split_at(runs, self._starts):
             stop = filled + count_rows(local)
             for name, element in self._elements.items():
-                maps = element.column_maps
+                maps, stored = element.column_maps, self._stored[name][k]
                 part = Part(
                     location=self._sources[k].path,
-                    stored=self._stored[name][k],
+                    stored=stored,
                     runs=local,
                     rows=slice(filled, stop),
                     column_map=None if maps is None else maps[k],
                 )
-                parts[name].append(part)
+                parts[name].append(part.as_stored(filled))
             filled = stop
         return parts
 
@@ -319,10 +328,10 @@ def _files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
 
 def _expand(path: str) -> list[Path]:
     if Path(path).is_dir() and not is_zarr(Path(path)):
-        files = sorted([*Path(path).glob("*.h5ad"), *Path(path).glob("*.zarr")])
+        files = sorted(file for end in _ENDS for file in Path(path).glob(f"*{end}"))
         if not files:
             msg = (
-                f"{path}: the folder has no .h5ad files and no .zarr stores; "
+                f"{path}: the folder has no .h5ad files and no .h5mu files or .zarr stores; "
                 "give the folder that holds them"
             )
             raise PathError(msg)

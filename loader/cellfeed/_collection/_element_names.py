@@ -19,6 +19,8 @@ def require_elements(names: Sequence[str]) -> tuple[str, ...]:
     --------
     >>> require_elements(["X", "layers/counts"])
     ('X', 'layers/counts')
+    >>> require_elements(["mod/rna/X", "mod/protein/obsm/X_pca"])
+    ('mod/rna/X', 'mod/protein/obsm/X_pca')
     """
     if isinstance(names, str):
         msg = f"`elements` must be a list of names, but got the text {names!r}; write [{names!r}]"
@@ -26,8 +28,8 @@ def require_elements(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not _is_element(name):
             msg = (
-                "`elements` must be 'X', 'raw/X', 'layers/NAME' or 'obsm/NAME', "
-                f"but got {name!r}; name each as it lies in the file"
+                "`elements` must be 'X', 'raw/X', 'layers/NAME' or 'obsm/NAME', each of MuData "
+                f"after 'mod/MODALITY/', but got {name!r}; name each as it lies in the file"
             )
             raise ParameterError(msg)
     if not names or len(set(names)) < len(names):
@@ -40,4 +42,9 @@ def _is_element(name: object) -> bool:
     if not isinstance(name, str):
         return False
     folder, _, rest = name.partition("/")
+    if folder == "mod":
+        modality, _, name = rest.partition("/")
+        folder, _, rest = name.partition("/")
+        if not modality:
+            return False
     return name in ("X", "raw/X") or (folder in ("layers", "obsm") and bool(rest.strip("/")))

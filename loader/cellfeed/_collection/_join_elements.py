@@ -1,17 +1,21 @@
 """Joining the elements of the sources of a collection."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._collection._join_var import Genes, join_var
+from cellfeed._collection._join_var import Genes, join_var, listed
 from cellfeed._errors import FormatError, MismatchError
-from cellfeed._layouts import ColumnMap, Element
+from cellfeed._layouts import ColumnMap, ColumnNames, Element
 from cellfeed._sources import Source
 
 __all__ = ["join_elements"]
+
+# The number of columns, their names, and where those of each source are among them.
+_Columns = tuple[int, ColumnNames, tuple[ColumnMap, ...] | None]
 
 
 def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]:
@@ -20,59 +24,131 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
     Raises
     ------
     MismatchError
-        Sources cannot be joined by their genes, or differ in the number of columns of an array.
+        Sources cannot be joined by their genes, or differ in the columns of an array that has
+        none.
     FormatError
         An array has another number of columns than its table says.
     """
     elements, tables = dict[str, Element](), dict[str, _Columns]()
     for name, first in sources[0].elements.items():
         stored = [source.elements[name] for source in sources]
+        _check_same_kind(name, sources)
         if first.var is None:
-            _check_same_width(name, sources)
-            columns: _Columns = first.var_names(), None
+            _check_same_shape(name, sources, 1)
+            columns: _Columns = first.shape[1], ColumnNames(first.var_names), None
+        elif first.var == first.stored_as:
+            columns = _join_frames(name, sources)
         else:
             if first.var not in tables:
-                tables[first.var] = join_var(_genes_of(name, sources), genes)
+                # Of MuData, `genes` are of one modality; others have names of another kind.
+                own_genes = genes
+                if _modality(first.var) != _modality(next(iter(tables), first.var)):
+                    own_genes = Genes(genes.join_vars)
+                tables[first.var] = _join_genes(name, sources, own_genes)
             columns = tables[first.var]
+            _check_same_shape(name, sources, 2)
+        n_columns, names, maps = columns
+        if maps is not None and first.shape[2:]:
+            msg = (
+                f"{sources[0].path}: `{name}` has {len(first.shape)} dimensions, and can be read "
+                "only where all files have the genes that are read, in the same order"
+            )
+            raise MismatchError(msg)
         elements[name] = Element(
             name=name,
             dtype=np.result_type(*(each.dtype for each in stored)),
             layout="csr" if any(each.layout == "csr" for each in stored) else "dense",
-            column_names=columns[0],
+            row_shape=(n_columns, *first.shape[2:]),
+            names=names,
             stored_as=tuple(each.stored_as for each in stored),
-            column_maps=columns[1],
+            column_maps=maps,
         )
     return elements
 
 
-_Columns = tuple[NDArray[np.object_], tuple[ColumnMap, ...] | None]
+def _modality(table: str) -> str:
+    return table.split("/")[1] if table.startswith("mod/") else ""
 
 
-def _genes_of(name: str, sources: Sequence[Source]) -> list[tuple[Path, NDArray[np.object_]]]:
-    """Return the genes of each source; those that are the first's are not kept twice."""
+def _join_genes(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
+    first = sources[0].elements[name]
+    if len(sources) == 1 and genes.names is None:
+        return first.shape[1], ColumnNames(partial(_names_of, name, sources[0])), None
+    return _joined(name, sources, genes)
+
+
+def _join_frames(name: str, sources: Sequence[Source]) -> _Columns:
+    """Join data frames, which must have the same columns, in whatever order."""
+    parts = _parts(name, sources)
+    first, known = sources[0].path, set(parts[0][1])
+    for path, names in parts[1:]:
+        for has, lacks, own, others in (
+            (first, path, known, set(names)),
+            (path, first, set(names), known),
+        ):
+            lacking = sorted(own - others)
+            if lacking:
+                msg = (
+                    f"{lacks}: the data frame `{name}` lacks {listed(lacking)}, which {has} has; "
+                    "write it with the same columns in all files"
+                )
+                raise MismatchError(msg)
+    return _joined(name, sources, Genes())
+
+
+def _joined(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
+    names, maps = join_var(_parts(name, sources), genes)
+    # Names that are those of the first file can be read again.
+    kept = partial(_names_of, name, sources[0]) if maps is None else partial(np.asarray, names)
+    return len(names), ColumnNames(kept), maps
+
+
+def _parts(name: str, sources: Sequence[Source]) -> list[tuple[Path, NDArray[np.object_]]]:
+    """Return the names of the columns of each source; those of the first are not kept twice."""
     parts = list[tuple[Path, NDArray[np.object_]]]()
     for source in sources:
-        stored = source.elements[name]
-        own = stored.var_names()
-        if len(own) != stored.shape[1]:
-            msg = (
-                f"{source.path}: {stored.var} has {len(own)} rows, `{name}` {stored.shape[1]} "
-                "columns; write the file anew with anndata"
-            )
-            raise FormatError(msg)
+        own = _names_of(name, source)
         if parts and np.array_equal(own, parts[0][1]):
             own = parts[0][1]
         parts.append((source.path, own))
     return parts
 
 
-def _check_same_width(name: str, sources: Sequence[Source]) -> None:
+def _names_of(name: str, source: Source) -> NDArray[np.object_]:
+    stored = source.elements[name]
+    own = stored.var_names()
+    if len(own) != stored.shape[1]:
+        msg = (
+            f"{source.path}: {stored.var} has {len(own)} rows, `{name}` {stored.shape[1]} "
+            "columns; write the file anew with anndata"
+        )
+        raise FormatError(msg)
+    return own
+
+
+def _check_same_kind(name: str, sources: Sequence[Source]) -> None:
+    """Check that columns have names in all files or in none, and rows as many dimensions."""
+    first = sources[0].elements[name]
+    for source in sources[1:]:
+        stored = source.elements[name]
+        if (stored.var is None) != (first.var is None):
+            frame, array = (source, sources[0]) if first.var is None else (sources[0], source)
+            msg = (
+                f"{array.path}: `{name}` is an array, but a data frame in {frame.path}; write it "
+                "in the same way in all files"
+            )
+            raise MismatchError(msg)
+
+
+def _check_same_shape(name: str, sources: Sequence[Source], start: int) -> None:
+    """Check that dimensions from ``start`` on are the same in all files."""
     first = sources[0]
     for source in sources[1:]:
-        n_columns, expected = (each.elements[name].shape[1] for each in (source, first))
-        if n_columns != expected:
+        own, expected = (each.elements[name].shape[start:] for each in (source, first))
+        if own != expected:
+            n_columns, others = (" x ".join(map(str, shape)) or "1" for shape in (own, expected))
             msg = (
-                f"{source.path}: `{name}` has {n_columns} columns, but {expected} in "
+                f"{source.path}: `{name}` has {n_columns} columns, but {others} in "
                 f"{first.path}; write it with the same columns in all files"
             )
             raise MismatchError(msg)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cellfeed._errors import MismatchError, ParameterError
 from cellfeed._layouts import ColumnMap, column_maps
 
-__all__ = ["Genes", "JoinVars", "join_var"]
+__all__ = ["Genes", "JoinVars", "join_var", "listed"]
 
 JoinVars = Literal["same", "inner", "outer"]
 
@@ -54,7 +54,7 @@ class Genes:
         if self.names is not None:
             twice = _twice(self.names)
             if twice or not self.names.size:
-                what = f"names {_listed(twice)} twice" if twice else "is empty"
+                what = f"names {listed(twice)} twice" if twice else "is empty"
                 raise ParameterError(f"`genes` {what}; give each gene once, and at least one")
 
 
@@ -93,7 +93,7 @@ def join_var(
         twice = _twice(names)
         if twice:
             msg = (
-                f"{path}: genes have the same name: {_listed(twice)}, so that they cannot be told "
+                f"{path}: genes have the same name: {listed(twice)}, so that they cannot be told "
                 "apart; write it anew after `adata.var_names_make_unique()`"
             )
             raise MismatchError(msg)
@@ -114,7 +114,7 @@ def _joint(
             lacking = [str(name) for name in joint[~joint.isin(index)]]
             if lacking:
                 msg = (
-                    f"{path}: lacks {_listed(lacking)} of the `genes` asked for; leave them out, "
+                    f"{path}: lacks {listed(lacking)} of the `genes` asked for; leave them out, "
                     "or leave out the file"
                 )
                 raise MismatchError(msg)
@@ -146,6 +146,7 @@ def _twice(names: Names) -> list[str]:
     return [str(name) for name in index[index.duplicated()].unique()]
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return some names for a message: the first few, and how many others there are."""
     shown = ", ".join(map(repr, names[:_SHOWN]))
     return shown + (f" and {len(names) - _SHOWN:,} others" if len(names) > _SHOWN else "")

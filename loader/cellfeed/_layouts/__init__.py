@@ -11,12 +11,13 @@ from cellfeed._layouts._column_maps import ColumnMap, column_maps
 from cellfeed._layouts._copies import Copies
 from cellfeed._layouts._csr import CsrGroup, CsrTarget, csr_groups
 from cellfeed._layouts._dense import DenseGroup, DenseTarget, dense_groups
-from cellfeed._layouts._element import Dtypes, Element, Layout, dtypes_of
+from cellfeed._layouts._element import ColumnNames, Dtypes, Element, Layout, dtypes_of
 
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
     "ColumnMap",
+    "ColumnNames",
     "Copies",
     "CsrGroup",
     "CsrTarget",

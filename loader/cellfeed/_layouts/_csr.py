@@ -28,7 +28,7 @@ _ALIGNMENT = 64
 class CsrTarget:
     """Destinations of sparse rows.
 
-    ``target[first:stop]`` are the destinations of some of the rows.
+    ``target[first:stop]`` or ``target[numbers]`` are the destinations of some of the rows.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class CsrTarget:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, rows: slice) -> "CsrTarget":
+    def __getitem__(self, rows: slice | NDArray[np.intp]) -> "CsrTarget":
         return replace(
             self,
             lengths=self.lengths[rows],
@@ -170,6 +170,8 @@ class CsrGroup:
         -------
         Whether they are distinct; if not, see `over`.
         """
+        if self.n_vars > np.iinfo(np.int32).max:
+            return False  # left to SciPy
         rows = self._rows(buffer)
         values = buffer.array(np.dtype(np.uint8), rows.data.nbytes, start=self.data_start)
         return bool(sort_rows(rows.indptr, rows.indices, values, rows.data.itemsize))

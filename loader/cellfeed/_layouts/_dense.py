@@ -1,5 +1,6 @@
 """Dense rows in memory: where each row goes, and what comes of it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ __all__ = ["DenseGroup", "DenseTarget", "dense_groups"]
 class DenseTarget:
     """Destinations of dense rows.
 
-    ``target[first:stop]`` are the destinations of some of the rows.
+    ``target[first:stop]`` or ``target[numbers]`` are the destinations of some of the rows.
 
     Parameters
     ----------
@@ -40,7 +41,7 @@ class DenseTarget:
     def __len__(self) -> int:
         return len(self.destinations)
 
-    def __getitem__(self, rows: slice) -> "DenseTarget":
+    def __getitem__(self, rows: slice | NDArray[np.intp]) -> "DenseTarget":
         return replace(self, destinations=self.destinations[rows])
 
     def bound(self, bases: NDArray[np.int64]) -> "DenseTarget":
@@ -113,24 +114,25 @@ class DenseGroup:
 
     Parameters
     ----------
-    n_rows, n_vars
-        Cells and genes.
+    n_rows, row_shape
+        Cells, and the shape of what each has: the number of genes, or several numbers.
     dtype
         Dtype of the values.
     """
 
     n_rows: int
-    n_vars: int
+    row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     @property
     def n_bytes(self) -> int:
         """Memory that is needed."""
-        return self.n_rows * self.n_vars * self.dtype.itemsize
+        return self.n_rows * math.prod(self.row_shape) * self.dtype.itemsize
 
     def over(self, buffer: Buffer) -> NDArray[Any]:
         """Return the rows that memory of at least `n_bytes` holds."""
-        return buffer.array(self.dtype, self.n_rows * self.n_vars).reshape(self.n_rows, self.n_vars)
+        shape = (self.n_rows, *self.row_shape)
+        return buffer.array(self.dtype, math.prod(shape)).reshape(shape)
 
 
 def dense_groups(
@@ -138,14 +140,15 @@ def dense_groups(
     order: NDArray[np.intp],
     bounds: NDArray[np.int64],
     *,
-    n_vars: int,
+    row_shape: tuple[int, ...],
     dtype: np.dtype[Any],
     first_number: int = 0,
 ) -> tuple[Sequence[DenseGroup], DenseTarget, Sequence[Copies]]:
-    """Lay out dense rows; see `csr_groups`."""
+    """Lay out dense rows; see `csr_groups` and `DenseGroup`."""
+    n_vars = math.prod(row_shape)
     row_bytes = n_vars * dtype.itemsize
     counts = np.diff(bounds)
-    groups = [DenseGroup(n_rows, n_vars, dtype) for n_rows in counts.tolist()]
+    groups = [DenseGroup(n_rows, row_shape, dtype) for n_rows in counts.tolist()]
     numbers = np.repeat(np.arange(len(groups)), counts)
     offsets = (np.arange(order.size) - bounds[numbers]) * row_bytes
     destinations = destination(numbers + first_number, offsets)

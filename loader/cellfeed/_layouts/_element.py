@@ -1,6 +1,7 @@
 """Elements: the arrays that are aligned with the cells of a collection."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,12 +11,35 @@ from numpy.typing import NDArray
 from cellfeed._errors import ParameterError
 from cellfeed._layouts._column_maps import ColumnMap
 
-__all__ = ["Dtypes", "Element", "Layout", "dtypes_of"]
+__all__ = ["ColumnNames", "Dtypes", "Element", "Layout", "dtypes_of"]
 
 Layout = Literal["csr", "dense"]
 
 Dtypes = np.dtype[Any] | Mapping[str, np.dtype[Any]] | None
 """One dtype for all elements, or some by name; those that are not named stay as they are."""
+
+
+class ColumnNames:
+    """Names of columns, of which there may be many millions: read when they are asked for.
+
+    Parameters
+    ----------
+    read
+        Returns them, str, shape (n_columns,).
+    """
+
+    def __init__(self, read: Callable[[], NDArray[np.object_]]) -> None:
+        self._read = read
+        self._names: NDArray[np.object_] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_names": None}
+
+    def __call__(self) -> NDArray[np.object_]:
+        """Return the names."""
+        if self._names is None:
+            self._names = self._read()
+        return self._names
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -30,9 +54,11 @@ class Element:
         Dtype of the values: one that holds those of every file.
     layout
         How rows are read: "csr" if any file is stored so, else "dense".
-    column_names
-        What its columns stand for, str, shape (n_columns,): genes, or, of an array that names
-        none, their numbers.
+    row_shape
+        Shape of a row: the number of columns, or, of an array of three and more dimensions such as
+        images, several numbers.
+    names
+        Returns `column_names`.
     stored_as
         Its path in each file of the collection.
     column_maps
@@ -42,17 +68,27 @@ class Element:
     name: str
     dtype: np.dtype[Any]
     layout: Layout
-    column_names: NDArray[np.object_]
+    row_shape: tuple[int, ...]
+    names: ColumnNames
     stored_as: tuple[str, ...]
     column_maps: tuple[ColumnMap, ...] | None = None
 
     @property
     def n_columns(self) -> int:
-        """Number of columns."""
-        return len(self.column_names)
+        """Number of columns: of values in a dense row."""
+        return math.prod(self.row_shape)
+
+    @property
+    def column_names(self) -> NDArray[np.object_]:
+        """What columns stand for, str: genes, or, of an array that names none, their numbers.
+
+        Of an array of three and more dimensions, what the second of them stands for.
+        """
+        return self.names()
 
     def __repr__(self) -> str:
-        return f"Element({self.name!r}, {self.n_columns:,} columns, {self.layout} {self.dtype})"
+        columns = " x ".join(f"{n:,}" for n in self.row_shape)
+        return f"Element({self.name!r}, {columns} columns, {self.layout} {self.dtype})"
 
 
 def dtypes_of(elements: Mapping[str, Element], dtype: Dtypes) -> dict[str, np.dtype[Any]]:

@@ -216,6 +216,13 @@ def describe_job(
             f"but got {element!r}"
         )
         raise ParameterError(msg)
+    row_shape = collection.elements[element].row_shape
+    if len(row_shape) > 1:
+        msg = (
+            f"`element` must have two dimensions, cells x genes, but {element!r} has "
+            f"{1 + len(row_shape)}; it can be read as it is, without shuffling it first"
+        )
+        raise ParameterError(msg)
     job = Job(
         inputs=tuple(InputFile.of(Path(path)) for path in collection.paths),
         element=element,

@@ -4,6 +4,7 @@ Where rows go follows from their lengths. Those of dense rows are known, and tho
 if they have a row pointer and no column is left out. Else a first reading tells them.
 """
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -121,8 +122,8 @@ class ElementPlan:
         Which of them is delivered at each position, shape (n_delivered,); each at least once.
     bounds
         Positions where groups begin and end, ascending, shape (n_groups + 1,).
-    n_columns, dtype
-        Columns of the collection, and dtype that values are cast to.
+    row_shape, dtype
+        Shape of a row in the collection, and dtype that values are cast to.
     first_number
         Number of the first group among all that memory is taken for.
     """
@@ -130,9 +131,14 @@ class ElementPlan:
     n_distinct: int
     order: NDArray[np.intp]
     bounds: NDArray[np.int64]
-    n_columns: int
+    row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
     first_number: int
+
+    @property
+    def n_columns(self) -> int:
+        """Values of a dense row."""
+        return math.prod(self.row_shape)
 
     def dense(self, parts: Sequence[Part]) -> ElementRead:
         """Plan to read dense rows.
@@ -154,7 +160,7 @@ class ElementPlan:
             self.n_distinct,
             self.order,
             self.bounds,
-            n_vars=self.n_columns,
+            row_shape=self.row_shape,
             dtype=self.dtype,
             first_number=self.first_number,
         )

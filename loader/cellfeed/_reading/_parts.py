@@ -1,6 +1,6 @@
 """Rows of one source among those of a fetch, and what is placed by itself of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
 from cellfeed._layouts import ColumnMap, RowTarget
-from cellfeed._runs import Runs
+from cellfeed._runs import Runs, expand, merge_consecutive
 from cellfeed._sources import StoredElement
 
 __all__ = ["Part", "PlacedRows", "RowsInMemory", "StoredRows"]
@@ -26,7 +26,7 @@ class Part:
     runs
         Which of its rows, ascending.
     rows
-        Which of the distinct rows of the fetch these are.
+        Which of the distinct rows of the fetch these are: a range, or numbers.
     column_map
         What its columns become; None if they are those of the collection.
     """
@@ -34,8 +34,17 @@ class Part:
     location: Path
     stored: StoredElement
     runs: Runs
-    rows: slice
+    rows: slice | NDArray[np.intp]
     column_map: ColumnMap | None
+
+    def as_stored(self, first: int) -> "Part":
+        """Return rows of cells, which ascend from ``first``, as rows of the storage."""
+        row_order = self.stored.row_order
+        if row_order is None:
+            return self
+        stored_rows = row_order[expand(self.runs)]
+        order = np.argsort(stored_rows)
+        return replace(self, runs=merge_consecutive(stored_rows[order]), rows=first + order)
 
     @property
     def columns(self) -> NDArray[np.int32] | None:

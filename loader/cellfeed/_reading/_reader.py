@@ -170,7 +170,7 @@ class Reader:
                 n_distinct=rows.size,
                 order=order,
                 bounds=bounds,
-                n_columns=element.n_columns,
+                row_shape=element.row_shape,
                 dtype=self._dtypes[name],
                 first_number=len(reads) * (bounds.size - 1),
             )
@@ -254,7 +254,7 @@ class Reader:
     def _dense_rows(self, rows: CsrRows | NDArray[Any]) -> NDArray[Any]:
         if not isinstance(rows, CsrRows):
             return rows
-        group = DenseGroup(*rows.shape, rows.data.dtype)
+        group = DenseGroup(len(rows.indptr) - 1, (rows.n_vars,), rows.data.dtype)
         dense = group.over(self._dense_pool.acquire(group.n_bytes))
         rows.densify_into(dense)
         return dense

@@ -66,12 +66,23 @@ class StoredElement(Protocol):
 
     @property
     def var(self) -> str | None:
-        """The table that names its columns, such as ``var``; None if none does."""
+        """The table that names its columns, such as ``var``; its own path if it is a data frame.
+
+        None if its columns have no names.
+        """
         ...
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Number of cells and of columns."""
+    def shape(self) -> tuple[int, ...]:
+        """Number of cells and of columns; of images, say, more than two numbers."""
+        ...
+
+    @property
+    def row_order(self) -> NDArray[np.int64] | None:
+        """Which stored row each cell has, distinct, int64, shape (n_cells,).
+
+        None if rows are stored in the order of the cells. What follows speaks of stored rows.
+        """
         ...
 
     @property
@@ -98,7 +109,10 @@ class StoredElement(Protocol):
         ...
 
     def var_names(self) -> NDArray[np.object_]:
-        """Return the names of the columns, str, shape (n_columns,); their numbers without `var`."""
+        """Return the names of the columns, str, shape (n_columns,); their numbers without `var`.
+
+        Called only where they are asked for, or compared with those of other sources.
+        """
         ...
 
     def load_tables(self) -> None:

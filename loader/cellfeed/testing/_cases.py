@@ -1,5 +1,6 @@
 """Matrices that a suite has stored, and what is to come out: made from a few numbers and a seed."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,6 +40,8 @@ class StoredCase:
         Small counts, or also the largest, smallest and oddest values of the dtype.
     element
         Which matrix: ``"X"``, ``"layers/counts"`` or ``"raw/X"``.
+    further_shape
+        Dimensions of a dense array after cells and genes.
     storage
         How it is stored, as the suite's ``storages`` draws it.
     seed
@@ -63,8 +66,14 @@ class StoredCase:
     columns: Literal["ascending", "in any order", "some twice"] = "ascending"
     values: Literal["counts", "any"] = "counts"
     element: str = "X"
+    further_shape: tuple[int, ...] = ()
     storage: Any = None
     seed: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the matrix: (n_rows, n_vars), and `further_shape`."""
+        return self.n_rows, self.n_vars, *self.further_shape
 
     @property
     def indptr(self) -> NDArray[Any]:
@@ -83,8 +92,8 @@ class StoredCase:
 
     @property
     def dense(self) -> NDArray[Any]:
-        """The dense matrix, as it is to be stored, shape (n_rows, n_vars)."""
-        values = self._values(self.n_rows * self.n_vars).reshape(self.n_rows, self.n_vars)
+        """The dense matrix, as it is to be stored, of `shape`."""
+        values = self._values(math.prod(self.shape)).reshape(self.shape)
         is_stored = self._random(1).random(values.shape) < self.density
         return np.where(is_stored, values, np.zeros((), values.dtype)).astype(self.dtype)
 
@@ -118,11 +127,11 @@ class StoredCase:
     def row_lengths(self) -> NDArray[np.int64]:
         """Number of elements that each row stores."""
         if self.layout == "dense":
-            return np.full(self.n_rows, self.n_vars, np.int64)
+            return np.full(self.n_rows, math.prod(self.shape[1:]), np.int64)
         return np.array([len(columns) for columns in self._columns], np.int64)
 
     def in_memory(self, dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
-        """Return the oracle: the dense matrix, shape (n_rows, n_vars).
+        """Return the oracle: the dense matrix, of `shape`.
 
         Values are cast as `numpy.ndarray.astype` does, and those of one column are added up.
         """
@@ -171,6 +180,7 @@ def stored_cases(
     dtypes: Sequence[str],
     index_dtypes: Sequence[str],
     elements: Sequence[str],
+    further_shapes: Sequence[tuple[int, ...]] = ((),),
     storages: Callable[[Layout, np.dtype[Any]], st.SearchStrategy[Any]],
     min_rows: int = 1,
     n_vars: int | None = None,
@@ -179,7 +189,7 @@ def stored_cases(
 
     Parameters
     ----------
-    layouts, dtypes, index_dtypes, elements, storages
+    layouts, dtypes, index_dtypes, elements, further_shapes, storages
         What there is to draw from; see `SourceConformance`.
     min_rows
         Lowest number of rows.
@@ -189,7 +199,9 @@ def stored_cases(
 
     @st.composite
     def cases(draw: st.DrawFn) -> StoredCase:
-        layout, dtype = draw(st.sampled_from(layouts)), draw(st.sampled_from(dtypes))
+        further_shape = draw(st.sampled_from(further_shapes))
+        layout = "dense" if further_shape else draw(st.sampled_from(layouts))
+        dtype = draw(st.sampled_from(dtypes))
         genes = draw(st.integers(0, 12)) if n_vars is None else n_vars
         columns = draw(st.sampled_from(["ascending", "ascending", "in any order", "some twice"]))
         return StoredCase(
@@ -204,6 +216,7 @@ def stored_cases(
             # Sums of odd values would depend on their order.
             values="counts" if columns == "some twice" else draw(_VALUES),
             element=draw(st.sampled_from(elements)),
+            further_shape=further_shape,
             storage=draw(storages(layout, np.dtype(dtype))),
             seed=draw(st.integers(0, 999)),
         )

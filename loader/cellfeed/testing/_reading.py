@@ -1,5 +1,6 @@
 """Rows of an element, read in one way or another into memory that is guarded."""
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -52,7 +53,7 @@ class GuardedRead:
         self._stored, self._runs = stored, merge_consecutive(rows)
         bounds = np.array([0, len(order) // 2, len(order)], np.int64)
         self._delivered = np.split(rows[order], bounds[1:-1])
-        n_vars = stored.shape[1]
+        n_vars = math.prod(stored.shape[1:])
         self._groups: Sequence[CsrGroup | DenseGroup]
         self._target: RowTarget
         if stored.layout == "csr":
@@ -62,7 +63,11 @@ class GuardedRead:
             )
         else:
             self._groups, self._target, _ = dense_groups(
-                len(order), order, bounds, n_vars=n_vars, dtype=dtype
+                len(order),
+                order,
+                bounds,
+                row_shape=stored.shape[1:],
+                dtype=dtype,
             )
         self._pool = GuardedPool()
         self._buffers: list[Buffer] = [self._pool.acquire(group.n_bytes) for group in self._groups]

@@ -53,6 +53,8 @@ class SourceConformance:
         Dtypes of values and of column indices that it can hold, as NumPy names them.
     elements
         Arrays that it can hold.
+    further_shapes
+        Dimensions that dense arrays can have after cells and genes; ``()`` for none.
     max_examples
         Cases that each test tries.
 
@@ -82,6 +84,7 @@ class SourceConformance:
     dtypes: Sequence[str] = ("<f4", "<f8", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8")
     index_dtypes: Sequence[str] = ("<i4", "<i8")
     elements: Sequence[str] = ("X",)
+    further_shapes: Sequence[tuple[int, ...]] = ((),)
     max_examples: int = 50
 
     @pytest.fixture
@@ -99,7 +102,12 @@ class SourceConformance:
         return None
 
     def cases(
-        self, *, min_rows: int = 1, n_vars: int | None = None, element: str | None = None
+        self,
+        *,
+        min_rows: int = 1,
+        n_vars: int | None = None,
+        element: str | None = None,
+        further_shape: tuple[int, ...] | None = None,
     ) -> st.SearchStrategy[StoredCase]:
         """Return a strategy of what may be stored, as any element if None is given."""
         return stored_cases(
@@ -107,6 +115,7 @@ class SourceConformance:
             dtypes=self.dtypes,
             index_dtypes=self.index_dtypes,
             elements=self.elements if element is None else (element,),
+            further_shapes=self.further_shapes if further_shape is None else (further_shape,),
             storages=self.storages,
             min_rows=min_rows,
             n_vars=n_vars,
@@ -120,7 +129,7 @@ class SourceConformance:
             assert source.n_rows == case.n_rows
             assert list(source.elements) == [case.element]
             stored = source.elements[case.element]
-            assert stored.shape == (case.n_rows, case.n_vars)
+            assert stored.shape == case.shape
             assert stored.dtype == case.dtype_in_memory
             assert stored.dtype.isnative
             assert stored.layout == case.layout
@@ -282,9 +291,10 @@ class SourceConformance:
         self._try(check, case=self.cases(min_rows=24), max_examples=4 if method == "fork" else 1)
 
     def _some_cases(self, data: st.DataObject) -> list[StoredCase]:
-        """Draw one to three cases of one element and its genes, which make a collection."""
+        """Draw one to three cases of one element and its columns, which make a collection."""
         n_vars, element = data.draw(st.integers(0, 12)), data.draw(st.sampled_from(self.elements))
-        cases = self.cases(n_vars=n_vars, element=element)
+        further_shape = data.draw(st.sampled_from(self.further_shapes))
+        cases = self.cases(n_vars=n_vars, element=element, further_shape=further_shape)
         return data.draw(st.lists(cases, min_size=1, max_size=3))
 
     def _try(

@@ -1,6 +1,7 @@
 """What happens with files that are damaged, inconsistent, or not AnnData."""
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +88,25 @@ class TestMatrix:
             open_collection(path, elements=["layers/counts"])
 
     @pytest.mark.parametrize(
-        ("dtype", "shape"), [("S3", (40, 30)), ("complex64", (40, 30)), ("float32", (1200,))]
+        ("dtype", "shape"), [("S3", (40, 30)), ("complex64", (40, 30)), ("float32", ())]
     )
     def test_dense_that_is_no_table_of_numbers(self, write_h5ad, replace, dtype, shape):
         def edit(file):
             replace(file, "X", np.zeros(shape, dtype=dtype))
 
         path = write_h5ad(COUNTS, edit=edit)
-        with pytest.raises(FormatError, match=rf"^{path}: `X` is inconsistent: .*{shape[0]}"):
+        with pytest.raises(
+            FormatError, match=rf"^{path}: `X` is inconsistent: .*{re.escape(str(shape))}"
+        ):
             open_collection(path)
+
+    def test_dense_of_one_dimension_is_one_gene(self, write_h5ad, replace):
+        path = write_h5ad(COUNTS, edit=lambda file: replace(file, "X", np.zeros(40)))
+        expected = f"^{path}: var has 30 rows, `X` 1 columns; write the file anew with anndata$"
+        with pytest.raises(FormatError, match=expected):
+            open_collection(path)
+        path = write_h5ad(COUNTS[:, :1], edit=lambda file: replace(file, "X", np.arange(40.0)))
+        assert open_collection(path)[[3, 1]].X.tolist() == [[3], [1]]
 
 
 def set_attribute(name, value):

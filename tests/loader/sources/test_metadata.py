@@ -225,7 +225,7 @@ class TestMemory:
     @pytest.mark.parametrize("layout", ["csr", "dense"])
     @pytest.mark.parametrize("n", [1 << 40, 1 << 60, (1 << 63) - 1])
     def test_rows_that_are_larger_than_the_machine(self, n, layout):
-        element: Any = SimpleNamespace(n_columns=n, dtype=np.dtype("f4"), layout=layout)
+        element: Any = SimpleNamespace(row_shape=(n,), dtype=np.dtype("f4"), layout=layout)
         stored: Any = SimpleNamespace(
             row_lengths=lambda runs: np.array([n]), chunked=lambda: None, stored_as="X"
         )
@@ -233,7 +233,7 @@ class TestMemory:
             location=Path("cells.h5ad"),
             stored=stored,
             runs=np.array([[0, 1]]),
-            rows=slice(0, 1),
+            rows=np.array([0]),
             column_map=None,
         )
         collection: Any = SimpleNamespace(

@@ -103,7 +103,9 @@ def _fault(collection: Collection, stored: StoredCells, cell: DeliveredCell) -> 
         return ""
     gene = int(wrong[0])
     others = f" (and {wrong.size - 1:,} other genes differ)" if wrong.size > 1 else ""
-    has = f"{delivered[gene]} of gene {collection.var_names[gene]!r}"
+    names = collection.var_names  # of images, not of each value
+    what = f"gene {names[gene]!r}" if len(names) == cell.n_vars else f"value {gene}"
+    has = f"{delivered[gene]} of {what}"
     return _differs(stored, cell.row, has, f"{read[gene]}{others}")
 
 

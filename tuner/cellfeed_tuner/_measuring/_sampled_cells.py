@@ -81,7 +81,7 @@ def sampled_cells(
     for place in list(places)[:n]:
         columns = None
         if sparse is None:
-            values = X[place].numpy().copy()
+            values = X[place].reshape(-1).numpy().copy()
         else:
             indptr, indices, data = sparse
             inside = slice(int(indptr[place]), int(indptr[place + 1]))
@@ -89,5 +89,5 @@ def sampled_cells(
         of_cell = {
             name: minibatch.obs[name][place].item() for name in labels if name in minibatch.obs
         }
-        cells.append(DeliveredCell(int(rows[place]), columns, values, X.shape[1], of_cell))
+        cells.append(DeliveredCell(int(rows[place]), columns, values, X.shape[1:].numel(), of_cell))
     return tuple(cells)

@@ -56,12 +56,12 @@ class StoredCells:
         """Return the value of each gene, shape (n_vars,), with those of one column added up."""
         number, local = self._place(row)
         maps = self._element.column_maps
-        stored = self._file(number).root[self._element.stored_as[number]]
+        file, name = self._file(number), self._element.stored_as[number]
         if maps is None:
-            return _stored_row(stored, local, self._n_vars, dtype)
+            return file.values(name, local, self._n_vars, dtype)
         columns = maps[number].columns
         joined = np.zeros(self._n_vars, dtype)
-        own = _stored_row(stored, local, len(columns), dtype)
+        own = file.values(name, local, len(columns), dtype)
         joined[columns[columns >= 0]] = own[columns >= 0]
         return joined
 
@@ -83,11 +83,14 @@ class StoredCells:
 
 
 def _stored_row(stored: Any, row: int, n_columns: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return one row of a stored matrix, dense."""
+    """Return one row of a stored array, dense, of images too; or of a data frame of numbers."""
     with np.errstate(over="ignore", invalid="ignore"):
         if hasattr(stored, "dtype"):
-            values: NDArray[Any] = np.asarray(stored[row : row + 1])[0].astype(dtype)
+            values: NDArray[Any] = np.asarray(stored[row : row + 1]).reshape(-1).astype(dtype)
             return values
+        if "column-order" in stored.attrs:
+            found = [_reader(stored[name])(row) for name in stored.attrs["column-order"]]
+            return np.array([np.nan if each is None else each for each in found]).astype(dtype)
         start, stop = np.asarray(stored["indptr"][row : row + 2]).tolist()
         dense = np.zeros(n_columns, dtype)
         columns = np.asarray(stored["indices"][start:stop]).astype(np.int64)
@@ -104,28 +107,36 @@ class _StoredFile:
         self._frame = cache(self._read_frame)
         self._reader = cache(self._column)
 
+    def values(self, name: str, row: int, n_columns: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return the values of a cell in an array of the file, or of a modality of it."""
+        if name.startswith("mod/"):
+            row = self._row_of(name.split("/")[1], row)
+        return _stored_row(self.root[name], row, n_columns, dtype)
+
     def label(self, name: str, row: int) -> Any:
         """Return what an obs column has for a row."""
         return self._reader(name)(row)
 
+    def _row_of(self, modality: str, row: int) -> int:
+        """Return the row of a cell in a modality of MuData, -1 if it has none."""
+        return int(_element(self.root[f"obsmap/{modality}"], row)) - 1
+
     def _column(self, name: str) -> Callable[[int], Any]:
         """Return what reads one row of an obs column."""
         obs = self.root["obs"]
+        modality, _, own_name = name.partition(":")
+        if name not in obs and f"mod/{modality}/obs" in self.root:
+            of_modality = _reader(self.root[f"mod/{modality}/obs"][own_name])
+
+            def label(row: int) -> Any:
+                row = self._row_of(modality, row)
+                return None if row < 0 else of_modality(row)
+
+            return label
         if obs.attrs.get("encoding-version") != "0.2.0":
             series = self._frame()[name]
             return lambda row: series.iloc[row]
-        column = obs[name]
-        if hasattr(column, "dtype"):
-            return lambda row: _element(column, row)
-        if "categories" in column:
-            categories: list[Any] = [*read_elem(column["categories"]), None]  # which is -1
-            return lambda row: categories[int(_element(column["codes"], row))]
-        if "mask" in column:
-            return lambda row: (
-                None if _element(column["mask"], row) else _element(column["values"], row)
-            )
-        whole = pd.Series(read_elem(column))
-        return lambda row: whole.iloc[row]
+        return _reader(obs[name])
 
     def _read_frame(self) -> pd.DataFrame:
         with warnings.catch_warnings():
@@ -137,6 +148,21 @@ class _StoredFile:
                 frame = adata.obs
                 adata.file.close()
         return frame
+
+
+def _reader(column: Any) -> Callable[[int], Any]:
+    """Return what reads one row of a stored column."""
+    if hasattr(column, "dtype"):
+        return lambda row: _element(column, row)
+    if "categories" in column:
+        categories: list[Any] = [*read_elem(column["categories"]), None]  # which is -1
+        return lambda row: categories[int(_element(column["codes"], row))]
+    if "mask" in column:
+        return lambda row: (
+            None if _element(column["mask"], row) else _element(column["values"], row)
+        )
+    whole = pd.Series(read_elem(column))
+    return lambda row: whole.iloc[row]
 
 
 def _element(array: Any, row: int) -> Any:

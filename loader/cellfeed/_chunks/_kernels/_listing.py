@@ -27,7 +27,7 @@ ADDRESS, SIZE, FILTER_MASK, N_COLUMNS = range(4)
 # What the callback is given: where it writes, and for each dimension the length of a chunk and
 # the number of chunks. It gives back whether a chunk was odd.
 LISTED, N_DIMENSIONS, ODD, GRID = range(4)
-_MOST_DIMENSIONS = 2
+_MOST_DIMENSIONS = 32  # of HDF5
 N_STATE = GRID + 2 * _MOST_DIMENSIONS
 
 

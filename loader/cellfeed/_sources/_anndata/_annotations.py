@@ -18,12 +18,12 @@ from cellfeed._sources._anndata._file import AnnDataFile
 __all__ = ["count_rows", "obs_names", "read_obs", "read_var_names"]
 
 
-def obs_names(file: AnnDataFile) -> tuple[str, ...]:
-    """Return the names of the obs columns."""
-    obs = file()["obs"]
+def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
+    """Return the names of the columns of a table such as ``obs``."""
+    obs = file()[table]
     if "column-order" in obs.attrs:
         return tuple(str(name) for name in obs.attrs["column-order"])
-    return tuple(str(name) for name in file.read_old_frame("obs").columns)
+    return tuple(str(name) for name in file.read_old_frame(table).columns)
 
 
 def count_rows(table: Any) -> int:
@@ -42,26 +42,26 @@ def count_rows(table: Any) -> int:
     return int(index.shape[0])
 
 
-def read_obs(file: AnnDataFile, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the obs columns asked for, in that order.
+def read_obs(file: AnnDataFile, columns: Sequence[str], table: str = "obs") -> pd.DataFrame:
+    """Return the columns asked for of a table such as ``obs``, in that order.
 
     Raises
     ------
     ColumnError
         A column is absent.
     """
-    known = obs_names(file)
+    known = obs_names(file, table)
     for column in columns:
         if column not in known:
             msg = (
-                f"{file.path}: obs has no column {column!r}; "
+                f"{file.path}: {table} has no column {column!r}; "
                 f"its columns are: {', '.join(known) or 'none'}"
             )
             raise ColumnError(msg)
-    obs = file()["obs"]
+    obs = file()[table]
     if _is_current(obs):
         return pd.DataFrame({column: read_elem(obs[column]) for column in columns})
-    return file.read_old_frame("obs")[list(columns)]
+    return file.read_old_frame(table)[list(columns)]
 
 
 def read_var_names(file: AnnDataFile, var: str) -> NDArray[np.object_]:

@@ -27,14 +27,14 @@ class StoredCsr(StoredMatrix):
 
     Parameters
     ----------
-    file, element, var
+    file, element, var, obs
         See `StoredMatrix`.
     """
 
     layout: Layout = "csr"
 
-    def __init__(self, file: AnnDataFile, element: str, var: str | None) -> None:
-        super().__init__(file, element, var)
+    def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
+        super().__init__(file, element, var, obs)
         with self._damage_named(element):
             group = self._stored
             data, indices, indptr = (group[name] for name in ("data", "indices", "indptr"))

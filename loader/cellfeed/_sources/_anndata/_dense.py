@@ -1,5 +1,6 @@
-"""Dense matrices: from chunks where possible, else through the format's library, run by run."""
+"""Dense arrays: from chunks where possible, else through the format's library, run by run."""
 
+import math
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,25 +14,27 @@ __all__ = ["StoredDense"]
 
 
 class StoredDense(StoredMatrix):
-    """A dense matrix of an AnnData file.
+    """A dense array of an AnnData file, of one dimension, which is one column, or more.
 
     Parameters
     ----------
-    file, element, var
+    file, element, var, obs
         See `StoredMatrix`.
     """
 
     layout: Layout = "dense"
 
-    def __init__(self, file: AnnDataFile, element: str, var: str | None) -> None:
-        super().__init__(file, element, var)
+    def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
+        super().__init__(file, element, var, obs)
         stored = self._stored
-        if stored.ndim != 2 or stored.dtype.kind not in "biuf":  # noqa: PLR2004 - cells x columns
+        if stored.ndim < 1 or stored.dtype.kind not in "biuf":
             raise self._inconsistent(
                 f"cells x columns of numbers expected, but it has shape {stored.shape} "
                 f"and dtype {stored.dtype}"
             )
-        self.shape = (int(stored.shape[0]), int(stored.shape[1]))
+        shape = tuple(int(n) for n in stored.shape)
+        self.shape = shape if len(shape) > 1 else (*shape, 1)  # a column, as anndata takes it
+        self._n_columns = math.prod(self.shape[1:])
         self._check_tables(self.shape)
         self.dtype = native(stored.dtype)
         self.rows_per_chunk = float(stored.chunks[0]) if stored.chunks else 1.0
@@ -49,11 +52,11 @@ class StoredDense(StoredMatrix):
         """Return where rows lie, None if only the format's own library can read them."""
         self._file.check_unchanged()
         stored = self._chunked_array(self._element)
-        return None if stored is None else ChunkedDense(stored, self.shape[1])
+        return None if stored is None else ChunkedDense(stored, self._n_columns)
 
     def read_rows(self, runs: Runs) -> NDArray[Any]:
         """Return the rows of ``runs``, read through the format's library."""
         self._file.check_unchanged()
         rows = self._read_slices(self._element, runs, runs)
         self._file.check_unchanged()
-        return rows
+        return rows.reshape(len(rows), self._n_columns)

@@ -12,6 +12,7 @@ import anndata as ad
 import h5py
 import numpy as np
 import pandas as pd
+from anndata.io import read_elem
 from numpy.typing import NDArray
 
 from cellfeed._bytes import (
@@ -109,6 +110,9 @@ class H5File:
         """Read ``obs``, ``var`` or ``raw/var`` in a form that anndata no longer writes."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the file is old is no news to its reader
+            if "mod" in self():  # MuData, which came when anndata wrote tables as groups
+                frame: pd.DataFrame = read_elem(self()[name])
+                return frame
             adata = ad.read_h5ad(self._absolute, backed="r")
         try:
             table: pd.DataFrame = adata.raw.var if name.startswith("raw") else getattr(adata, name)

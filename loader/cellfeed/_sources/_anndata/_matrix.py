@@ -29,12 +29,16 @@ class StoredMatrix:
         The array: ``X``, a layer, that of ``raw``, or one of ``obsm``.
     var
         The table of its genes, None if its columns have no names.
+    obs
+        The table of its cells.
     """
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
+    row_order: NDArray[np.int64] | None = None  # see `StoredElement`
 
-    def __init__(self, file: AnnDataFile, element: str, var: str | None) -> None:
+    def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
         self._file = file
+        self._obs = obs
         self._element = element
         self.var = var
         self._chunked_arrays: dict[str, ChunkedArray | None] = {}
@@ -61,9 +65,9 @@ class StoredMatrix:
     def _stored(self) -> Any:
         return self._file()[self._element]
 
-    def _check_tables(self, shape: tuple[int, int]) -> None:
+    def _check_tables(self, shape: tuple[int, ...]) -> None:
         """Check that cells and genes are those of the tables, before memory is taken for them."""
-        for table, n, what in (("obs", shape[0], "rows"), (self.var, shape[1], "columns")):
+        for table, n, what in ((self._obs, shape[0], "rows"), (self.var, shape[1], "columns")):
             if table is None:
                 continue
             with self._damage_named(table):

@@ -1,15 +1,27 @@
 """AnnData objects in storage: where an element lies, how it is stored, and who reads it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
 from cellfeed._sources._anndata._csr import StoredCsr
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._dense import StoredDense
 from cellfeed._sources._anndata._file import AnnDataFile
+from cellfeed._sources._anndata._frame import StoredFrame
 from cellfeed._sources._anndata._h5file import H5File
+from cellfeed._sources._anndata._matrix import StoredMatrix
+from cellfeed._sources._anndata._mudata import (
+    MuDataSource,
+    is_mudata,
+    modalities,
+    rows_of_cells,
+)
 from cellfeed._sources._anndata._source import AnnDataSource
 from cellfeed._sources._anndata._zarr_groups import anndata_groups, is_zarr
 from cellfeed._sources._anndata._zarr_store import ZarrStore
@@ -19,14 +31,15 @@ __all__ = ["open_sources"]
 
 
 def open_sources(path: Path, elements: Sequence[str] = ("X",)) -> list[Source]:
-    """Open one ``.h5ad`` file of any age, or what a zarr store holds.
+    """Open one ``.h5ad`` file of any age, one ``.h5mu`` file, or what a zarr store holds.
 
     Parameters
     ----------
     path
         The file or folder.
     elements
-        What is read: ``X``, ``layers/NAME``, ``raw/X``, ``obsm/NAME``.
+        What is read: ``X``, ``layers/NAME``, ``raw/X``, ``obsm/NAME``; of MuData these after
+        ``mod/MODALITY/``, or ``obsm/NAME``.
 
     Returns
     -------
@@ -37,59 +50,104 @@ def open_sources(path: Path, elements: Sequence[str] = ("X",)) -> list[Source]:
     PathError
         There is no such file.
     FormatError
-        It is truncated or not AnnData, lacks an element, or stores it as CSC.
+        It is truncated or neither AnnData nor MuData, lacks an element or cells of a modality, or
+        stores an element as CSC.
     """
     files: list[AnnDataFile]
     if is_zarr(path):
         files = [ZarrStore(group) for group in anndata_groups(path)]
     else:
         files = [H5File(path)]
-    return [
-        AnnDataSource(file, {element: _open_element(file, element) for element in elements})
-        for file in files
-    ]
+    return [_open_source(file, elements) for file in files]
 
 
-def _open_element(file: AnnDataFile, element: str) -> StoredElement:
+def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
     path, root = file.path, file()
-    with damage_named(path, element):
+    with damage_named(path, elements[0]):
         if "obs" not in root or "var" not in root:
             msg = f"{path}: not an AnnData file: it has no `obs` or no `var`; write it with anndata"
             raise FormatError(msg)
-        folder = element.partition("/")[0]
-        var = {"raw": "raw/var", "obsm": None}.get(folder, "var")
-        if element == "raw/X" and "raw.X" in root:  # anndata before 0.7
-            element, var = "raw.X", "raw.var"
-        if element not in root:
-            raise FormatError(f"{path}: has no `{element}`; {_alternatives(root, folder)}")
-        stored = root[element]
-        if hasattr(stored, "dtype"):
-            return StoredDense(file, element, var)
-        encoding = _sparse_encoding(stored)
+        has_modalities = is_mudata(root)
+    rows_of = cache(partial(rows_of_cells, file))  # of each modality, which may have many elements
+    opened = dict[str, StoredElement]()
+    for element in elements:
+        with damage_named(path, element):
+            if has_modalities:
+                opened[element] = _open_of_mudata(file, element, rows_of)
+            elif element.startswith("mod/"):
+                within = element.split("/", 2)[-1]
+                msg = f"{path}: is AnnData, without modalities; read `{within}`, not `{element}`"
+                raise FormatError(msg)
+            else:
+                opened[element] = _open_element(file, element)
+    return MuDataSource(file, opened) if has_modalities else AnnDataSource(file, opened)
+
+
+def _open_of_mudata(
+    file: AnnDataFile, element: str, rows_of: Callable[[str], NDArray[np.int64] | None]
+) -> StoredElement:
+    """Open an element that has a row for each cell of all modalities."""
+    if element.startswith("obsm/"):
+        return _open_element(file, element)
+    known = modalities(file())
+    if not element.startswith("mod/"):
+        there = ", ".join(f"`mod/{modality}/{element}`" for modality in known)
+        msg = f"{file.path}: is MuData, in which `{element}` is one of: {there or 'none'}"
+        raise FormatError(msg)
+    _, modality, within = element.split("/", 2)
+    if modality not in known:
+        there = ", ".join(known) or "none"
+        msg = f"{file.path}: has no modality {modality!r}; its modalities are: {there}"
+        raise FormatError(msg)
+    stored = _open_element(file, within, f"mod/{modality}/")
+    stored.row_order = rows_of(modality)
+    return stored
+
+
+def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatrix:
+    """Open an array of an AnnData object.
+
+    Parameters
+    ----------
+    file, name
+        The file, and the element of the object.
+    within
+        Where the object is in the file, such as ``mod/rna/``.
+    """
+    path, root = file.path, file()
+    folder = name.partition("/")[0]
+    tables = {"raw": "raw/var", "obsm": None}
+    if name == "raw/X" and f"{within}raw.X" in root:  # anndata before 0.7
+        name, tables["raw"] = "raw.X", "raw.var"
+    var, element = tables.get(folder, "var"), within + name
+    if element not in root:
+        raise FormatError(f"{path}: has no `{element}`; {_alternatives(root, within, folder)}")
+    stored = root[element]
+    where = file, element, None if var is None else within + var, f"{within}obs"
+    if hasattr(stored, "dtype"):
+        return StoredDense(*where)
+    encoding = _sparse_encoding(stored)
     if encoding == "csr":
-        return StoredCsr(file, element, var)
+        return StoredCsr(*where)
+    if encoding == "dataframe" and folder == "obsm":
+        return StoredFrame(file, element, f"{within}obs")
     if encoding == "csc":
         msg = (
             f"{path}: `{element}` is stored by gene (CSC), so reading a cell means reading the "
-            f"whole file; rewrite it by cell with `adata.{_in_python(element)}.tocsr()`"
-        )
-    elif encoding == "dataframe":
-        msg = (
-            f"{path}: `{element}` is a data frame; write it as an array, such as "
-            f"`adata.{_in_python(element)}.to_numpy()`"
+            f"whole file; rewrite it by cell with `{_in_python(name, within)}.tocsr()`"
         )
     else:
         msg = f"{path}: `{element}` is neither dense nor CSR (encoding {encoding!r})"
     raise FormatError(msg)
 
 
-def _alternatives(root: Any, folder: str) -> str:
+def _alternatives(root: Any, within: str, folder: str) -> str:
     if folder == "raw":
         return "read `X` instead, or set `adata.raw` before writing"
     if folder == "obsm":
-        names = ", ".join(sorted(root["obsm"])) if "obsm" in root else ""
+        names = ", ".join(sorted(root[f"{within}obsm"])) if f"{within}obsm" in root else ""
         return f"its obsm has: {names or 'nothing'}"
-    layers = ", ".join(sorted(root["layers"])) if "layers" in root else ""
+    layers = ", ".join(sorted(root[f"{within}layers"])) if f"{within}layers" in root else ""
     return f"its layers are: {layers or 'none'}"
 
 
@@ -102,6 +160,8 @@ def _sparse_encoding(group: Any) -> str:
     return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, str(encoding))
 
 
-def _in_python(element: str) -> str:
-    folder, _, name = element.partition("/")
-    return f"{folder}[{name!r}]" if folder in ("layers", "obsm") else element.replace("/", ".")
+def _in_python(name: str, within: str) -> str:
+    adata = f"mdata[{within.split('/')[1]!r}]" if within else "adata"
+    folder, _, key = name.partition("/")
+    is_keyed = folder in ("layers", "obsm")
+    return f"{adata}.{folder}[{key!r}]" if is_keyed else f"{adata}.{name.replace('/', '.')}"

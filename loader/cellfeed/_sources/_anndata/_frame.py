@@ -1,0 +1,115 @@
+"""Data frames of numbers, such as in obsm: read whole, once in each process."""
+
+from typing import Any
+
+import numpy as np
+from anndata.io import read_elem
+from numpy.typing import NDArray
+
+from cellfeed._errors import FormatError
+from cellfeed._layouts import Layout
+from cellfeed._runs import Runs, expand
+from cellfeed._sources._anndata import _annotations as annotations
+from cellfeed._sources._anndata._file import AnnDataFile
+from cellfeed._sources._anndata._matrix import StoredMatrix, native
+
+__all__ = ["StoredFrame"]
+
+_NULLABLE = {"nullable-integer", "nullable-boolean"}
+
+
+class StoredFrame(StoredMatrix):
+    """A data frame of an AnnData file as a dense matrix: one column for each of its columns.
+
+    Its columns lie one by one in storage, so all of it is read when it is used first. Columns that
+    can have missing values are float64, NaN where they are.
+
+    Parameters
+    ----------
+    file, element, obs
+        See `StoredMatrix`; columns have the names that they have in the frame.
+
+    Raises
+    ------
+    FormatError
+        Some columns are neither numbers nor booleans.
+    """
+
+    layout: Layout = "dense"
+    rows_per_chunk = 1.0
+
+    def __init__(self, file: AnnDataFile, element: str, obs: str = "obs") -> None:
+        super().__init__(file, element, None, obs)
+        self._names = annotations.obs_names(file, element)
+        dtypes = {name: _dtype(self._stored[name]) for name in self._names}
+        others = [name for name, dtype in dtypes.items() if dtype is None]
+        if others:
+            msg = (
+                f"{self.path}: the data frame `{element}` has columns that are neither numbers nor "
+                f"booleans: {', '.join(map(repr, others))}; write it without them, such as with "
+                "their codes"
+            )
+            raise FormatError(msg)
+        known = [dtype for dtype in dtypes.values() if dtype is not None]
+        self.dtype = np.result_type(*known) if known else np.dtype(np.float64)
+        self.shape = (annotations.count_rows(self._stored), len(self._names))
+        self._check_tables(self.shape)
+        self.var = element
+        self._values: NDArray[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_values": None}
+
+    @property
+    def _array_names(self) -> tuple[str, ...]:
+        names = list[str]()
+        for name in self._names:
+            column = f"{self._element}/{name}"
+            is_array = hasattr(self._file()[column], "dtype")
+            names += [column] if is_array else [f"{column}/values", f"{column}/mask"]
+        return tuple(names)
+
+    def codec(self) -> str:
+        """Return how the values are compressed, in words."""
+        return super().codec() if self._names else "none"
+
+    def var_names(self) -> NDArray[np.object_]:
+        """Return the names of the columns, str, shape (n_columns,)."""
+        return np.array(self._names, object)
+
+    def load_tables(self) -> None:
+        """Read the frame."""
+        self._all_rows()
+
+    def row_lengths(self, runs: Runs) -> None:
+        """Return None: how many elements are not zero is known once they have been read."""
+
+    def chunked(self) -> None:
+        """Return None: columns are no chunks of rows."""
+
+    def read_rows(self, runs: Runs) -> NDArray[Any]:
+        """Return the rows of ``runs``."""
+        rows: NDArray[Any] = self._all_rows()[expand(runs)]
+        return rows
+
+    def _all_rows(self) -> NDArray[Any]:
+        self._file.check_unchanged()
+        if self._values is None:
+            values = np.empty(self.shape, self.dtype)
+            for k, name in enumerate(self._names):
+                with self._damage_named(f"{self._element}/{name}"):
+                    column = read_elem(self._stored[name])
+                    if hasattr(column, "to_numpy"):  # nullable, of pandas
+                        column = column.to_numpy(dtype=np.float64, na_value=np.nan)
+                    values[:, k] = column
+            self._file.check_unchanged()
+            self._values = values
+        return self._values
+
+
+def _dtype(column: Any) -> np.dtype[Any] | None:
+    """Return the dtype that a stored column is read as, None if it is neither numbers nor bools."""
+    if hasattr(column, "dtype"):
+        is_number = column.dtype.kind in "biuf" and "categories" not in column.attrs
+        return native(column.dtype) if is_number else None
+    return np.dtype(np.float64) if column.attrs.get("encoding-type") in _NULLABLE else None

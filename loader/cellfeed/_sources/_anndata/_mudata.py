@@ -1,0 +1,161 @@
+"""MuData in storage: modalities that share their cells, and what each has of its own.
+
+Format: https://mudata.readthedocs.io/en/latest/notebooks/quickstart_mudata.html
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cellfeed._errors import ColumnError, FormatError
+from cellfeed._sources._anndata import _annotations as annotations
+from cellfeed._sources._anndata._damage import damage_named
+from cellfeed._sources._anndata._file import AnnDataFile
+from cellfeed._sources._anndata._source import AnnDataSource
+from cellfeed._sources._base import StoredElement
+
+__all__ = ["MuDataSource", "is_mudata", "modalities", "rows_of_cells"]
+
+
+class MuDataSource(AnnDataSource):
+    """Some elements of a MuData file or store, with obs of all cells and of modalities.
+
+    Columns of the obs table of a modality are called ``"rna:plate"``, as mudata calls them, unless
+    the table of all cells has a column of that name.
+
+    Parameters
+    ----------
+    file, elements
+        As of `AnnDataSource`; rows are those of the cells of the file, in their order.
+    """
+
+    def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
+        super().__init__(file, elements)
+        with damage_named(self.path, "obs"):
+            self._n_rows = annotations.count_rows(file()["obs"])
+
+    @property
+    def n_rows(self) -> int:
+        """Number of cells, of all modalities together."""
+        return self._n_rows
+
+    def obs_names(self) -> tuple[str, ...]:
+        """Return the names of the obs columns."""
+        own = super().obs_names()
+        return (*own, *(name for name in self._columns_of_modalities() if name not in own))
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Read some obs columns; values are missing for cells that a modality lacks."""
+        own, others = super().obs_names(), self._columns_of_modalities()
+        for name in columns:
+            if name not in own and name not in others:
+                there = ", ".join(self.obs_names()) or "none"
+                msg = f"{self.path}: obs has no column {name!r}; its columns are: {there}"
+                raise ColumnError(msg)
+        table = super().read_obs([name for name in columns if name in own])
+        series = {name: table[name] for name in table}
+        rows = dict[str, NDArray[np.int64]]()
+        for name in columns:
+            if name not in own:
+                modality, column = others[name]
+                if modality not in rows:
+                    rows[modality] = _row_map(self._file, modality)
+                series[name] = self._of_all_cells(modality, column, rows[modality])
+        return pd.DataFrame({name: series[name] for name in columns})
+
+    def _columns_of_modalities(self) -> dict[str, tuple[str, str]]:
+        """Return modality and column by the name that the column has among all cells."""
+        found = dict[str, tuple[str, str]]()
+        for modality in modalities(self._file()):
+            with damage_named(self.path, f"mod/{modality}/obs"):
+                for column in annotations.obs_names(self._file, f"mod/{modality}/obs"):
+                    found[f"{modality}:{column}"] = modality, column
+        return found
+
+    def _of_all_cells(
+        self, modality: str, column: str, rows: NDArray[np.int64]
+    ) -> "pd.Series[Any]":
+        table = f"mod/{modality}/obs"
+        with damage_named(self.path, table):
+            values = annotations.read_obs(self._file, [column], table)[column]
+        values = values.reset_index(drop=True)
+        if (rows < 0).any():  # integers and booleans have no value that is missing
+            if pd.api.types.is_bool_dtype(values.dtype):
+                values = values.astype("category")
+            elif pd.api.types.is_integer_dtype(values.dtype):
+                values = values.convert_dtypes(
+                    infer_objects=False,
+                    convert_string=False,
+                    convert_boolean=False,
+                    convert_floating=False,
+                )
+        return values.reindex(rows).reset_index(drop=True)
+
+
+def is_mudata(root: Any) -> bool:
+    """Return whether a file or store holds MuData, not AnnData."""
+    return "mod" in root
+
+
+def modalities(root: Any) -> tuple[str, ...]:
+    """Return the names of the modalities, in the order that mudata gives them."""
+    names = sorted(root["mod"])
+    order = [str(name) for name in root["mod"].attrs.get("mod-order", ())]
+    return tuple(order) if sorted(order) == names else tuple(names)
+
+
+def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
+    """Return the row that each cell of a file has in a modality, which has all of them.
+
+    Parameters
+    ----------
+    file, modality
+        A MuData file, and one of its `modalities`.
+
+    Returns
+    -------
+    int64, shape (n_cells,); None if rows lie in the order of the cells.
+
+    Raises
+    ------
+    FormatError
+        The modality lacks cells, or the file does not say which row is which cell.
+    """
+    rows = _row_map(file, modality)
+    n_lacking = int(np.count_nonzero(rows < 0))
+    if n_lacking:
+        msg = (
+            f"{file.path}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} cells; write "
+            f"those that it has, `mdata[mdata.obsmap[{modality!r}] > 0].copy()`, and read that file"
+        )
+        raise FormatError(msg)
+    return None if np.array_equal(rows, np.arange(rows.size)) else rows
+
+
+def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
+    """Return the row of each cell in a modality, -1 where it lacks the cell."""
+    root, name = file(), f"obsmap/{modality}"
+    with damage_named(file.path, name):
+        if name not in root:
+            msg = (
+                f"{file.path}: has no `{name}`, which says which of its rows is which cell; "
+                "write the file anew with mudata"
+            )
+            raise FormatError(msg)
+        # mudata counts from 1, and writes 0 where there is none.
+        rows = np.asarray(root[name][...]).reshape(-1).astype(np.int64) - 1
+        n_cells = annotations.count_rows(root["obs"])
+        n_rows = annotations.count_rows(root[f"mod/{modality}/obs"])
+    there = rows[rows >= 0]
+    is_one_each = there.size == n_rows and there.max(initial=-1) < n_rows
+    is_one_each = is_one_each and bool((np.bincount(there, minlength=n_rows) == 1).all())
+    if rows.size != n_cells or not is_one_each:
+        msg = (
+            f"{file.path}: `{name}` does not give each of {n_rows:,} rows one of {n_cells:,} "
+            "cells; write the file anew with mudata"
+        )
+        raise FormatError(msg)
+    return rows

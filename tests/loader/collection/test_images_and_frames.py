@@ -1,0 +1,300 @@
+"""obsm arrays of any number of dimensions, data frames, and arrays with very many columns."""
+
+import itertools
+import pickle
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    Cells,
+    FormatError,
+    MismatchError,
+    ParameterError,
+    Streaming,
+    open_collection,
+    preshuffle,
+)
+
+N_COLUMNS = 72_000_000
+NULLABLE = {"Int64", "boolean"}
+
+
+@pytest.fixture(scope="module")
+def write(tmp_path_factory) -> Callable[..., Path]:
+    """Write a file with these obsm entries, or layers."""
+    folder, numbers = tmp_path_factory.mktemp("obsm"), itertools.count()
+
+    def write_(*, n_vars: int = 3, suffix: str = "h5ad", layers: Any = None, **obsm: Any) -> Path:
+        n_cells = next(iter((layers or obsm).values())).shape[0]
+        names = [f"cell{k}" for k in range(n_cells)]
+        X = np.arange(n_cells * n_vars, dtype=np.float32).reshape(n_cells, n_vars)
+        adata = ad.AnnData(X, layers=layers)
+        adata.obs_names, adata.var_names = names, [f"gene{k}" for k in range(n_vars)]
+        for name, values in obsm.items():
+            if isinstance(values, pd.DataFrame):
+                values.index = adata.obs_names
+            adata.obsm[name] = values
+        path: Path = folder / f"{next(numbers):05}.{suffix}"
+        if suffix == "zarr":
+            with ad.settings.override(zarr_write_format=3), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # anndata's and zarr's own
+                adata.write_zarr(path)
+        else:
+            adata.write_h5ad(path, compression="gzip" if next(numbers) % 4 > 1 else None)
+        return path
+
+    return write_
+
+
+def numbers(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+    return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+
+
+class TestImages:
+    @settings(max_examples=15, derandomize=True, database=None, phases=[Phase.generate])
+    @given(
+        row_shape=st.sampled_from([(4, 4, 3), (2, 3), (1, 1, 1), (5,)]),
+        sizes=st.lists(
+            st.tuples(st.integers(1, 20), st.sampled_from(["h5ad", "zarr"])), min_size=1, max_size=2
+        ),
+        dense=st.booleans(),
+        seed=st.integers(0, 9),
+    )
+    def test_come_in_their_shape(self, write, row_shape, sizes, dense, seed):
+        images = [numbers((n, *row_shape), "uint8") + k for k, (n, _) in enumerate(sizes)]
+        paths = [
+            write(suffix=suffix, image=image)
+            for image, (_, suffix) in zip(images, sizes, strict=True)
+        ]
+        collection = open_collection(paths, elements=["X", "obsm/image"])
+        assert collection.elements["obsm/image"].row_shape == row_shape
+        assert collection.elements["obsm/image"].n_columns == np.prod(row_shape)
+        expected = np.concatenate(images)
+        dataset = CellDataset(
+            collection, BlockShuffling(3), 7, fetch_factor=2, seed=seed, dense=dense
+        )
+        for minibatch in dataset:
+            image = minibatch["obsm/image"]
+            assert image.shape == (len(minibatch), *row_shape)
+            assert image.dtype == torch.uint8
+            assert np.array_equal(image.numpy(), expected[minibatch.rows.numpy()])
+        again = np.array([0, len(collection) - 1, 0])
+        assert np.array_equal(collection[again].to_scipy()["obsm/image"], expected[again])
+
+    def test_as_the_first_element_through_worker_processes_and_a_transform(self, write):
+        image = numbers((30, 4, 4, 3), "uint8")
+
+        def inverted(cells: Cells) -> Cells:
+            return Cells({"inverted": 255 - cells.X}, cells.obs, cells.rows)
+
+        collection = open_collection(write(image=image), elements=["obsm/image", "X"])
+        assert collection.mean_row_bytes() == 48 + 12
+        plain = CellDataset(collection, BlockShuffling(4), 8, seed=0)
+        changed = CellDataset(collection, BlockShuffling(4), 8, seed=0, fetch_transform=inverted)
+        seen = list[int]()
+        for minibatch, other in zip(plain.loader(num_workers=2), changed, strict=True):
+            seen += minibatch.rows.tolist()
+            assert np.array_equal(minibatch.X.numpy(), image[minibatch.rows.numpy()])
+            assert np.array_equal(other.X.numpy(), 255 - image[other.rows.numpy()])
+        assert sorted(seen) == list(range(30))
+
+    def test_of_another_shape_in_another_file_are_refused(self, write):
+        first, second = write(image=numbers((2, 4, 4))), write(image=numbers((3, 16)))
+        expected = f"^{second}: `obsm/image` has 16 columns, but 4 x 4 in {first}; write it with"
+        with pytest.raises(MismatchError, match=expected):
+            open_collection([first, second], elements=["obsm/image"])
+
+    def test_as_a_layer_have_the_genes_of_the_file(self, write, tmp_path):
+        alleles = numbers((5, 3, 2))
+        path = write(layers={"alleles": alleles})
+        collection = open_collection([path], elements=["layers/alleles", "X"])
+        assert collection.var_names.tolist() == ["gene0", "gene1", "gene2"]
+        assert np.array_equal(collection[[4, 1]].X, alleles[[4, 1]])
+        expected = f"^{path}: `layers/alleles` has 3 dimensions, and can be read only where all"
+        with pytest.raises(MismatchError, match=expected):
+            open_collection(path, elements=["layers/alleles"], genes=["gene2"])
+        with pytest.raises(ParameterError, match=r"two dimensions, cells x genes, .* has 3; it"):
+            preshuffle(path, tmp_path / "out.zarr", element="layers/alleles")
+
+    def test_of_one_dimension_are_one_column(self, write):
+        path = write(score=numbers((6, 1)))
+        with h5py.File(path, "r+") as file:
+            del file["obsm/score"]
+            file["obsm/score"] = numbers((6,))
+        cells = open_collection(path, elements=["obsm/score"])[[5, 0]]
+        assert cells.X.tolist() == [[5], [0]]
+
+
+def frames(draw: st.DrawFn, columns: list[str], kinds: list[Any]) -> pd.DataFrame:
+    n_cells = draw(st.integers(1, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    made = dict[str, Any]()
+    for name, kind in zip(columns, kinds, strict=True):
+        values = rng.integers(0, 2, n_cells)
+        made[name] = pd.Series(values).astype(kind)
+        if kind in NULLABLE:
+            made[name][rng.integers(n_cells)] = pd.NA
+    return pd.DataFrame(made)
+
+
+class TestFrames:
+    @settings(max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
+    @given(data=st.data())
+    def test_are_aligned_by_name(self, write, data):
+        kind = st.sampled_from(["float32", "int8", "bool", "float64", "Int64", "boolean"])
+        kinds = data.draw(st.lists(kind, min_size=1, max_size=4))
+        columns = [f"column{k}" for k in range(len(kinds))]
+        tables, paths = list[pd.DataFrame](), list[Path]()
+        for _ in range(data.draw(st.integers(1, 3))):
+            table = data.draw(st.composite(frames)(columns, kinds))
+            order = data.draw(st.permutations(columns))
+            tables.append(table[order])
+            paths.append(
+                write(table=tables[-1], suffix=data.draw(st.sampled_from(["h5ad", "zarr"])))
+            )
+        collection = open_collection(paths, elements=["X", "obsm/table"])
+        element = collection.elements["obsm/table"]
+        assert element.column_names.tolist() == tables[0].columns.tolist()
+        assert element.layout == "dense"
+        known = [np.float64 if kind in NULLABLE else np.dtype(kind) for kind in kinds]
+        assert element.dtype == np.result_type(*known)
+        expected = np.concatenate(
+            [
+                table[tables[0].columns].astype("float64").to_numpy(np.float64, na_value=np.nan)
+                for table in tables
+            ]
+        ).astype(element.dtype)
+        rows = np.array(data.draw(st.lists(st.integers(0, len(collection) - 1))), np.int64)
+        cells = collection[rows]
+        assert cells["obsm/table"].dtype == element.dtype
+        assert np.array_equal(cells["obsm/table"], expected[rows], equal_nan=True)
+
+    def test_are_delivered_by_worker_processes_as_any_dtype(self, write):
+        table = pd.DataFrame({"a": np.arange(20), "b": np.arange(20) % 3 > 0})
+        collection = open_collection(write(table=table), elements=["obsm/table"])
+        assert collection.codecs[0] in ("none", "gzip 4")
+        assert collection.stored_row_bytes() > 0
+        dataset = CellDataset(collection, Streaming(), 8, seed=0, dtype="float32")
+        for minibatch in dataset.loader(num_workers=2):
+            assert minibatch.X.dtype == torch.float32
+            assert np.array_equal(minibatch.X, table.to_numpy(np.float32)[minibatch.rows])
+
+    def test_with_other_columns_are_refused(self, write):
+        first = write(table=pd.DataFrame({"a": [1.0], "b": [2.0]}))
+        second = write(table=pd.DataFrame({"a": [1.0], "c": [2.0]}))
+        array = write(table=numbers((1, 2)))
+        expected = f"^{second}: the data frame `obsm/table` lacks 'b', which {first} has; write it"
+        with pytest.raises(MismatchError, match=expected):
+            open_collection([first, second], elements=["obsm/table"])
+        for paths in ([first, array], [array, first]):
+            expected = f"^{array}: `obsm/table` is an array, but a data frame in {first}; write it"
+            with pytest.raises(MismatchError, match=expected):
+                open_collection(paths, elements=["obsm/table"])
+
+    def test_genes_are_of_genes_alone(self, write):
+        path = write(table=pd.DataFrame({"a": [1.0, 3.0], "b": [2.0, 4.0]}))
+        cells = open_collection(path, elements=["X", "obsm/table"], genes=["gene2"])[[1]]
+        assert cells.X.tolist() == [[5]]
+        assert cells["obsm/table"].tolist() == [[3, 4]]
+
+    def test_with_lists_of_values_are_refused(self, write):
+        path = write(table=pd.DataFrame({"a": [1.0], "kind": pd.Categorical(["x"])}))
+        expected = f"^{path}: the data frame `obsm/table` has columns that are neither .*: 'kind';"
+        with pytest.raises(FormatError, match=expected):
+            open_collection(path, elements=["obsm/table"])
+
+
+class TestVeryManyColumns:
+    """72 million, as bins of a genome are, of which few are not zero."""
+
+    @pytest.fixture(params=["<i4", "<i8"])
+    def wide(self, request, tmp_path) -> tuple[list[Path], sp.csr_matrix]:
+        rng, parts, paths = np.random.default_rng(0), [], []
+        for k in range(2):
+            columns = np.sort(rng.choice(N_COLUMNS, (30, 4)), axis=1)
+            data = rng.integers(1, 9, 120).astype("float32")
+            part = sp.csr_matrix(
+                (data, columns.ravel(), np.arange(0, 121, 4)), shape=(30, N_COLUMNS)
+            )
+            adata = ad.AnnData(obs=pd.DataFrame(index=[f"cell{n}" for n in range(30)]))
+            adata.obsm["bins"] = part
+            paths.append(tmp_path / f"{k}.h5ad")
+            adata.write_h5ad(paths[-1])
+            with h5py.File(paths[-1], "r+") as file:
+                # X, with the same elements and genes whose names were never written.
+                file["X"] = file["obsm/bins"] if k else h5py.SoftLink("/obsm/bins")
+                for name in ("indices", "indptr"):
+                    values = file[f"obsm/bins/{name}"][...].astype(request.param)
+                    del file[f"obsm/bins/{name}"]
+                    file[f"obsm/bins/{name}"] = values
+                del file["var/_index"]
+                file.create_dataset(
+                    "var/_index", (N_COLUMNS,), h5py.string_dtype(), chunks=(1 << 20,)
+                )
+            parts.append(part)
+        return paths, sp.vstack(parts).tocsr()
+
+    @pytest.mark.parametrize("element", ["obsm/bins", "X"])
+    def test_cost_by_their_non_zeros(self, wide, element):
+        paths, expected = wide
+        if element == "X":  # names of several files are compared
+            paths, expected = paths[:1], expected[:30]
+        tracemalloc.start()
+        try:
+            collection = open_collection(paths, elements=[element])
+            cells = collection[:]
+            dataset = CellDataset(collection, BlockShuffling(4), 8, fetch_factor=2, seed=0)
+            seen = 0
+            for minibatch in dataset:
+                rows, X = minibatch.rows.numpy(), minibatch.X
+                seen += rows.size
+                assert X.shape == (rows.size, N_COLUMNS)
+                assert np.array_equal(X.col_indices(), expected[rows].indices)
+                assert np.array_equal(X.values(), expected[rows].data)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert seen == len(collection) == expected.shape[0]
+        assert (expected != cells.X).nnz == 0
+        assert peak < 8 << 20  # a byte a column would be 72 MB
+
+
+def test_names_of_columns_are_read_anew_in_other_processes(write):
+    paths = [write(n_vars=5_000, image=numbers((2, 2))) for _ in range(2)]
+    collection = open_collection(paths)
+    names = collection.var_names
+    assert collection.var_names is names
+    travelling = pickle.dumps(collection)
+    assert len(travelling) < 5_000  # a byte a gene
+    assert pickle.loads(travelling).var_names.tolist() == names.tolist()
+
+
+def test_columns_above_the_largest_int32(tmp_path):
+    path, last = tmp_path / "wide.h5ad", 3_000_000_000
+    adata = ad.AnnData(obs=pd.DataFrame(index=["a", "b"]))
+    adata.obsm["bins"] = sp.csr_matrix(np.eye(2, dtype=np.float32))
+    adata.write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        del file["obsm/bins/indices"]
+        file["obsm/bins/indices"] = np.array([7, last - 1])
+        file["obsm/bins"].attrs["shape"] = [2, last]
+    collection = open_collection(path, elements=["obsm/bins"])
+    (minibatch,) = CellDataset(collection, Streaming(), 2, seed=0)
+    assert minibatch.X.shape == (2, last)
+    assert minibatch.X.col_indices().tolist() == [7, last - 1]
+    assert collection[[1]].X.indices.tolist() == [last - 1]
