@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._chunks import ChunkReads
+from cellfeed._chunks import ChunkReads, SlowRead
 from cellfeed._layouts import Layout, RowTarget
 from cellfeed._runs import Runs
 
@@ -86,6 +86,11 @@ class StoredElement(Protocol):
         ...
 
     @property
+    def chunk_shape(self) -> tuple[int, ...] | None:
+        """Shape of a unit of storage that is read as a whole; None if there are no such units."""
+        ...
+
+    @property
     def rows_per_chunk(self) -> float:
         """Mean number of rows in a unit of storage that is read as a whole."""
         ...
@@ -118,6 +123,14 @@ class StoredElement(Protocol):
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return how many elements each row of ``runs`` stores, shape (n_rows_in_runs,)."""
+        ...
+
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
+        """Return why `chunk_reads` gives none for values of this dtype; None if it gives some.
+
+        This is known from metadata, and nothing is read for it. None also where a library reads
+        as fast as can be.
+        """
         ...
 
     def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
