@@ -107,7 +107,8 @@ def _name(number: int, _flags: int, parameters: tuple[int, ...], name: bytes) ->
     """Return what a filter is called, and how hard it tries."""
     known = kernels.hdf5_filter(number)
     if known is None:
-        return name.decode(errors="replace").split(";")[0].strip() or f"filter {number}"
+        said = name.decode(errors="replace").split(";")[0].strip()
+        return said.removeprefix("HDF5 ").removesuffix(" filter") or f"filter {number}"
     if known.level is None or known.level >= len(parameters):
         return known.name
     return f"{known.name} {parameters[known.level]}"

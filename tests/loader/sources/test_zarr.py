@@ -29,7 +29,7 @@ from zarr.codecs import (
 )
 from zarr.codecs.numcodecs import Delta
 
-from cellfeed import BlockShuffling, CategoricalColumn, CellDataset, open_collection
+from cellfeed import BlockShuffling, CategoricalColumn, CellDataset, Collection, open_collection
 from cellfeed._chunks import ZarrFiles, _zarr_files
 from cellfeed._errors import FormatError
 
@@ -159,11 +159,8 @@ def dense(cells: Any) -> Any:
     return cells.X if isinstance(cells.X, np.ndarray) else cells.X.toarray()
 
 
-def is_fast(collection: Any) -> bool:
-    source = collection._sources[0]
-    stored = source.elements["X"]
-    names = ["X"] if stored.layout == "dense" else ["X/indices", "X/data"]
-    return all(stored._chunked_array(name) is not None for name in names)
+def is_fast(collection: Collection) -> bool:
+    return bool(collection.describe()["is_fast"].all())
 
 
 class TestStorage:
