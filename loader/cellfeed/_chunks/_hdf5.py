@@ -205,9 +205,7 @@ def _filters(dataset: h5py.Dataset) -> list[tuple[int, int, tuple[int, ...], byt
 
 
 def _kept_table(dataset: h5py.Dataset, kept: KeptTables, filters: _Filters) -> ChunkTable:
-    depends_on = (
-        f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {_filters(dataset)}"
-    )
+    depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {_filters(dataset)}"
     n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
     return ChunkTable(**kept.get(depends_on, n_chunks, lambda: _table(dataset, filters)))
 

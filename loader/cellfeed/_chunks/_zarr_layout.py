@@ -216,7 +216,9 @@ def _codec(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> int | S
     if not _is_plain(first, dtype.itemsize):
         order = _options(first).get("endian")
         is_order = first["name"] == "bytes" and order is not None
-        return _slow(f"its numbers are {order}-endian" if is_order else f"codec {_name(first)} {_UNKNOWN}")
+        return _slow(
+            f"its numbers are {order}-endian" if is_order else f"codec {_name(first)} {_UNKNOWN}"
+        )
     return _known_codec([_name(each) for each in others])
 
 

@@ -77,8 +77,8 @@ def open_collection(
         An element is named in another way, or twice, or there is none; or ``join_vars``,
         ``genes`` or ``join_obs`` is not what it may be.
     MismatchError
-        The files do not have the same genes, or lack one of ``genes``, or have two of one name
-        where genes are told apart by it; an ``obsm`` array has more
+        The files do not have the same genes, or lack one of ``genes``, or one of them has two of
+        a name by which genes are put together or chosen; an ``obsm`` array has more
         columns in one than in another, or an obs column is numeric in one and categorical in
         another.
     ColumnError
