@@ -251,7 +251,7 @@ def _options(named: Mapping[str, Any]) -> Mapping[str, Any]:
 def _known_numbers(name: Any, fill_value: Any) -> np.dtype[Any] | SlowRead:
     """Return the dtype if elements are numbers in the machine's byte order, and 0 by default."""
     try:
-        dtype = np.dtype(name)
+        dtype: np.dtype[Any] = np.dtype(name)
     except TypeError:
         return _slow(f"dtype {name} {_UNKNOWN}")
     if dtype.kind not in "biuf":

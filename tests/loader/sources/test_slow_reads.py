@@ -142,7 +142,7 @@ def test_float16_that_rows_add_up_as_float32(write_h5ad):
     half = sp.csr_matrix(COUNTS)
     half.data = half.data.astype(np.float16)
     collection = open_collection(write_h5ad(half))
-    said = collection.slow_reading()
+    said = collection.slow_reading() or ""
     assert said.endswith(
         "`X` is read slowly, through h5py: float16 is not converted to float32 here; "
         "read it as float16, or write it as float32"

@@ -32,7 +32,7 @@ class StoredMatrix:
     """
 
     shape: tuple[int, int]
-    chunk_shape: tuple[int, ...] | None
+    chunk_shape: tuple[int, ...] | None = None
 
     def __init__(self, file: AnnDataFile, element: str, var: str | None) -> None:
         self._file = file
