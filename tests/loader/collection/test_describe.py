@@ -36,7 +36,9 @@ def make(write_h5ad, replace):
     def write(*names) -> Path:
         layers = {"scaled": COUNTS.astype(np.float64)}
         edit = slowly(*names, replace=replace)
-        return write_h5ad(sp.csr_matrix(COUNTS), layers=layers, compression="gzip", edit=edit)
+        X = sp.csr_matrix(COUNTS)
+        path: Path = write_h5ad(X, layers=layers, compression="gzip", edit=edit)
+        return path
 
     return write
 

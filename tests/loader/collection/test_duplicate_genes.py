@@ -28,7 +28,7 @@ def write(tmp_path_factory):
         number = next(numbers)
         values = 100.0 * number + np.arange(3.0 * len(names)).reshape(3, len(names))
         obs = pd.DataFrame(index=[f"{number}-{k}" for k in range(3)])
-        path = folder / f"{number:04}.h5ad"
+        path: Path = folder / f"{number:04}.h5ad"
         ad.AnnData(values, obs=obs, var=pd.DataFrame(index=list(names))).write_h5ad(path)
         return path
 
