@@ -97,7 +97,7 @@ def test_an_import_that_was_interrupted_can_be_done_again():
         "import sys, cellfeed\n"
         "class Interrupting:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'cellfeed.sampling._strategies':\n"
+        "        if name == 'cellfeed.sampling._block_shuffling':\n"
         "            sys.meta_path.remove(self)\n"
         "            raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupting())\n"
