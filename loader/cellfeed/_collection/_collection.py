@@ -225,7 +225,7 @@ class Collection:
         >>> path = Path(tempfile.mkdtemp()) / "a.h5ad"
         >>> anndata.AnnData(np.eye(3, dtype=">f4")).write_h5ad(path, compression="gzip")
         >>> open_collection(path).describe()[["element", "codec", "is_fast", "reason"]]
-          element   codec  is_fast                                  reason
+          element   codec  is_fast                                    reason
         0       X  gzip 4    False  through h5py: its numbers are big-endian
         """
         return table_of(described(self._sources, dtypes_of(self._elements, None)))
