@@ -92,10 +92,10 @@ def assert_judged_if_timed(each):
         assert (each["verdict"] is not None) == (each["status"] == "measured")
 
 
-def test_files_that_are_shuffled_already_are_called_so(tmp_path):
+def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, capfd):
     plates = np.random.default_rng(0).permutation(np.repeat(["p0", "p1", "p2"], 1000))
     obs = pd.DataFrame({"plate": pd.Categorical(plates)}, index=[str(i) for i in range(3000)])
-    ad.AnnData(np.eye(3000, 20, dtype=np.float32), obs=obs).write_h5ad(tmp_path / "all.h5ad")
+    ad.AnnData(np.eye(3000, 20, dtype=">f4"), obs=obs).write_h5ad(tmp_path / "all.h5ad")
     grid = ["--block-sizes", "256", "--fetch-factors", "2", "--workers", "0", "--budget", "5"]
     printed = run(tmp_path / "all.h5ad", "--label", "plate", "--output", tmp_path, *grid)
     assert printed.exit_code == 0, printed.output
@@ -104,6 +104,8 @@ def test_files_that_are_shuffled_already_are_called_so(tmp_path):
     said = " ".join(printed.stdout.split())
     assert result["storage_order"]["sentence"] in said
     assert "Theory does not apply, since labels are mixed inside blocks" in said
+    assert "`X` is read slowly, through h5py: its numbers are big-endian; write it as" in said
+    assert "UserWarning" not in capfd.readouterr().err  # of processes that measure
 
 
 def test_a_loader_that_is_wrong_is_named_as_such(result_of, capsys):

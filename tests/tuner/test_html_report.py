@@ -257,3 +257,11 @@ def test_a_busy_machine_is_said(html_of):
     assert said in html_of("busy")
     assert "1.4 cores busy" in html_of("busy")
     assert said not in html_of("recommended")
+
+
+def test_files_that_are_read_slowly_are_said(result_of):
+    result = result_of("recommended")
+    line = "p3.h5ad: `X` is read slowly, through h5py: filter <b> is not supported; write it anew"
+    slow = replace(result, dataset=replace(result.dataset, slow_reading=line))
+    for said, expected in ((result, False), (slow, True)):
+        assert (line in Page(html_report(said, code="")).texts["conditions"]) == expected

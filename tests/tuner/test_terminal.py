@@ -69,6 +69,17 @@ def test_a_busy_machine_is_said(result_of, capsys):
     assert "Other programs" not in capsys.readouterr().out
 
 
+def test_files_that_are_read_slowly_are_said(result_of, capsys):
+    result = result_of("recommended")
+    line = "plates/p3.h5ad: `X` is read slowly, through h5py: filter blosc2 is not supported; no"
+    print_report(result, Path("autotune.json"))
+    assert "read slowly" not in capsys.readouterr().out
+    slow = replace(result, dataset=replace(result.dataset, slow_reading=line))
+    print_report(slow, Path("autotune.json"))
+    assert line in " ".join(capsys.readouterr().out.split())
+    assert slow.to_json()["dataset"]["slow_reading"] == line
+
+
 def test_what_was_killed_and_tried_again_is_said(result_of, capsys):
     result = result_of("recommended")
     killed = replace(result.configurations[0], note="killed once, and tried again")

@@ -9,7 +9,7 @@ destination.
 from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines may take
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks
 from cellfeed._chunks._grid import check_grid, chunk_grid
-from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec
+from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec, hdf5_slow_read
 from cellfeed._chunks._kept import KeptElements, kept_of
 from cellfeed._chunks._kernels import (
     can_cast,
@@ -19,6 +19,7 @@ from cellfeed._chunks._kernels import (
 )
 from cellfeed._chunks._placing import place_elements, place_kept
 from cellfeed._chunks._reads import ChunkReads
+from cellfeed._chunks._slow_read import SlowRead
 from cellfeed._chunks._zarr import zarr_array
 from cellfeed._chunks._zarr_files import ZarrFiles
 from cellfeed._chunks._zarr_layout import ZarrLayout, zarr_codec, zarr_layout
@@ -29,6 +30,7 @@ __all__ = [
     "ChunkedArray",
     "ContiguousChunks",
     "KeptElements",
+    "SlowRead",
     "ZarrFiles",
     "ZarrLayout",
     "can_cast",
@@ -38,6 +40,7 @@ __all__ = [
     "densify",
     "hdf5_array",
     "hdf5_codec",
+    "hdf5_slow_read",
     "kept_of",
     "place_elements",
     "place_kept",

@@ -1,11 +1,12 @@
 """Arrays of HDF5 files as chunks, where the HDF5 library is asked once, for the chunk table."""
 
 import math
+from dataclasses import dataclass
 from functools import cache
 
 import h5py
 import numpy as np
-from h5py import h5t, h5z
+from h5py import h5d, h5t, h5z
 
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._array import (
@@ -17,9 +18,10 @@ from cellfeed._chunks._array import (
 )
 from cellfeed._chunks._grid import chunk_grid, holds_whole_rows, in_two_dimensions
 from cellfeed._chunks._hdf5_chunks import ADDRESS, FILTER_MASK, SIZE, list_chunks
+from cellfeed._chunks._slow_read import SlowRead, byte_order
 from cellfeed._tables import KeptTables, Tables
 
-__all__ = ["hdf5_array", "hdf5_codec"]
+__all__ = ["hdf5_array", "hdf5_codec", "hdf5_slow_read"]
 
 _NO_CODECS = (h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32)
 _BLOSC_COMPRESSOR = 6  # position among the filter's parameters
@@ -36,7 +38,7 @@ def hdf5_array(
     *,
     lost_is_zero: bool,
 ) -> ChunkedArray | None:
-    """Return a data set as chunks, None if it is stored in a way that only HDF5 itself knows.
+    """Return a data set as chunks, None where `hdf5_slow_read` gives a reason.
 
     Parameters
     ----------
@@ -51,36 +53,44 @@ def hdf5_array(
     lost_is_zero
         See `ChunkedArray`.
     """
-    plain = dataset.dtype.kind in "biuf" and _is_stored_as_in_memory(dataset)
-    if not plain or dataset.size == 0 or dataset.is_virtual or dataset.external:
+    filters = _known(dataset)
+    if isinstance(filters, SlowRead):
         return None
-    filters = _filters(dataset)
-    if filters is None:
-        return None
-    codec, compression, shuffle = filters
-    locations: ChunkLocations | None
+    locations: ChunkLocations
     if dataset.chunks is None:
         shape: tuple[int, ...] = (int(dataset.size),)
         chunk_shape: tuple[int, ...] = (_CONTIGUOUS_CHUNK_ELEMENTS,)
-        locations = _contiguous(dataset)
+        locations = ContiguousChunks(
+            offset=dataset.id.get_offset(),
+            n_bytes=dataset.size * dataset.dtype.itemsize,
+            chunk_bytes=_CONTIGUOUS_CHUNK_ELEMENTS * dataset.dtype.itemsize,
+        )
     else:
-        if dataset.ndim > _TWO and not holds_whole_rows(dataset.shape, dataset.chunks):
-            return None
         shape, chunk_shape = in_two_dimensions(dataset.shape), in_two_dimensions(dataset.chunks)
-        locations = _kept_table(dataset, kept, compression, shuffle)
-    if locations is None:
-        return None
+        locations = _kept_table(dataset, kept, filters)
     return ChunkedArray(
         name=name,
         shape=shape,
         dtype=dataset.dtype,
         chunk_shape=chunk_shape,
-        codec=codec,
-        shuffled=shuffle is not None,
+        codec=filters.codec,
+        shuffled=filters.shuffle is not None,
         locations=locations,
         files=files,
         lost_is_zero=lost_is_zero,
     )
+
+
+def hdf5_slow_read(dataset: h5py.Dataset) -> SlowRead | None:
+    """Return why `hdf5_array` gives none, from metadata alone; None if it gives one.
+
+    Parameters
+    ----------
+    dataset
+        Of one or more dimensions.
+    """
+    known = _known(dataset)
+    return known if isinstance(known, SlowRead) else None
 
 
 def hdf5_codec(dataset: h5py.Dataset) -> str:
@@ -91,25 +101,51 @@ def hdf5_codec(dataset: h5py.Dataset) -> str:
     dataset
         Of any kind; a filter that is not known here has the name that the file gives it.
     """
-    created = dataset.id.get_create_plist()
-    filters = [created.get_filter(i) for i in range(created.get_nfilters())]
-    return ", ".join(_name(*each) for each in filters if each[0] not in _NO_CODECS) or "none"
+    names = [_name(*each) for each in _filters(dataset) if each[0] not in _NO_CODECS]
+    return ", ".join(names) or "none"
 
 
 def _name(number: int, _flags: int, parameters: tuple[int, ...], name: bytes) -> str:
     """Return what a filter is called, and how hard it tries."""
     known = kernels.hdf5_filter(number)
     if known is None:
-        return name.decode(errors="replace").split(";")[0].strip() or f"filter {number}"
+        said = name.decode(errors="replace").split(";")[0].strip()
+        return said.removeprefix("HDF5 ").removesuffix(" filter") or f"filter {number}"
     if known.level is None or known.level >= len(parameters):
         return known.name
     return f"{known.name} {parameters[known.level]}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """The codec, and the positions of compression and shuffling among the filters."""
+
+    codec: int
+    compression: int | None
+    shuffle: int | None
+
+
+def _known(dataset: h5py.Dataset) -> _Filters | SlowRead:
+    """Return the filters of a data set that is decoded here; else why it is not."""
+    dtype = dataset.dtype
+    if not dtype.isnative:
+        remedy = f"write it as {dtype.newbyteorder('=')}"
+        return _slow(f"its numbers are {byte_order(dtype)}", remedy)
+    if dtype.kind not in "biuf" or not _is_stored_as_in_memory(dataset):
+        return _slow(f"its numbers have to be converted to {dtype}", f"write it as {dtype}")
+    if dataset.size == 0:
+        return _slow("it is empty")
+    if dataset.is_virtual or dataset.external:
+        return _slow("its values lie in other files")
+    return _slow_layout(dataset) or _known_filters(dataset)
+
+
+def _slow(reason: str, *remedy: str) -> SlowRead:
+    return SlowRead("h5py", reason, *remedy)
+
+
 def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
     """Return whether bytes need no conversion: also bfloat16 reads as float32, for example."""
-    if not dataset.dtype.isnative:
-        return False
     types = [dataset.id.get_type(), h5t.py_create(dataset.dtype)]
     stored, in_memory = (
         each.get_super() if each.get_class() == h5t.ENUM else each for each in types
@@ -117,53 +153,70 @@ def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
     return bool(stored.equal(in_memory))
 
 
-def _filters(dataset: h5py.Dataset) -> tuple[int, int | None, int | None] | None:
-    """Return the codec, and the positions of compression and shuffling among the filters."""
-    created = dataset.id.get_create_plist()
-    filters = [created.get_filter(i) for i in range(created.get_nfilters())]
-    numbers = [each[0] for each in filters]
-    shuffle = None
-    if numbers[:1] == [h5z.FILTER_SHUFFLE]:
-        shuffle, numbers = 0, numbers[1:]
-    if not numbers:
-        return kernels.STORED, None, shuffle
-    codec = kernels.HDF5_CODECS.get(numbers[0])
-    if codec is None or len(numbers) > 1 or not kernels.can_decode(codec):
-        return None
-    if codec == kernels.BLOSC and filters[-1][2][_BLOSC_COMPRESSOR:][:1] == (_BLOSC_SNAPPY,):
-        return None  # the library that is used here lacks it
-    return codec, 0 if shuffle is None else 1, shuffle
+def _slow_layout(dataset: h5py.Dataset) -> SlowRead | None:
+    """Return why nobody but HDF5 knows where the bytes are, None if they are where it says."""
+    if dataset.chunks is not None:
+        return _slow_chunks(dataset)
+    if dataset.id.get_create_plist().get_layout() == h5d.COMPACT:
+        return _slow("it is stored in its own header (compact)")
+    n_bytes = dataset.size * dataset.dtype.itemsize
+    if dataset.id.get_offset() is None or dataset.id.get_storage_size() != n_bytes:
+        return _slow("it was never written as a whole")
+    return None
 
 
-def _contiguous(dataset: h5py.Dataset) -> ContiguousChunks | None:
-    offset = dataset.id.get_offset()
-    itemsize = dataset.dtype.itemsize
-    n_bytes = dataset.size * itemsize
-    if offset is None:  # compact, or never written
-        return None
-    if dataset.id.get_storage_size() != n_bytes:
-        return None
-    return ContiguousChunks(
-        offset=offset,
-        n_bytes=n_bytes,
-        chunk_bytes=_CONTIGUOUS_CHUNK_ELEMENTS * itemsize,
-    )
-
-
-def _kept_table(
-    dataset: h5py.Dataset, kept: KeptTables, compression: int | None, shuffle: int | None
-) -> ChunkTable | None:
+def _slow_chunks(dataset: h5py.Dataset) -> SlowRead | None:
     if dataset.maxshape[0] is not None and None in dataset.maxshape[1:]:
-        return None  # HDF5 gives wrong offsets of chunks if only a dimension after the first grows
-    created = dataset.id.get_create_plist()
-    filters = [created.get_filter(i) for i in range(created.get_nfilters())]
-    depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {filters}"
+        # HDF5 gives wrong offsets of chunks then.
+        return _slow("it may grow in its second dimension, and not in its first")
+    if dataset.ndim > _TWO and not holds_whole_rows(dataset.shape, dataset.chunks):
+        return _slow("its chunks hold parts of rows", "write it in chunks of whole rows")
     n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
-    tables = kept.get(depends_on, n_chunks, lambda: _table(dataset, compression, shuffle))
-    return None if tables is None else ChunkTable(**tables)
+    if not _is_filled_with_zeros(dataset) and dataset.id.get_num_chunks() < n_chunks:
+        return _slow("chunks are left out that are not zero")
+    return None
 
 
-def _table(dataset: h5py.Dataset, compression: int | None, shuffle: int | None) -> Tables | None:
+def _is_filled_with_zeros(dataset: h5py.Dataset) -> bool:
+    """Return whether chunks that are not there read as zeros."""
+    defined = dataset.id.get_create_plist().fill_value_defined()
+    if defined == h5d.FILL_VALUE_USER_DEFINED:
+        return bool(dataset.fillvalue == 0)
+    return bool(defined == h5d.FILL_VALUE_DEFAULT)
+
+
+def _known_filters(dataset: h5py.Dataset) -> _Filters | SlowRead:
+    filters = _filters(dataset)
+    shuffle = 0 if [each[0] for each in filters[:1]] == [h5z.FILTER_SHUFFLE] else None
+    if shuffle is not None:
+        filters = filters[1:]
+    if not filters:
+        return _Filters(kernels.STORED, None, shuffle)
+    names = " with ".join(_name(*each) for each in filters)
+    codec = kernels.HDF5_CODECS.get(filters[0][0])
+    if codec == kernels.BLOSC and filters[0][2][_BLOSC_COMPRESSOR:][:1] == (_BLOSC_SNAPPY,):
+        names, codec = f"{names} with snappy", None  # the library that is used here lacks it
+    if codec is None or len(filters) > 1:
+        remedy = "write it anew with anndata and compression='gzip'"
+        return _slow(f"filter {names} is not supported", remedy)
+    if not kernels.can_decode(codec):
+        return _slow(f"no library was found that decodes {names}", "install cellfeed anew")
+    return _Filters(codec, 0 if shuffle is None else 1, shuffle)
+
+
+def _filters(dataset: h5py.Dataset) -> list[tuple[int, int, tuple[int, ...], bytes]]:
+    """Return number, flags, parameters and name of each filter."""
+    created = dataset.id.get_create_plist()
+    return [created.get_filter(i) for i in range(created.get_nfilters())]
+
+
+def _kept_table(dataset: h5py.Dataset, kept: KeptTables, filters: _Filters) -> ChunkTable:
+    depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {_filters(dataset)}"
+    n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
+    return ChunkTable(**kept.get(depends_on, n_chunks, lambda: _table(dataset, filters)))
+
+
+def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
     """Ask HDF5 where the chunks are; see `ChunkTable`."""
     chunk_shape = dataset.chunks
     grid = chunk_grid(dataset.shape, chunk_shape)
@@ -179,13 +232,16 @@ def _table(dataset: h5py.Dataset, compression: int | None, shuffle: int | None) 
         raise ValueError(f"there are chunks of more than {largest} bytes")
     sizes = np.where(offsets < 0, 0, listed[:, SIZE]).astype(dtype)
     masks = np.where(offsets < 0, 0, listed[:, FILTER_MASK])
-    if (offsets < 0).any() and dataset.fillvalue != 0:
-        return None
-    if compression is None and (sizes[offsets >= 0] != chunk_bytes).any():
+    if (offsets < 0).any() and not _is_filled_with_zeros(dataset):
+        raise ValueError("there are fewer chunks than it says")  # `_slow_layout` asked how many
+    if filters.compression is None and (sizes[offsets >= 0] != chunk_bytes).any():
         # HDF5 itself would read whatever is in memory behind a smaller one.
         raise ValueError(f"there are chunks of another size than {chunk_bytes} bytes")
     flags = np.zeros(len(offsets), np.uint8)
-    for position, bit in ((compression, kernels.UNCOMPRESSED), (shuffle, kernels.UNSHUFFLED)):
+    for position, bit in (
+        (filters.compression, kernels.UNCOMPRESSED),
+        (filters.shuffle, kernels.UNSHUFFLED),
+    ):
         if position is not None:
             flags |= np.where(masks >> position & 1, bit, 0).astype(np.uint8)
     return {"offsets": offsets, "sizes": sizes, "flags": flags}

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._grid import chunk_grid, holds_whole_rows
+from cellfeed._chunks._slow_read import SlowRead, byte_order
 
 __all__ = ["ZarrLayout", "zarr_codec", "zarr_layout"]
 
 _NO_CODECS = {"bytes", "crc32c", "transpose"}
 _SHARDING = "sharding_indexed"
 _TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
+_UNKNOWN = "is not supported"
 _MOST_SHARDS = 1 << 22  # each is looked for when the array is opened
 
 Shape = tuple[int, ...]
@@ -94,8 +96,8 @@ class ZarrLayout:
         return np.asarray(names)
 
 
-def zarr_layout(metadata: Mapping[str, Any]) -> ZarrLayout | None:
-    """Return the layout of an array, None if it is stored in a way that only zarr itself knows.
+def zarr_layout(metadata: Mapping[str, Any]) -> ZarrLayout | SlowRead:
+    """Return the layout of an array, or why only zarr itself knows how it is stored.
 
     Parameters
     ----------
@@ -104,12 +106,14 @@ def zarr_layout(metadata: Mapping[str, Any]) -> ZarrLayout | None:
     """
     shape = tuple(int(n) for n in metadata["shape"])
     if not shape or 0 in shape:
-        return None
+        return _slow("it is empty" if shape else "it is a single number")
     layout = _v2(metadata, shape) if metadata["zarr_format"] == 2 else _v3(metadata, shape)  # noqa: PLR2004 - of the format
-    if layout is None or (len(shape) > _TWO and not holds_whole_rows(shape, layout.chunk_shape)):
-        return None
+    if isinstance(layout, SlowRead):
+        return layout
+    if len(shape) > _TWO and not holds_whole_rows(shape, layout.chunk_shape):
+        return _slow("its chunks hold parts of rows", "write it in chunks of whole rows")
     too_many = layout.sharded and math.prod(layout.file_grid) > _MOST_SHARDS
-    return None if too_many else layout
+    return _slow(f"it has more than {_MOST_SHARDS:,} shards") if too_many else layout
 
 
 def zarr_codec(metadata: Mapping[str, Any]) -> str:
@@ -134,16 +138,22 @@ def _name(codec: Mapping[str, Any]) -> str:
     return str(codec["name"]).removeprefix("numcodecs.")
 
 
-def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | None:
-    if metadata["filters"] or not _is_zero(metadata["fill_value"]):
-        return None
+def _slow(reason: str, *remedy: str) -> SlowRead:
+    return SlowRead("zarr", reason, *remedy)
+
+
+def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | SlowRead:
+    dtype = _known_numbers(metadata["dtype"], metadata["fill_value"])
+    if isinstance(dtype, SlowRead):
+        return dtype
+    if metadata["filters"]:
+        return _slow(f"filter {_listed(each['id'] for each in metadata['filters'])} {_UNKNOWN}")
     if len(shape) > 1 and metadata["order"] != "C":
-        return None
-    dtype = _dtype(metadata["dtype"])
+        return _slow("its chunks are in column order")
     compressor = metadata["compressor"]
-    codec = kernels.STORED if compressor is None else kernels.ZARR_CODECS.get(compressor["id"])
-    if dtype is None or codec is None or not kernels.can_decode(codec):
-        return None
+    codec = _known_codec([] if compressor is None else [compressor["id"]])
+    if isinstance(codec, SlowRead):
+        return codec
     chunks = _shape(metadata["chunks"])
     return ZarrLayout(
         shape=shape,
@@ -156,28 +166,29 @@ def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | None:
     )
 
 
-def _v3(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | None:
+def _v3(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | SlowRead:
     grid, key = metadata["chunk_grid"], metadata["chunk_key_encoding"]
-    dtype = _dtype(metadata["data_type"])
-    known = grid["name"] == "regular" and key["name"] in {"default", "v2"}
-    if not known or dtype is None or not _is_zero(metadata["fill_value"]):
-        return None
+    dtype = _known_numbers(metadata["data_type"], metadata["fill_value"])
+    if isinstance(dtype, SlowRead):
+        return dtype
+    if grid["name"] != "regular" or key["name"] not in {"default", "v2"}:
+        return _slow(f"chunks that are {grid['name']}, {key['name']} {_UNKNOWN}")
     if metadata.get("storage_transformers"):
-        return None
+        return _slow(f"a storage transformer {_UNKNOWN}")
     is_default = key["name"] == "default"
     separator = _options(key).get("separator", "/" if is_default else ".")
     file_shape = chunk_shape = _shape(grid["configuration"]["chunk_shape"])
-    codecs = metadata["codecs"]
+    first, *others = codecs = metadata["codecs"]
     index: dict[str, bool] | None = {}
-    if codecs[0]["name"] == _SHARDING:
-        if len(codecs) > 1:
-            return None
-        options = _options(codecs[0])
+    if first["name"] == _SHARDING and not others:
+        options = _options(first)
         chunk_shape, codecs = _shape(options["chunk_shape"]), options["codecs"]
         index = _index(options)
+    if index is None:
+        return _slow(f"its index of shards {_UNKNOWN}")
     codec = _codec(codecs, dtype)
-    if codec is None or index is None or not kernels.can_decode(codec):
-        return None
+    if isinstance(codec, SlowRead):
+        return codec
     return ZarrLayout(
         shape=shape,
         dtype=dtype,
@@ -202,13 +213,31 @@ def _index(options: Mapping[str, Any]) -> dict[str, bool] | None:
     }
 
 
-def _codec(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> int | None:
+def _codec(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> int | SlowRead:
     first, *others = codecs
     if not _is_plain(first, dtype.itemsize):
-        return None
-    if not others:
+        order = _options(first).get("endian")
+        is_order = first["name"] == "bytes" and order is not None
+        return _slow(
+            f"its numbers are {order}-endian" if is_order else f"codec {_name(first)} {_UNKNOWN}"
+        )
+    return _known_codec([_name(each) for each in others])
+
+
+def _known_codec(names: Sequence[str]) -> int | SlowRead:
+    """Return how chunks are compressed, of which the codecs have these names."""
+    if not names:
         return kernels.STORED
-    return None if len(others) > 1 else kernels.ZARR_CODECS.get(_name(others[0]))
+    codec = kernels.ZARR_CODECS.get(names[0])
+    if codec is None or len(names) > 1:
+        return _slow(f"codec {_listed(names)} {_UNKNOWN}")
+    if not kernels.can_decode(codec):
+        return _slow(f"no library was found that decodes {names[0]}")
+    return codec
+
+
+def _listed(names: Iterable[str]) -> str:
+    return " with ".join(names)
 
 
 def _is_plain(codec: Mapping[str, Any], itemsize: int = 8) -> bool:
@@ -221,17 +250,20 @@ def _options(named: Mapping[str, Any]) -> Mapping[str, Any]:
     return named.get("configuration") or {}
 
 
-def _dtype(name: Any) -> np.dtype[Any] | None:
-    """Return the dtype if it is a number in the machine's byte order."""
+def _known_numbers(name: Any, fill_value: Any) -> np.dtype[Any] | SlowRead:
+    """Return the dtype if elements are numbers in the machine's byte order, and 0 by default."""
     try:
-        dtype = np.dtype(name)
+        dtype: np.dtype[Any] = np.dtype(name)
     except TypeError:
-        return None
-    return dtype if dtype.kind in "biuf" and dtype.isnative else None
-
-
-def _is_zero(fill_value: Any) -> bool:
-    return fill_value is None or (isinstance(fill_value, int | float) and fill_value == 0)
+        return _slow(f"dtype {name} {_UNKNOWN}")
+    if dtype.kind not in "biuf":
+        return _slow(f"dtype {dtype} {_UNKNOWN}")
+    if not dtype.isnative:
+        return _slow(f"its numbers are {byte_order(dtype)}")
+    is_number = isinstance(fill_value, int | float)
+    if fill_value is not None and not (is_number and fill_value == 0):
+        return _slow(f"chunks that are left out are {fill_value} and not 0")
+    return dtype
 
 
 def _shape(values: Sequence[int]) -> Shape:

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -9,9 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._cells import Cells, ObsColumn
+from cellfeed._collection._describe import described, slow_names, slow_reading, table_of
 from cellfeed._collection._element_names import require_elements
 from cellfeed._collection._join_elements import join_elements
 from cellfeed._collection._join_obs import JoinObs, read_obs
@@ -82,10 +85,10 @@ def open_collection(
         An element is named in another way, or twice, or there is none; or ``join_vars``,
         ``genes`` or ``join_obs`` is not what it may be.
     MismatchError
-        The files do not have the same genes, or lack one of ``genes``, or have two of one name
-        where genes are told apart by it; an ``obsm`` array has rows of another shape in one than in
-        another, or a data frame other columns; or an obs column is numeric in one and categorical
-        in another.
+        The files do not have the same genes, or lack one of ``genes``, or one of them has two of
+        a name by which genes are put together or chosen; an ``obsm`` array has rows of another
+        shape in one than in another, or a data frame other columns; or an obs column is numeric in
+        one and categorical in another.
     ColumnError
         A file lacks an obs column, or, with ``join_obs="outer"``, all files do.
 
@@ -146,6 +149,7 @@ class Collection:
             msg = f"{self.paths[0]}: there are no cells in it; give files that have some"
             raise FormatError(msg)
         self._obs = read_obs(self._sources, tuple(obs), join_obs)
+        self._has_warned = False
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -155,9 +159,10 @@ class Collection:
             f"{each.name} ({each.layout} {each.dtype})" for each in self._elements.values()
         )
         files = "1 file" if len(self._sources) == 1 else f"{len(self._sources)} files"
+        slow = slow_names(described(self._sources, dtypes_of(self._elements, None)))
         return (
             f"Collection({len(self):,} cells x {self.n_vars:,} genes, {files}, "
-            f"{elements}, obs={list(self._obs)})"
+            f"{elements}, obs={list(self._obs)}{slow and f', read slowly: {slow}'})"
         )
 
     def __getitem__(self, rows: NDArray[np.integer] | Sequence[int] | slice) -> Cells:
@@ -208,6 +213,58 @@ class Collection:
     def codecs(self) -> tuple[str, ...]:
         """How the first element in each of the `paths` is compressed: "gzip 4", "zstd, sharded"."""
         return tuple(source.elements[self._first.name].codec() for source in self._sources)
+
+    def describe(self) -> pd.DataFrame:
+        """Return how each element of each file is stored, and whether it is read fast.
+
+        No values are read for it.
+
+        Returns
+        -------
+        One row for each element of each of the `paths`, with the columns ``path``, ``element``,
+        ``n_cells``, ``layout`` ("csr" or "dense"), ``dtype``, ``codec`` (such as "gzip 4"),
+        ``chunk_shape`` (of the values; None if they are in one piece), ``rows_per_chunk`` (on
+        average), ``is_fast`` (whether chunks are decoded by threads of cellfeed) and ``reason``
+        (why they are not, such as "through h5py: filter blosc2 is not supported"; else None).
+
+        Examples
+        --------
+        >>> import anndata, numpy as np, tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.h5ad"
+        >>> anndata.AnnData(np.eye(3, dtype=">f4")).write_h5ad(path, compression="gzip")
+        >>> open_collection(path).describe()[["element", "codec", "is_fast", "reason"]]
+          element   codec  is_fast                                    reason
+        0       X  gzip 4    False  through h5py: its numbers are big-endian
+        """
+        return table_of(described(self._sources, dtypes_of(self._elements, None)))
+
+    def slow_reading(self, dtype: Dtypes = None) -> str | None:
+        """Return one line on what is read slowly, why, and what to do; None if nothing is.
+
+        Parameters
+        ----------
+        dtype
+            As of `mean_row_bytes`.
+        """
+        return slow_reading(described(self._sources, dtypes_of(self._elements, dtype)))
+
+    def warn_if_slow(self, dtype: Dtypes = None) -> None:
+        """Warn of what is read slowly as these dtypes, once, also where this is pickled since.
+
+        Parameters
+        ----------
+        dtype
+            As of `mean_row_bytes`.
+
+        Warns
+        -----
+        UserWarning
+            The line of `slow_reading`, if there is one.
+        """
+        line = None if self._has_warned else self.slow_reading(dtype)
+        if line is not None:
+            self._has_warned = True
+            warnings.warn(line, UserWarning, stacklevel=3)
 
     @property
     def cells_per_path(self) -> tuple[int, ...]:

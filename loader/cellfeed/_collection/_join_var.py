@@ -18,6 +18,7 @@ JoinVars = Literal["same", "inner", "outer"]
 _SHOWN = 5
 
 Names = NDArray[np.object_]
+_Part = tuple[Path, "pd.Index[str]"]
 
 
 class Genes:
@@ -79,38 +80,30 @@ def join_var(
     ------
     MismatchError
         A file has other genes than the first, or lacks one that was asked for, there are none
-        left, or one of a file's genes has the name of another, where that matters.
+        left, or two of a file's genes have a name that the collection is to have, and files
+        differ in their genes or these are chosen by name.
     """
     first = parts[0][1]
     is_same = all(names is first or np.array_equal(names, first) for _, names in parts)
     if is_same and (genes.names is None or np.array_equal(genes.names, first)):
         return first, None
-    indices, made = [], dict[int, "pd.Index[str]"]()
+    distinct = dict[int, _Part]()  # of most files they are those of the first
     for path, names in parts:
-        if id(names) in made:  # of most files they are those of the first
-            indices.append(made[id(names)])
-            continue
-        twice = _twice(names)
-        if twice:
-            msg = (
-                f"{path}: genes have the same name: {listed(twice)}, so that they cannot be told "
-                "apart; write it anew after `adata.var_names_make_unique()`"
-            )
-            raise MismatchError(msg)
-        made[id(names)] = pd.Index(names, dtype=object)
-        indices.append(made[id(names)])
-    joint = _joint([path for path, _ in parts], indices, genes)
-    maps = {key: joint.get_indexer(index) for key, index in made.items()}
+        if id(names) not in distinct:
+            distinct[id(names)] = path, pd.Index(names, dtype=object)
+    joint = _joint(list(distinct.values()), genes)
+    for path, index in distinct.values():
+        _check_distinct(path, index, joint)
+    maps = {key: joint.get_indexer(index) for key, (_, index) in distinct.items()}
     return joint.to_numpy(), column_maps([maps[id(names)] for _, names in parts], len(joint))
 
 
-def _joint(
-    paths: Sequence[Path], indices: "Sequence[pd.Index[str]]", genes: Genes
-) -> "pd.Index[str]":
-    joint = indices[0]
+def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
+    """Return the names of the genes of a collection, each once."""
+    joint = parts[0][1].unique()
     if genes.names is not None:
         joint = pd.Index(genes.names, dtype=object)
-        for path, index in zip(paths, indices, strict=True):
+        for path, index in parts:
             lacking = [str(name) for name in joint[~joint.isin(index)]]
             if lacking:
                 msg = (
@@ -119,26 +112,39 @@ def _joint(
                 )
                 raise MismatchError(msg)
     elif genes.join_vars == "inner":
-        for index in indices[1:]:
+        for _, index in parts[1:]:
             joint = joint[joint.isin(index)]
         if not len(joint):
             msg = (
-                f"{paths[0]}: no gene of it is in all other files, such as {paths[1]}; are their "
-                "names of one kind? Else join them by join_vars='outer'"
+                f"{parts[0][0]}: no gene of it is in all other files, such as {parts[1][0]}; are "
+                "their names of one kind? Else join them by join_vars='outer'"
             )
             raise MismatchError(msg)
     elif genes.join_vars == "outer":
-        joint = pd.Index(pd.unique(np.concatenate([index.to_numpy() for index in indices])))
+        joint = pd.Index(pd.unique(np.concatenate([index.to_numpy() for _, index in parts])))
     else:
-        for path, index in zip(paths, indices, strict=True):
-            n_shared = int(index.isin(joint).sum())
-            if not len(index) == len(joint) == n_shared:
+        for path, index in parts:
+            own = index.unique()
+            n_shared = int(own.isin(joint).sum())
+            if not len(own) == len(joint) == n_shared:
                 msg = (
-                    f"{path}: has other genes than {paths[0]} ({n_shared:,} of {len(joint):,} are "
-                    "shared); give join_vars='inner' or 'outer', or `genes`"
+                    f"{path}: has other genes than {parts[0][0]} ({n_shared:,} of {len(joint):,} "
+                    "are shared); give join_vars='inner' or 'outer', or `genes`"
                 )
                 raise MismatchError(msg)
     return joint
+
+
+def _check_distinct(path: Path, index: "pd.Index[str]", joint: "pd.Index[str]") -> None:
+    """Check that no two genes of a file have one name, of those that the collection has."""
+    repeated = index[index.duplicated()].unique()
+    if repeated.isin(joint).any():
+        names = listed(repeated[repeated.isin(joint)].tolist())
+        msg = (
+            f"{path}: genes have the same name: {names}, so that they cannot be told apart; "
+            "write it anew after `adata.var_names_make_unique()`"
+        )
+        raise MismatchError(msg)
 
 
 def _twice(names: Names) -> list[str]:

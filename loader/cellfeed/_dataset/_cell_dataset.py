@@ -122,6 +122,11 @@ class CellDataset(IterableDataset[Any]):
         initialised. Also when an epoch begins: ranks met, but this process has used a seed that
         it drew by itself.
 
+    Warns
+    -----
+    UserWarning
+        Files of a `Collection` are read slowly; once for each, see `Collection.describe`.
+
     Examples
     --------
     >>> import numpy as np
@@ -187,6 +192,7 @@ class CellDataset(IterableDataset[Any]):
         self._pool = BufferPool()  # for all epochs, so that memory is new to the system only once
         self._plan(*self._ranks.look())  # which refuses what cannot be
         if isinstance(collection, Collection) and fetch_callback is None:
+            collection.warn_if_slow(self.dtype)
             collection.load_tables()  # once, for all worker processes that are forked
 
     @classmethod

@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._cells import CsrRows
+from cellfeed._chunks import SlowRead
 from cellfeed._layouts import ChunkedCsr, ChunkedDense, Layout
 from cellfeed._runs import Runs
 
@@ -96,6 +97,11 @@ class StoredElement(Protocol):
         ...
 
     @property
+    def chunk_shape(self) -> tuple[int, ...] | None:
+        """Shape of a unit of storage that is read as a whole; None if there are no such units."""
+        ...
+
+    @property
     def rows_per_chunk(self) -> float:
         """Mean number of rows in a unit of storage that is read as a whole."""
         ...
@@ -133,6 +139,14 @@ class StoredElement(Protocol):
         """Return how many elements each row of ``runs`` stores, shape (n_rows_in_runs,).
 
         None if that is known only once they have been read, as of dense rows.
+        """
+        ...
+
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
+        """Return why `chunked` gives none for values of this dtype; None if it gives some.
+
+        This is known from metadata, and nothing is read for it. None also where a library reads
+        as fast as can be.
         """
         ...
 

@@ -4,6 +4,7 @@
 import math
 import multiprocessing
 import pickle
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -180,7 +181,7 @@ class SourceConformance:
             cases = self._some_cases(data)
             dense, drop_last = data.draw(st.booleans()), data.draw(st.booleans())
             dtype = _drawn_dtype(data, cases)
-            dataset = CellDataset(
+            dataset = _dataset(
                 _collection(write, cases),
                 BlockShuffling(block_size=data.draw(st.integers(1, 9))),
                 batch_size=data.draw(st.integers(1, 7)),
@@ -214,7 +215,10 @@ class SourceConformance:
         self._try(check, data=st.data())
 
     def test_chunks_and_the_library_give_the_same(self, write: Write) -> None:
-        """Both ways to read fill the same bytes and no other, by however many threads."""
+        """Both ways to read fill the same bytes and no other, by however many threads.
+
+        What is not read by chunks although others are says why.
+        """
 
         def check(case: StoredCase, data: st.DataObject) -> None:
             stored = _source(write(case), case).elements[case.element]
@@ -230,8 +234,12 @@ class SourceConformance:
             for n_threads in (1, data.draw(st.integers(2, 4))):
                 into = GuardedRead(stored, rows, order, dtype=dtype)
                 reads = into.chunk_reads()
+                is_known, slow = self.is_decoded_here(case), stored.slow_read(dtype)
+                assert slow is None or reads is None
                 if dtype == stored.dtype:
-                    assert self.is_decoded_here(case) in (None, reads is not None)
+                    assert is_known in (None, reads is not None)
+                if is_known is not None and case.row_lengths.sum():
+                    assert (slow is None) == (reads is not None)
                 if reads is not None:
                     done.add(into.by_chunks(reads, n_threads))
                     for matrix, delivered in into.groups():
@@ -276,7 +284,7 @@ class SourceConformance:
             rows = np.arange(case.n_rows)
             oracle.check(collection[rows], rows)
             strategy = BlockShuffling(block_size=3)
-            dataset = CellDataset(collection, strategy, batch_size=4, fetch_factor=2, seed=0)
+            dataset = _dataset(collection, strategy, batch_size=4, fetch_factor=2, seed=0)
             context = multiprocessing.get_context(method)
             workers = iter(dataset.loader(num_workers=2, multiprocessing_context=context))
             seen = list[int]()
@@ -317,6 +325,16 @@ def _source(written: Path | Source, case: StoredCase) -> Source:
 
 def _collection(write: Write, cases: Sequence[StoredCase]) -> Collection:
     return Collection([_source(write(case), case) for case in cases], obs=_OBS)
+
+
+def _dataset(collection: Collection, strategy: BlockShuffling, **options: Any) -> CellDataset:
+    """Make a data set, which warns of slow reading exactly where there is some, and only once."""
+    for expected in ([collection.slow_reading(options.get("dtype"))], [None]):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            dataset = CellDataset(collection, strategy, **options)
+        assert [str(each.message) for each in warned] == list(filter(None, expected))
+    return dataset
 
 
 def _distinct_rows(n_rows: int) -> st.SearchStrategy[NDArray[np.int64]]:

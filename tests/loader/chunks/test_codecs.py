@@ -23,7 +23,7 @@ FILTERS: list[tuple[dict[str, Any], str]] = [
     ({"compression": "gzip", "compression_opts": 9, "shuffle": True}, "gzip 9"),
     (dict(hdf5plugin.Zstd(clevel=7)), "zstd 7"),
     (dict(hdf5plugin.Blosc(cname="lz4", clevel=3)), "blosc 3"),
-    (dict(hdf5plugin.LZ4()), "HDF5 lz4 filter"),
+    (dict(hdf5plugin.LZ4()), "lz4"),
     (dict(hdf5plugin.Bitshuffle()), "bitshuffle"),
 ]
 

@@ -259,18 +259,6 @@ class TestRefused:
         with pytest.raises(MismatchError, match=f"^{paths[0]}: no gene of it is in all other file"):
             open_collection(paths, join_vars="inner")
 
-    @pytest.mark.filterwarnings("ignore:Variable names are not unique:UserWarning")
-    def test_names_that_are_there_twice_where_they_matter(self, store):
-        paths, _ = store([simple(list("aba")), simple(list("aba"), seed=1)])
-        assert open_collection(paths).var_names.tolist() == list("aba")
-        assert open_collection(paths, join_vars="outer").n_vars == 3
-        expected = f"^{paths[0]}: genes have the same name: 'a', so that they cannot be told apart"
-        with pytest.raises(MismatchError, match=expected):
-            open_collection(paths, genes=["b"])
-        other, _ = store([simple(list("ab"), seed=2)])
-        with pytest.raises(MismatchError, match=expected):
-            open_collection([*paths, *other], join_vars="inner")
-
     @pytest.mark.parametrize(
         ("options", "words"),
         [

@@ -14,26 +14,22 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import zarr
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellfeed import (
     BlockShuffling,
-    ColumnError,
     EpochPlan,
     FormatError,
     MismatchError,
     ParameterError,
     PathError,
-    _cli,
     preshuffle,
 )
 from cellfeed._preshuffle import _part
 from cellfeed._preshuffle._check import check_store
 from cellfeed._preshuffle._folder import OutputFolder
 from cellfeed._preshuffle._job import FORMAT
-from cellfeed.console import ByteSize
 
 FEW_CELLS = 13_000  # bytes of memory that hold a part of some 20 cells of the `plates`
 
@@ -212,118 +208,6 @@ def test_legacy_file(shared_file, out, read_by_anndata):
             np.testing.assert_array_equal(
                 part.obs[column].astype(object), file.obs[column].iloc[rows].astype(object)
             )
-
-
-# obs
-
-
-def joined_obs(paths: list[Path]) -> Any:
-    files = [ad.read_h5ad(path).obs.astype(object) for path in paths]
-    return pd.concat(files)
-
-
-def written_obs(store: Path) -> Any:
-    """The obs of all parts in the order of the input."""
-    table = pd.concat([part.obs for part in parts_of(store)])
-    return table.sort_values(["source_file", "source_row"])
-
-
-def test_every_kind_of_obs_column(write_h5ad, out):
-    def obs(cells, n):
-        return {
-            "category": pd.Categorical([*cells, None][:n]),
-            "ordered": pd.Categorical(["low", "high"] * n, ["low", "high"], ordered=True)[:n],
-            "text": [f"text {cell}" for cell in cells][:n],
-            "flag": np.arange(n) % 2 == 0,
-            "count": np.arange(n, dtype=np.int16),
-            "score": np.linspace(0, 1, n, dtype=np.float32),
-            "maybe": pd.array([*range(n - 1), None], dtype="Int32"),
-        }
-
-    X = sp.csr_matrix(np.eye(4, dtype=np.float32))
-    paths = [write_h5ad(X, obs(cells, 4)) for cells in (["b", "a", "c", "d"], ["z", "a", "y", "x"])]
-    preshuffle(paths, out, memory=2_000)
-    found, expected = written_obs(out), joined_obs(paths)
-    assert list(found["category"].cat.categories) == ["a", "b", "c", "d", "x", "y", "z"]
-    assert found["ordered"].cat.ordered
-    assert list(found["ordered"].cat.categories) == ["low", "high"]
-    for name, dtype in (
-        ("flag", bool),
-        ("count", "int16"),
-        ("score", "float32"),
-        ("maybe", "Int32"),
-    ):
-        assert found[name].dtype == dtype
-    assert found["text"].tolist() == expected["text"].tolist()
-    for name in expected:
-        missing = expected[name].isna().to_numpy()
-        np.testing.assert_array_equal(found[name].isna(), missing)
-        assert found[name][~missing].tolist() == expected[name][~missing].tolist()
-
-
-def test_columns_that_only_some_files_have(write_h5ad, out):
-    X = sp.csr_matrix(np.eye(3, dtype=np.float32))
-    first = {"a": pd.Categorical(list("xyx")), "n": [1, 2, 3], "t": list("pqr"), "f": [True] * 3}
-    paths = [write_h5ad(X, first), write_h5ad(X, {"b": [0.5, 1.5, 2.5]})]
-    preshuffle(paths, out, memory=1_500)
-    found = written_obs(out)
-    assert list(found) == ["a", "n", "t", "f", "b", "source_file", "source_row"]
-    for name, values in (
-        ("a", list("xyx")),
-        ("n", [1, 2, 3]),
-        ("t", list("pqr")),
-        ("f", [True] * 3),
-    ):
-        assert found[name].tolist()[:3] == values
-        assert found[name].isna().tolist() == [False] * 3 + [True] * 3
-    assert found["b"].isna().tolist() == [True] * 3 + [False] * 3
-
-
-def test_same_file_names_are_told_apart_by_folder(plates, tmp_path, out):
-    paths = []
-    for folder, plate in zip("ab", plates, strict=True):
-        (tmp_path / folder).mkdir()
-        paths.append(Path(shutil.copy(plate, tmp_path / folder / "plate.h5ad")))
-    preshuffle(paths, out)
-    assert set(parts_of(out)[0].obs["source_file"]) == {str(path) for path in paths}
-
-
-def test_provenance_gives_way_to_columns_of_that_name(write_h5ad, out):
-    path = write_h5ad(np.eye(3, dtype=np.float32), {"source_row": ["mine"] * 3})
-    done = preshuffle(path, out)
-    assert done.provenance == ("source_file", "source_row_2")
-    obs = parts_of(out)[0].obs
-    assert obs["source_row"].tolist() == ["mine"] * 3
-    assert sorted(obs["source_row_2"]) == [0, 1, 2]
-
-
-def test_integers_of_obs_are_kept_or_refused(write_h5ad, out, tmp_path):
-    X = np.eye(2, dtype=np.float32)
-
-    def write(dtype, largest):
-        return write_h5ad(X, {"number": np.array([5, largest], dtype)})
-
-    signed, unsigned = write("i8", (1 << 53) + 1), write("u8", (1 << 63) - 1)
-    preshuffle([signed, unsigned], out)
-    assert sorted(written_obs(out)["number"]) == [5, 5, (1 << 53) + 1, (1 << 63) - 1]
-    alone = tmp_path / "alone.zarr"
-    preshuffle([write("u8", 1 << 63)], alone)
-    assert sorted(written_obs(alone)["number"]) == [5, 1 << 63]
-    for k, paths in enumerate(
-        ([signed, write("u8", 1 << 63)], [signed, write_h5ad(X, {"number": [0.5, 1.5]})])
-    ):
-        with pytest.raises(
-            ColumnError, match=r"'number' holds \d+, which (int|float)64 cannot hold"
-        ):
-            preshuffle(paths, tmp_path / f"{k}.zarr")
-
-
-def test_columns_that_do_not_fit(write_h5ad, out):
-    X = np.eye(2, dtype=np.float32)
-    paths = [write_h5ad(X, {"a": [1, 2]}), write_h5ad(X, {"a": ["x", "y"]})]
-    with pytest.raises(MismatchError, match="'a' holds text, but numbers"):
-        preshuffle(paths, out)
-    assert not out.exists()
 
 
 # The store
@@ -540,40 +424,3 @@ def test_parameters_out_of_range(plates, out, options, message):
 def test_workers_that_see_another_folder(begun):
     with pytest.raises(PathError, match="a Dask worker does not see it"):
         _part.write_part_of(str(begun), "another token", 1)
-
-
-# The command
-
-
-@pytest.fixture
-def run():
-    def run(*arguments):
-        return CliRunner().invoke(_cli.main, ["preshuffle", *map(str, arguments)])
-
-    return run
-
-
-def test_command_reports_one_line(run, plates, out):
-    result = run(*plates, out, "--memory", "13kB", "--seed", 3)
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.startswith(f"{out}: 63 cells in ")
-    assert result.stdout.count("\n") == 1
-    check_against_memory(out, plates)
-
-
-def test_command_refuses_in_one_line(run, plates, begun):
-    result = run(*plates, begun, "--memory", FEW_CELLS, "--seed", 1)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"Error: {begun}: was begun with seed 0")
-    assert result.stderr.count("\n") == 1
-
-
-def test_command_says_what_is_no_size(run, plates, out):
-    result = run(*plates, out, "--memory", "much")
-    assert result.exit_code == 2
-    assert "write it as 800MB or 8GiB" in result.stderr
-
-
-@pytest.mark.parametrize(("text", "n_bytes"), [("800MB", 8 * 10**8), ("1 GiB", 2**30), ("7", 7)])
-def test_sizes(text, n_bytes):
-    assert ByteSize().convert(text, None, None) == n_bytes

@@ -18,13 +18,17 @@ OBS = {"plate": pd.Categorical(["a", "b"] * 30), "number": np.arange(60.0)}
 LOAD = """
 import json
 import sys
+import warnings
 
 from cellfeed import CellDataset, CellfeedError, Streaming, open_collection
 
 
 def rows(path, workers):
     collection = open_collection(path, obs=["plate", "number"])
-    dataset = CellDataset(collection, Streaming(), batch_size=60, fetch_factor=1)
+    with warnings.catch_warnings(record=True) as warned:  # and nowhere else, such as in a worker
+        warnings.simplefilter("always")
+        dataset = CellDataset(collection, Streaming(), batch_size=60, fetch_factor=1)
+    assert [str(each.message) for each in warned] == list(filter(None, [collection.slow_reading()]))
     (minibatch,) = dataset.loader(**workers)
     X = minibatch.X.to_dense() if minibatch.X.is_sparse_csr else minibatch.X
     order = minibatch.rows.argsort()
@@ -123,8 +127,9 @@ class TestInstalled:
         csr, dense = filtered(FILTERS)
         check_rows(load([whole, *csr, *dense]))
 
-    def test_files_are_read_in_spawned_workers(self, whole, load):
-        check_rows(load([whole], method="spawn"))
+    def test_files_are_read_in_spawned_workers(self, whole, filtered, load):
+        (slow,), _ = filtered(["lz4"])
+        check_rows(load([whole, slow], method="spawn"))
 
     def test_the_commands_read_them(self, whole, tmp_path):
         arguments = [whole, "--label", "plate", "--output", tmp_path, "--budget", "2"]

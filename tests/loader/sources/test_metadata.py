@@ -217,7 +217,9 @@ class TestNumbers:
             CellDataset(collection, Streaming(), **sizes)
         with pytest.raises(ParameterError, match=problem):
             collection[:].to_torch(dense=dense)
-        (minibatch,) = CellDataset(collection, Streaming(), dtype="float64", **sizes)
+        with pytest.warns(UserWarning, match=r"is read slowly, .* is not converted to float64"):
+            dataset = CellDataset(collection, Streaming(), dtype="float64", **sizes)
+        (minibatch,) = dataset
         assert np.array_equal(minibatch.X.to_dense(), COUNTS)
 
 

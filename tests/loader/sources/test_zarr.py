@@ -1,9 +1,6 @@
 """Zarr stores give the rows that NumPy has in memory, however they are stored."""
 
 import itertools
-import multiprocessing
-import os
-import pickle
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,8 +26,7 @@ from zarr.codecs import (
 )
 from zarr.codecs.numcodecs import Delta
 
-from cellfeed import BlockShuffling, CategoricalColumn, CellDataset, open_collection
-from cellfeed._chunks import ZarrFiles, _zarr_files
+from cellfeed import BlockShuffling, CategoricalColumn, CellDataset, Collection, open_collection
 from cellfeed._errors import FormatError
 
 pytestmark = pytest.mark.filterwarnings(
@@ -159,11 +155,8 @@ def dense(cells: Any) -> Any:
     return cells.X if isinstance(cells.X, np.ndarray) else cells.X.toarray()
 
 
-def is_fast(collection: Any) -> bool:
-    source = collection._sources[0]
-    stored = source.elements["X"]
-    names = ["X"] if stored.layout == "dense" else ["X/indices", "X/data"]
-    return all(stored._chunked_array(name) is not None for name in names)
+def is_fast(collection: Collection) -> bool:
+    return bool(collection.describe()["is_fast"].all())
 
 
 class TestStorage:
@@ -423,71 +416,6 @@ class TestPaths:
         with pytest.raises(FormatError, match=f"^{path}: has no `X`; its layers are: counts$"):
             open_collection(path)
         assert len(open_collection(path, elements=["layers/counts"])) == 13
-
-
-class TestFiles:
-    @staticmethod
-    def files_of(collection: Any) -> list[ZarrFiles]:
-        return [collection._sources[0]._file._files[f"X/{name}"] for name in ("indices", "data")]
-
-    def test_more_shards_than_may_stay_open(self, write, monkeypatch):
-        opened_before = _zarr_files._OpenFile.count()
-        monkeypatch.setattr(_zarr_files, "_most_open", lambda: opened_before + 2)
-        storage = Storage(n_rows=40, shard=1)
-        collection = open_collection(write(storage))
-        for _ in range(2):
-            assert np.array_equal(dense(collection[:]), storage.matrix())
-        assert sum(len(files._open) for files in self.files_of(collection)) == 2
-
-    def test_are_closed_where_ctrl_c_cannot_be_lost(self, write, python_calls_of_dropping):
-        collection = open_collection(write(Storage(shard=2)))
-        collection[:]
-        held = [each for files in self.files_of(collection) for each in files._open]
-        for files in self.files_of(collection):
-            files._open = []
-        assert len(held) > 0
-        assert python_calls_of_dropping(held) == []
-
-    def test_are_closed_with_the_collection(self, write):
-        collection = open_collection(write(Storage(shard=2)))
-        collection[:]
-        descriptor = self.files_of(collection)[0]._open[0].descriptor
-        os.fstat(descriptor)
-        del collection
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(descriptor)
-
-
-def send_rows(collection: Any, connection: Any) -> None:
-    connection.send(dense(collection[:]))
-
-
-class TestProcesses:
-    @pytest.mark.parametrize(
-        ("method", "codec"), [("fork", "blosc"), ("fork", "with checksum"), ("spawn", "blosc")]
-    )
-    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-    def test_another_process_reads_while_this_one_does(self, write, method, codec):
-        storage = Storage(shard=2, codec=codec)
-        collection = open_collection(write(storage))
-        collection[:]
-        context = multiprocessing.get_context(method)
-        receiving, sending = context.Pipe(duplex=False)
-        process = context.Process(target=send_rows, args=(collection, sending))
-        process.start()
-        assert receiving.poll(60)
-        assert np.array_equal(receiving.recv(), storage.matrix())
-        process.join()
-        assert process.exitcode == 0
-        assert np.array_equal(dense(collection[:]), storage.matrix())
-
-    @pytest.mark.parametrize("shard", [None, 2])
-    def test_a_pickle_reads_again(self, write, shard):
-        storage = Storage(shard=shard)
-        collection = open_collection(write(storage))
-        collection[:]
-        copy = pickle.loads(pickle.dumps(collection))
-        assert np.array_equal(dense(copy[:]), storage.matrix())
 
 
 def test_storages_differ():

@@ -244,6 +244,7 @@ class _Ended:
 def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any, Any]") -> None:
     """Time, report and end, without waiting for workers that still read."""
     warnings.filterwarnings("ignore", message="This DataLoader will create")
+    warnings.filterwarnings("ignore", message=".* is read slowly")  # which the report says
     try:
         request.run(subject, sender.send)
         sender.send(_Ended(None))

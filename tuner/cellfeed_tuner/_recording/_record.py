@@ -220,6 +220,7 @@ def _facts(collection: Collection, label: Label, batch_size: int) -> dict[str, A
     machine, versions = describe_machine(collection.files), versions_fingerprint()
     dataset = asdict(describe_dataset(collection, {label.name: label.counted}, batch_size))
     paths = dataset.pop("paths")
+    del dataset["slow_reading"]  # which names paths
     return {
         "schema": SCHEMA,
         "label": label.name,

@@ -113,6 +113,7 @@ def _dataset_lines(result: AutotuneResult) -> list[str]:
             f"file(s), {dataset.bytes_on_disk / 1e6:,.0f} MB, {dataset.layout}, "
             f"{dataset.rows_per_chunk:,.1f} cells per chunk"
         ),
+        *filter(None, [dataset.slow_reading]),
         *labels_in_words(result),
     ]
 

@@ -56,6 +56,9 @@ class Dataset:
         The other labels by the names of their obs columns.
     label_counts
         Cells of each value of the first label; empty if it takes very many.
+    slow_reading
+        What is read slowly, why, and what to do, in one line; empty if nothing is. See
+        `cellfeed.Collection.slow_reading`.
     """
 
     paths: tuple[str, ...]
@@ -73,6 +76,7 @@ class Dataset:
     batch_size: int
     further_labels: Mapping[str, LabelCensus] = field(default_factory=dict)
     label_counts: tuple[int, ...] = ()
+    slow_reading: str = ""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -102,6 +106,7 @@ def describe_dataset(
         batch_size=batch_size,
         label_counts=_label_counts(counted[label]),
         further_labels={name: censuses[name] for name in others},
+        slow_reading=collection.slow_reading() or "",
     )
 
 

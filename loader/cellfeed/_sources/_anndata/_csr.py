@@ -58,7 +58,7 @@ class StoredCsr(StoredMatrix):
             self._check_tables(self.shape)
             self.rows_per_chunk = _rows_per_chunk(self.shape[0], data.size, data.chunks)
             self._n_elements = last
-            file.watch(self._array_names)
+            self._watch(data, others=[f"{element}/indices"])
         self._row_pointer: NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, Any]:

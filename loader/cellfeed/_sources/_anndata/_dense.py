@@ -38,7 +38,7 @@ class StoredDense(StoredMatrix):
         self._check_tables(self.shape)
         self.dtype = native(stored.dtype)
         self.rows_per_chunk = float(stored.chunks[0]) if stored.chunks else 1.0
-        file.watch(self._array_names)
+        self._watch(stored)
 
     def load_tables(self) -> None:
         """Read where chunks lie."""

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from cellfeed._chunks import ChunkedArray
+from cellfeed._chunks import ChunkedArray, SlowRead
 from cellfeed._tables import KeptTables
 
 __all__ = ["AnnDataFile"]
@@ -18,6 +18,9 @@ class AnnDataFile(Protocol):
     h5py and zarr give groups and arrays of the same form, so what is found in them is not
     wrapped.
     """
+
+    library: str
+    """What reads arrays that are not decoded here: ``"h5py"`` or ``"zarr"``."""
 
     @property
     def path(self) -> Path:
@@ -60,6 +63,10 @@ class AnnDataFile(Protocol):
         """Return how an array is compressed, in words."""
         ...
 
+    def slow_read(self, name: str) -> SlowRead | None:
+        """Return why only the format's own library can read an array; None if chunks can be."""
+        ...
+
     def n_lost(self, name: str) -> int:
         """Return how many chunks, or files of them, of an array are not there.
 
@@ -69,7 +76,7 @@ class AnnDataFile(Protocol):
         ...
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
-        """Return an array as chunks, None if only the format's own library can read it.
+        """Return an array as chunks, None where `slow_read` gives a reason.
 
         Parameters
         ----------

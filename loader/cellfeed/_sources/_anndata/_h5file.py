@@ -23,7 +23,15 @@ from cellfeed._bytes import (
     removed,
     replaced,
 )
-from cellfeed._chunks import ChunkedArray, check_grid, chunk_grid, hdf5_array, hdf5_codec
+from cellfeed._chunks import (
+    ChunkedArray,
+    SlowRead,
+    check_grid,
+    chunk_grid,
+    hdf5_array,
+    hdf5_codec,
+    hdf5_slow_read,
+)
 from cellfeed._errors import FormatError, PathError
 from cellfeed._tables import KeptTables
 
@@ -41,6 +49,8 @@ class H5File:
     path
         The file.
     """
+
+    library = "h5py"
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,6 +89,10 @@ class H5File:
         """Return how an array is compressed: such as "gzip 4" or "none"."""
         return hdf5_codec(self()[name])
 
+    def slow_read(self, name: str) -> SlowRead | None:
+        """Return why only HDF5 itself can read an array; None if its chunks can be."""
+        return hdf5_slow_read(self()[name])
+
     def n_lost(self, name: str) -> int:
         """Return how many chunks of an array were never written, unless others than 0 stand in."""
         dataset = self()[name]
@@ -88,7 +102,7 @@ class H5File:
         return n_chunks - int(dataset.id.get_num_chunks())
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
-        """Return an array as chunks, None if only HDF5 itself can read it."""
+        """Return an array as chunks, None where `slow_read` gives a reason."""
         return hdf5_array(
             self()[name], name, self, self.kept_tables(name), lost_is_zero=lost_is_zero
         )

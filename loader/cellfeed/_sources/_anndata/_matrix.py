@@ -1,6 +1,6 @@
 """What CSR and dense elements share: names of columns, chunked arrays, and words for damage."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._chunks import ChunkedArray
+from cellfeed._chunks import ChunkedArray, SlowRead, can_cast
 from cellfeed._errors import FormatError
 from cellfeed._runs import Runs, count_rows
 from cellfeed._sources._anndata import _annotations as annotations
@@ -34,6 +34,7 @@ class StoredMatrix:
     """
 
     shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...] | None = None
     row_order: NDArray[np.int64] | None = None  # see `StoredElement`
 
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
@@ -42,6 +43,8 @@ class StoredMatrix:
         self._element = element
         self.var = var
         self._chunked_arrays: dict[str, ChunkedArray | None] = {}
+        self._stored_dtype: np.dtype[Any] | None = None  # none where there are no values
+        self._slow_read: SlowRead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_chunked_arrays": {}}
@@ -88,6 +91,32 @@ class StoredMatrix:
         """Return how the values are compressed, in words."""
         with self._damage_named(self._element):
             return self._file.codec(self._array_names[-1])
+
+    def _watch(self, values: Any, *, others: Sequence[str] = ()) -> None:
+        """Note how arrays are stored, so that a change is noticed, and whether chunks can be read.
+
+        Parameters
+        ----------
+        values
+            The array of values, whose name comes last among the arrays.
+        others
+            Names of further arrays that are read with each row.
+        """
+        self._file.watch(self._array_names)
+        self.chunk_shape = values.chunks and tuple(int(n) for n in values.chunks)
+        if values.size:
+            self._stored_dtype = native(values.dtype)
+            names = [self._array_names[-1], *others]
+            self._slow_read = next(filter(None, map(self._file.slow_read, names)), None)
+
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
+        """Return why values of this dtype are not read by chunks; None if they are."""
+        stored = self._stored_dtype
+        if self._slow_read is not None or stored is None or can_cast(stored, dtype):
+            return self._slow_read
+        reason = f"{stored} is not converted to {dtype} here"
+        remedy = f"read it as {stored}, or write it as {dtype}"
+        return SlowRead(self._file.library, reason, remedy)
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the columns, str, shape (n_columns,); their numbers without `var`."""

@@ -22,6 +22,7 @@ from cellfeed._bytes import (
 )
 from cellfeed._chunks import (
     ChunkedArray,
+    SlowRead,
     ZarrFiles,
     ZarrLayout,
     check_grid,
@@ -53,13 +54,15 @@ class ZarrStore:
         The folder of the group.
     """
 
+    library = "zarr"
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._absolute = path.absolute()  # it stays the same where the working folder changes
         self._group: zarr.Group | None = None
         self._process = -1
         self._identities: dict[Path, Identity] = {}
-        self._layouts: dict[str, ZarrLayout | None] = {}
+        self._layouts: dict[str, ZarrLayout | SlowRead] = {}
         self._files: dict[str, ZarrFiles] = {}
         self._n_lost: dict[str, int] = {}
 
@@ -86,9 +89,8 @@ class ZarrStore:
             check_grid(array.shape, array.chunks, itemsize, shard_shape=array.shards)
             metadata = Path(name) / _METADATA[array.metadata.zarr_format]
             self._identities[metadata] = self._identity(metadata)
-            self._layouts[name] = zarr_layout(array.metadata.to_dict())
-            layout = self._layouts[name]
-            if layout is not None:
+            layout = self._layouts[name] = zarr_layout(array.metadata.to_dict())
+            if isinstance(layout, ZarrLayout):
                 self._files[name] = ZarrFiles(self.path / name, layout)
 
     def check_unchanged(self) -> None:
@@ -119,6 +121,11 @@ class ZarrStore:
         """Return how an array is compressed: such as "blosc", "zstd, sharded" or "none"."""
         return zarr_codec(self.array(name).metadata.to_dict())
 
+    def slow_read(self, name: str) -> SlowRead | None:
+        """Return why only zarr itself can read an array; None if its chunks can be."""
+        layout = self._layouts[name]
+        return layout if isinstance(layout, SlowRead) else None
+
     def n_lost(self, name: str) -> int:
         """Return how many files of chunks or shards of an array are not there."""
         if name not in self._n_lost:
@@ -138,9 +145,9 @@ class ZarrStore:
             yield from (Path(folder, file) for file in files)
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
-        """Return an array as chunks, None if only zarr itself can read it."""
+        """Return an array as chunks, None where `slow_read` gives a reason."""
         layout = self._layouts[name]
-        if layout is None:
+        if isinstance(layout, SlowRead):
             return None
         return zarr_array(
             layout, self._files[name], name, self.kept_tables(name), lost_is_zero=lost_is_zero

@@ -50,6 +50,7 @@ def _data(result: AutotuneResult) -> _Pairs:
         ("stored as", f"{dataset.layout}, {dataset.dtype}, {format_bytes(dataset.bytes_on_disk)}"),
         ("a cell in storage", format_bytes(round(dataset.stored_bytes_per_cell))),
         ("read as a whole", f"{dataset.rows_per_chunk:,.1f} cells per chunk"),
+        *([("slow reading", dataset.slow_reading)] if dataset.slow_reading else []),
         ("minibatch", f"{dataset.batch_size} cells"),
         ("label", dataset.label),
         ("values", f"{dataset.n_labels:,}, {dataset.label_entropy_bits:.3f} bits"),

@@ -1,0 +1,46 @@
+"""Why an array is read slowly."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["SlowRead", "byte_order"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRead:
+    """Why an array is not decoded here, but read by the library of its format, which is slow.
+
+    Parameters
+    ----------
+    library
+        The library, such as ``"h5py"``.
+    reason
+        What stands in the way, such as ``"filter blosc2 is not supported"``.
+    remedy
+        What to do so that it is read fast.
+
+    Examples
+    --------
+    >>> print(SlowRead("h5py", "filter blosc2 is not supported"))
+    through h5py: filter blosc2 is not supported
+    """
+
+    library: str
+    reason: str
+    remedy: str = "write it anew with anndata"
+
+    def __str__(self) -> str:
+        return f"through {self.library}: {self.reason}"
+
+
+def byte_order(dtype: np.dtype[Any]) -> str:
+    """Return the order of bytes of a dtype that is not native.
+
+    Examples
+    --------
+    >>> byte_order(np.dtype(">f4"))
+    'big-endian'
+    """
+    return "big-endian" if dtype.byteorder == ">" else "little-endian"

@@ -1,0 +1,213 @@
+"""Why a file is read slowly, from what is wrong with it to what is said."""
+
+import itertools
+
+import anndata as ad
+import h5py
+import hdf5plugin
+import numcodecs
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import zarr
+from anndata.io import write_elem
+from h5py import h5d, h5p, h5s, h5t
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
+
+from cellfeed import open_collection
+
+COUNTS = np.random.default_rng(0).poisson(1.0, (40, 7)).astype(np.float32)
+NOT_SUPPORTED = "filter {} is not supported"
+
+
+def of_hdf5(**options):
+    """Store X anew, in chunks with these options."""
+
+    def edit(file):
+        attributes = dict(file["X"].attrs)
+        del file["X"]
+        file.create_dataset("X", **{"data": COUNTS, "chunks": (10, 7), **options})
+        file["X"].attrs.update(attributes)
+
+    return edit
+
+
+def low_level(*, kind=h5t.NATIVE_FLOAT, compact=False, filled=None):
+    def edit(file):
+        attributes = dict(file["X"].attrs)
+        del file["X"]
+        created = h5p.create(h5p.DATASET_CREATE)
+        created.set_layout(h5d.COMPACT if compact else h5d.CHUNKED)
+        if not compact:
+            created.set_chunk((10, 7))
+        if filled is not None:
+            created.set_fill_value(np.array(filled, np.float32))
+        stored = h5py.Dataset(h5d.create(file.id, b"X", kind, h5s.create_simple((40, 7)), created))
+        if filled is None:
+            stored[...] = COUNTS
+        else:
+            stored[:20] = COUNTS[:20]
+        file["X"].attrs.update(attributes)
+
+    return edit
+
+
+def bfloat16():
+    kind = h5t.IEEE_F32LE.copy()
+    kind.set_fields(15, 7, 8, 0, 7)
+    kind.set_size(2)
+    return kind
+
+
+def virtual(file):
+    layout = h5py.VirtualLayout(COUNTS.shape, COUNTS.dtype)
+    file["elsewhere"] = COUNTS
+    layout[...] = h5py.VirtualSource(file["elsewhere"])
+    attributes = dict(file["X"].attrs)
+    del file["X"]
+    file.create_virtual_dataset("X", layout).attrs.update(attributes)
+
+
+def never_written(file):
+    attributes = dict(file["X"].attrs)
+    del file["X"]
+    file.create_dataset("X", COUNTS.shape, COUNTS.dtype).attrs.update(attributes)
+
+
+HDF5 = {
+    "blosc2": (of_hdf5(**hdf5plugin.Blosc2()), NOT_SUPPORTED.format("blosc2")),
+    "snappy": (
+        of_hdf5(**hdf5plugin.Blosc(cname="snappy")),
+        NOT_SUPPORTED.format("blosc 5 with snappy"),
+    ),
+    "fletcher32": (
+        of_hdf5(compression="gzip", shuffle=True, fletcher32=True),
+        NOT_SUPPORTED.format("gzip 4 with fletcher32"),
+    ),
+    "big-endian": (of_hdf5(data=COUNTS.astype(">f4")), "its numbers are big-endian"),
+    "bfloat16": (low_level(kind=bfloat16()), "its numbers have to be converted to float32"),
+    "virtual": (virtual, "its values lie in other files"),
+    "compact": (low_level(compact=True), "it is stored in its own header (compact)"),
+    "never written": (never_written, "it was never written as a whole"),
+    "fill value": (low_level(filled=3), "chunks are left out that are not zero"),
+    "growing": (
+        of_hdf5(maxshape=(40, None)),
+        "it may grow in its second dimension, and not in its first",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HDF5)
+def test_dense_hdf5(write_h5ad, name):
+    edit, reason = HDF5[name]
+    collection = open_collection(write_h5ad(COUNTS, edit=edit))
+    assert collection.describe()["reason"].tolist() == [f"through h5py: {reason}"]
+    with h5py.File(collection.paths[0]) as file:
+        assert np.array_equal(collection[:].X, file["X"][:])
+
+
+@pytest.mark.parametrize("name", ["indices", "data"])
+def test_either_array_of_a_csr_matrix(write_h5ad, replace, name):
+    def edit(file):
+        replace(file, f"X/{name}", file[f"X/{name}"][:], fletcher32=True, chunks=(20,))
+
+    (reason,) = open_collection(write_h5ad(sp.csr_matrix(COUNTS), edit=edit)).describe()["reason"]
+    assert reason == "through h5py: filter fletcher32 is not supported"
+
+
+def test_a_user_block(write_h5ad, tmp_path):
+    with h5py.File(write_h5ad(COUNTS)) as plain:
+        path = tmp_path / "user_block.h5ad"
+        with h5py.File(path, "w", userblock_size=512) as file:
+            file.attrs.update(plain.attrs)
+            for name in plain:
+                plain.copy(name, file)
+    (reason,) = open_collection(path).describe()["reason"]
+    assert reason == "through h5py: the file begins with a user block"
+
+
+@pytest.mark.parametrize(
+    ("values", "layout"),
+    [(np.zeros((5, 7), np.float32), "csr"), (np.zeros((5, 0), np.float32), "dense")],
+)
+def test_what_holds_no_values_is_not_slow(write_h5ad, values, layout):
+    X = sp.csr_matrix(values) if layout == "csr" else values
+    table = open_collection(write_h5ad(X)).describe()
+    assert table["is_fast"].tolist() == [True]
+    assert table["layout"].tolist() == [layout]
+
+
+def test_float16_that_rows_add_up_as_float32(write_h5ad):
+    half = sp.csr_matrix(COUNTS)
+    half.data = half.data.astype(np.float16)
+    collection = open_collection(write_h5ad(half))
+    said = collection.slow_reading() or ""
+    assert said.endswith(
+        "`X` is read slowly, through h5py: float16 is not converted to float32 here; "
+        "read it as float16, or write it as float32"
+    )
+    assert collection.slow_reading(np.dtype(np.float16)) is None
+
+
+ZARR = {
+    "bz2": (2, {"compressors": numcodecs.BZ2()}, "codec bz2 is not supported"),
+    "delta": (2, {"filters": [numcodecs.Delta(dtype="<f4")]}, "filter delta is not supported"),
+    "columns": (2, {"order": "F"}, "its chunks are in column order"),
+    "big-endian v2": (2, {"dtype": ">f4"}, "its numbers are big-endian"),
+    "fill value": (2, {"fill_value": 3}, "chunks that are left out are 3.0 and not 0"),
+    "checksum": (
+        3,
+        {"compressors": [ZstdCodec(), Crc32cCodec()]},
+        "codec zstd with crc32c is not supported",
+    ),
+    "big-endian v3": (3, {"serializer": BytesCodec(endian="big")}, "its numbers are big-endian"),
+    "index": (
+        3,
+        {
+            "serializer": ShardingCodec(
+                chunk_shape=(5, 7), index_codecs=[BytesCodec(endian="big"), Crc32cCodec()]
+            )
+        },
+        "its index of shards is not supported",
+    ),
+    "shards compressed": (
+        3,
+        {"serializer": ShardingCodec(chunk_shape=(5, 7)), "compressors": [ZstdCodec()]},
+        "codec sharding_indexed is not supported",
+    ),
+}
+
+
+@pytest.fixture
+def write_zarr(tmp_path):
+    numbers = itertools.count()
+
+    def write(zarr_format, options):
+        path = tmp_path / f"{next(numbers)}.zarr"
+        root = zarr.create_group(path, zarr_format=zarr_format)
+        root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+        with ad.settings.override(allow_write_nullable_strings=True):
+            write_elem(root, "obs", pd.DataFrame(index=[f"cell{k}" for k in range(40)]))
+            write_elem(root, "var", pd.DataFrame(index=[f"gene{k}" for k in range(7)]))
+        given = {"dtype": "float32", "chunks": (10, 7), "compressors": None, **options}
+        X = root.create_array("X", shape=COUNTS.shape, **given)
+        X[...] = COUNTS
+        X.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+        return path
+
+    return write
+
+
+@pytest.mark.filterwarnings(
+    # What zarr says when these stores are written.
+    "ignore:.*does not have a Zarr V3 specification",
+    "ignore:Combining a `sharding_indexed` codec disables",
+    "ignore:zarr v3 autosharding will be the default",
+)
+@pytest.mark.parametrize("name", ZARR)
+def test_dense_zarr(write_zarr, name):
+    zarr_format, options, reason = ZARR[name]
+    collection = open_collection(write_zarr(zarr_format, options))
+    assert collection.describe()["reason"].tolist() == [f"through zarr: {reason}"]
+    assert np.array_equal(collection[:].X, COUNTS)
