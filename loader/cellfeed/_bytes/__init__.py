@@ -8,5 +8,14 @@ from cellfeed._bytes._identity import (
     removed,
     replaced,
 )
+from cellfeed._bytes._location import Location
 
-__all__ = ["Identity", "LastingIdentity", "identity", "lasting_identity", "removed", "replaced"]
+__all__ = [
+    "Identity",
+    "LastingIdentity",
+    "Location",
+    "identity",
+    "lasting_identity",
+    "removed",
+    "replaced",
+]

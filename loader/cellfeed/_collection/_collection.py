@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._cells import Cells, ObsColumn
 from cellfeed._chunks import ChunkReads
 from cellfeed._collection._element_names import require_elements
@@ -135,7 +136,7 @@ class Collection:
         }
         self._starts = np.cumsum([0, *(source.n_rows for source in self._sources)])
         if len(self) == 0:
-            msg = f"{self.paths[0]}: there are no cells in it; give files that have some"
+            msg = f"{self.locations[0]}: there are no cells in it; give files that have some"
             raise FormatError(msg)
         self._obs = read_obs(self._sources, tuple(obs), join_obs)
 
@@ -192,26 +193,27 @@ class Collection:
         return self._first.layout
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files and zarr stores, in the order of their rows."""
-        return tuple(source.path for source in self._sources)
+    def locations(self) -> tuple[Location, ...]:
+        """The files, stores and URLs, in the order of their rows."""
+        return tuple(source.location for source in self._sources)
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """How the first element in each of the `paths` is compressed: "gzip 4", "zstd, sharded"."""
+        """How the first element in each of the `locations` is compressed, such as "gzip 4"."""
         return tuple(source.elements[self._first.name].codec() for source in self._sources)
 
     @property
-    def cells_per_path(self) -> tuple[int, ...]:
-        """Number of cells in each of the `paths`."""
+    def cells_per_location(self) -> tuple[int, ...]:
+        """Number of cells in each of the `locations`."""
         return tuple(np.diff(self._starts).tolist())
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """All files that hold the collection: the paths, or what lies in those that are stores."""
+        """All files of this machine that hold cells: those given, and those in folders."""
         return tuple(
             file
-            for path in self.paths
+            for path in (location.path for location in self.locations)
+            if path is not None
             for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
             if file.is_file()
         )

@@ -1,11 +1,11 @@
 """Joining the elements of the sources of a collection."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._collection._join_var import Genes, join_var
 from cellfeed._errors import FormatError, MismatchError
 from cellfeed._layouts import ColumnMaps, Element
@@ -48,21 +48,21 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
 _Columns = tuple[NDArray[np.object_], ColumnMaps | None]
 
 
-def _genes_of(name: str, sources: Sequence[Source]) -> list[tuple[Path, NDArray[np.object_]]]:
+def _genes_of(name: str, sources: Sequence[Source]) -> list[tuple[Location, NDArray[np.object_]]]:
     """Return the genes of each source; those that are the first's are not kept twice."""
-    parts = list[tuple[Path, NDArray[np.object_]]]()
+    parts = list[tuple[Location, NDArray[np.object_]]]()
     for source in sources:
         stored = source.elements[name]
         own = stored.var_names()
         if len(own) != stored.shape[1]:
             msg = (
-                f"{source.path}: {stored.var} has {len(own)} rows, `{name}` {stored.shape[1]} "
+                f"{source.location}: {stored.var} has {len(own)} rows, `{name}` {stored.shape[1]} "
                 "columns; write the file anew with anndata"
             )
             raise FormatError(msg)
         if parts and np.array_equal(own, parts[0][1]):
             own = parts[0][1]
-        parts.append((source.path, own))
+        parts.append((source.location, own))
     return parts
 
 
@@ -72,7 +72,7 @@ def _check_same_width(name: str, sources: Sequence[Source]) -> None:
         n_columns, expected = (each.elements[name].shape[1] for each in (source, first))
         if n_columns != expected:
             msg = (
-                f"{source.path}: `{name}` has {n_columns} columns, but {expected} in "
-                f"{first.path}; write it with the same columns in all files"
+                f"{source.location}: `{name}` has {n_columns} columns, but {expected} in "
+                f"{first.location}; write it with the same columns in all files"
             )
             raise MismatchError(msg)

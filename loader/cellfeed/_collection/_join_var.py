@@ -1,13 +1,13 @@
 """Joining the genes of the sources of a collection."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._errors import MismatchError, ParameterError
 from cellfeed._layouts import ColumnMaps
 
@@ -58,7 +58,9 @@ class Genes:
                 raise ParameterError(f"`genes` {what}; give each gene once, and at least one")
 
 
-def join_var(parts: Sequence[tuple[Path, Names]], genes: Genes) -> tuple[Names, ColumnMaps | None]:
+def join_var(
+    parts: Sequence[tuple[Location, Names]], genes: Genes
+) -> tuple[Names, ColumnMaps | None]:
     """Join the names of the genes of some files.
 
     Parameters
@@ -84,35 +86,35 @@ def join_var(parts: Sequence[tuple[Path, Names]], genes: Genes) -> tuple[Names, 
     if is_same and (genes.names is None or np.array_equal(genes.names, first)):
         return first, None
     indices, made = [], dict[int, "pd.Index[str]"]()
-    for path, names in parts:
+    for where, names in parts:
         if id(names) in made:  # of most files they are those of the first
             indices.append(made[id(names)])
             continue
         twice = _twice(names)
         if twice:
             msg = (
-                f"{path}: genes have the same name: {_listed(twice)}, so that they cannot be told "
+                f"{where}: genes have the same name: {_listed(twice)}, so that they cannot be told "
                 "apart; write it anew after `adata.var_names_make_unique()`"
             )
             raise MismatchError(msg)
         made[id(names)] = pd.Index(names, dtype=object)
         indices.append(made[id(names)])
-    joint = _joint([path for path, _ in parts], indices, genes)
+    joint = _joint([where for where, _ in parts], indices, genes)
     maps = {key: joint.get_indexer(index) for key, index in made.items()}
     return joint.to_numpy(), ColumnMaps([maps[id(names)] for _, names in parts], len(joint))
 
 
 def _joint(
-    paths: Sequence[Path], indices: "Sequence[pd.Index[str]]", genes: Genes
+    locations: Sequence[Location], indices: "Sequence[pd.Index[str]]", genes: Genes
 ) -> "pd.Index[str]":
     joint = indices[0]
     if genes.names is not None:
         joint = pd.Index(genes.names, dtype=object)
-        for path, index in zip(paths, indices, strict=True):
+        for where, index in zip(locations, indices, strict=True):
             lacking = [str(name) for name in joint[~joint.isin(index)]]
             if lacking:
                 msg = (
-                    f"{path}: lacks {_listed(lacking)} of the `genes` asked for; leave them out, "
+                    f"{where}: lacks {_listed(lacking)} of the `genes` asked for; leave them out, "
                     "or leave out the file"
                 )
                 raise MismatchError(msg)
@@ -121,19 +123,19 @@ def _joint(
             joint = joint[joint.isin(index)]
         if not len(joint):
             msg = (
-                f"{paths[0]}: no gene of it is in all other files, such as {paths[1]}; are their "
-                "names of one kind? Else join them by join_vars='outer'"
+                f"{locations[0]}: no gene of it is in all other files, such as {locations[1]}; are "
+                "their names of one kind? Else join them by join_vars='outer'"
             )
             raise MismatchError(msg)
     elif genes.join_vars == "outer":
         joint = pd.Index(pd.unique(np.concatenate([index.to_numpy() for index in indices])))
     else:
-        for path, index in zip(paths, indices, strict=True):
+        for where, index in zip(locations, indices, strict=True):
             n_shared = int(index.isin(joint).sum())
             if not len(index) == len(joint) == n_shared:
                 msg = (
-                    f"{path}: has other genes than {paths[0]} ({n_shared:,} of {len(joint):,} are "
-                    "shared); give join_vars='inner' or 'outer', or `genes`"
+                    f"{where}: has other genes than {locations[0]} ({n_shared:,} of {len(joint):,} "
+                    "are shared); give join_vars='inner' or 'outer', or `genes`"
                 )
                 raise MismatchError(msg)
     return joint

@@ -217,7 +217,7 @@ def describe_job(
         )
         raise ParameterError(msg)
     job = Job(
-        inputs=tuple(InputFile.of(Path(path)) for path in collection.paths),
+        inputs=tuple(InputFile.of(Path(path)) for path in collection.locations),
         element=element,
         seed=require_integer("seed", seed),
         block_size=1,
@@ -228,7 +228,7 @@ def describe_job(
         dtype=collection.dtype.name,
     )
     if job.n_vars == 0:
-        msg = f"{collection.paths[0]}: there are no genes in it; give files that have some"
+        msg = f"{collection.locations[0]}: there are no genes in it; give files that have some"
         raise ParameterError(msg)
     if collection.layout == "csr":
         n_elements = sum(stored_elements(path, job.element) for path in job.paths)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._cells import NumericColumn
 from cellfeed._collection import exact_numbers, join_column
 from cellfeed._preshuffle._inputs import file_labels
@@ -82,7 +82,7 @@ class ObsTable:
         for name, dtype in self._dtypes.items():
             column = read.get(name)
             if column is not None and isinstance(dtype, np.dtype) and dtype.kind in "iuf":
-                numbers = exact_numbers(name, Path(file.path), pd.Series(column), dtype)
+                numbers = exact_numbers(name, Location(file.path), pd.Series(column), dtype)
                 table[name] = pd.Series(numbers)
             else:
                 table[name] = _cast(column, dtype, rows.size)
@@ -90,7 +90,7 @@ class ObsTable:
 
     def _dtype(self, name: str) -> Any:
         columns = [
-            _Column(Path(file.path), file.read((name,), _NO_ROWS)[0])
+            _Column(Location(file.path), file.read((name,), _NO_ROWS)[0])
             for file in self._files
             if name in file.columns
         ]
@@ -99,7 +99,7 @@ class ObsTable:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    path: Path
+    location: Location
     values: Any  # none, but with dtype and categories
 
     @property
@@ -111,7 +111,7 @@ def _common_dtype(name: str, columns: Sequence[_Column], *, everywhere: bool) ->
     """Return a dtype that holds a column of all files, and what is missing in some."""
     first = columns[0].dtype
     same = all(column.dtype == first for column in columns)
-    joint = join_column(name, [(column.path, pd.Series(column.values)) for column in columns])
+    joint = join_column(name, [(column.location, pd.Series(column.values)) for column in columns])
     if isinstance(joint, NumericColumn):
         if same and (everywhere or pd.api.types.is_extension_array_dtype(first)):
             return first

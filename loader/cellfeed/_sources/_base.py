@@ -5,13 +5,13 @@ each row goes in memory that its caller owns.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._chunks import ChunkReads
 from cellfeed._layouts import Layout, RowTarget
 from cellfeed._runs import Runs
@@ -28,8 +28,8 @@ class Source(Protocol):
     """
 
     @property
-    def path(self) -> Path:
-        """The file or folder, for messages and for the page cache."""
+    def location(self) -> Location:
+        """Where it is stored, for messages and for the page cache."""
         ...
 
     @property

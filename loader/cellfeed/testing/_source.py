@@ -136,7 +136,7 @@ class SourceConformance:
             table = source.read_obs(columns)
             expected = case.obs[columns].reset_index(drop=True)
             pd.testing.assert_frame_equal(table.reset_index(drop=True), expected)
-            with pytest.raises(ColumnError, match=f"{source.path}"):
+            with pytest.raises(ColumnError, match=f"{source.location}"):
                 source.read_obs(["no such column"])
 
         self._try(check, case=self.cases(), data=st.data())

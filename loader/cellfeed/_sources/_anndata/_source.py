@@ -1,11 +1,11 @@
 """An AnnData object in storage: the elements that are read of it, and obs."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 import pandas as pd
 
+from cellfeed._bytes import Location
 from cellfeed._sources._anndata import _annotations as annotations
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
@@ -30,9 +30,9 @@ class AnnDataSource:
         self._elements = dict(elements)
 
     @property
-    def path(self) -> Path:
+    def location(self) -> Location:
         """The file or folder."""
-        return self._file.path
+        return Location.of(self._file.path)
 
     @property
     def n_rows(self) -> int:
@@ -46,10 +46,10 @@ class AnnDataSource:
 
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""
-        with damage_named(self.path, "obs"):
+        with damage_named(self._file.path, "obs"):
             return annotations.obs_names(self._file)
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read some obs columns, and nothing else."""
-        with damage_named(self.path, "obs"):
+        with damage_named(self._file.path, "obs"):
             return annotations.read_obs(self._file, columns)
