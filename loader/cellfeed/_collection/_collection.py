@@ -1,7 +1,5 @@
 """Many files as one collection of cells."""
 
-import glob
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,15 +17,14 @@ from cellfeed._collection._element_names import require_elements
 from cellfeed._collection._join_elements import join_elements
 from cellfeed._collection._join_obs import JoinObs, read_obs
 from cellfeed._collection._join_var import Genes, JoinVars
-from cellfeed._errors import FormatError, ParameterError, PathError
+from cellfeed._collection._locations import PathLike, open_sources_of
+from cellfeed._errors import FormatError, ParameterError
 from cellfeed._layouts import Dtypes, Element, Layout, RowTarget, dtypes_of
 from cellfeed._reading import OtherRead, Reader, RowReads, load_tables
 from cellfeed._runs import Runs, count_rows, split_at
-from cellfeed._sources import Source, is_zarr, open_sources
+from cellfeed._sources import Source
 
 __all__ = ["Collection", "open_collection"]
-
-PathLike = str | os.PathLike[str]
 
 _SAMPLED_ROWS = 10_000
 
@@ -48,7 +45,8 @@ def open_collection(
     paths
         An ``.h5ad`` file, a zarr store of AnnData (format v2 or v3) or one that annbatch or
         `preshuffle` wrote, a pattern such as ``"plates/*.h5ad"``, a folder (all its ``.h5ad``
-        files and ``.zarr`` stores, by name), or several of these.
+        files and ``.zarr`` stores, by name), or several of these. Also whatever other packages
+        open, by suffix or URL; see `cellfeed.sources.Storage`.
     obs
         The obs columns that minibatches carry. Others are not read.
     elements
@@ -68,9 +66,9 @@ def open_collection(
     Raises
     ------
     PathError
-        A path is missing, or matches no file.
+        A path is missing or matches no file, or nothing is known that opens such a URL.
     FormatError
-        A file is truncated, is not AnnData, or lacks an element.
+        A file is truncated, is nothing that can be opened, or lacks an element.
     ParameterError
         An element is named in another way, or twice, or there is none; or ``join_vars``,
         ``genes`` or ``join_obs`` is not what it may be.
@@ -99,7 +97,7 @@ def open_collection(
         msg = f"`obs` must be a list of column names, but got the text {obs!r}; write [{obs!r}]"
         raise ParameterError(msg)
     names, joint_genes = require_elements(elements), Genes(join_vars, genes)
-    sources = [source for path in _files(paths) for source in open_sources(path, names)]
+    sources = open_sources_of(paths, names)
     return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs)
 
 
@@ -311,42 +309,6 @@ class Collection:
 
     def _split(self, runs: Runs) -> list[tuple[int, Runs]]:
         return list(split_at(runs, self._starts))
-
-
-def _files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not given:
-        msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
-        raise PathError(msg)
-    files = [file for path in given for file in _expand(str(Path(path).expanduser()))]
-    seen = set[Path]()
-    for file in files:
-        resolved = file.resolve()
-        if resolved in seen:
-            msg = f"{file}: given twice, so that its cells would count twice; give it once"
-            raise PathError(msg)
-        seen.add(resolved)
-    return files
-
-
-def _expand(path: str) -> list[Path]:
-    if Path(path).is_dir() and not is_zarr(Path(path)):
-        files = sorted([*Path(path).glob("*.h5ad"), *Path(path).glob("*.zarr")])
-        if not files:
-            msg = (
-                f"{path}: the folder has no .h5ad files and no .zarr stores; "
-                "give the folder that holds them"
-            )
-            raise PathError(msg)
-        return files
-    if Path(path).exists():
-        return [Path(path)]
-    matches = [Path(match) for match in sorted(glob.glob(path, recursive=True))]  # noqa: PTH207 - absolute patterns too
-    if not matches:
-        what = "matches no file" if glob.has_magic(path) else "no such file or folder"
-        msg = f"{path}: {what}; check the path"
-        raise PathError(msg)
-    return matches
 
 
 def _row_numbers(

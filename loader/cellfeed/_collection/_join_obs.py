@@ -48,16 +48,17 @@ def read_obs(
         raise ParameterError(msg)
     if not columns:
         return {}
-    wanted = [columns] * len(sources)
-    if join_obs == "outer":
-        known = [source.obs_names() for source in sources]
-        # What no source has, the first one is asked for: it says what it has instead.
-        lacking = [name for name in columns if not any(name in names for names in known)]
-        wanted = [[name for name in columns if name in names] for names in known]
-        wanted[0] = [*wanted[0], *lacking]
+    known = [source.obs_names() for source in sources]
+    for name in columns:
+        lacking = [k for k, names in enumerate(known) if name not in names]
+        if lacking and (join_obs == "same" or len(lacking) == len(sources)):
+            there = ", ".join(known[lacking[0]]) or "none"
+            where = sources[lacking[0]].location
+            raise ColumnError(f"{where}: obs has no column {name!r}; its columns are: {there}")
     tables = []
-    for source, names in zip(sources, wanted, strict=True):
-        table = source.read_obs(names) if names else None
+    for source, names in zip(sources, known, strict=True):
+        wanted = [name for name in columns if name in names]
+        table = source.read_obs(wanted) if wanted else None
         if table is not None and len(table) != source.n_rows:
             msg = (
                 f"{source.location}: obs has {len(table)} rows, the matrix {source.n_rows}; "

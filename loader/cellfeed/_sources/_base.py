@@ -1,108 +1,112 @@
-"""The source protocol: how the plan's rows are read, whatever the storage.
+"""What a source is: how the plan's rows are read, whatever the storage.
 
-A source knows nothing of shuffling. It is given ascending row runs, and a target that says where
-each row goes in memory that its caller owns.
+A source knows nothing of shuffling. It is given ascending row runs, and either returns their rows
+or places them in memory that its caller owns.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
+from cellfeed._cells import CsrRows, summable
 from cellfeed._chunks import ChunkReads
-from cellfeed._layouts import Layout, RowTarget
-from cellfeed._runs import Runs
+from cellfeed._errors import FormatError
+from cellfeed._layouts import CsrTarget, Layout, RowTarget
+from cellfeed._runs import Runs, count_rows
 
 __all__ = ["Layout", "Source", "StoredElement"]
 
 
-class Source(Protocol):
+class Source(ABC):
     """Cells in storage: some arrays that are aligned with them, and their annotations.
 
-    A source opens its storage lazily in each process, can be pickled, survives fork and spawn,
-    and never shares a file handle between processes. One process may call it, and its elements,
-    from one thread at a time.
+    Derive from it to read another storage. A source opens its storage lazily in each process, can
+    be pickled, survives fork and spawn, and never shares a file handle or a connection between
+    processes. One process may call it, and its elements, from one thread at a time.
+
+    Attributes
+    ----------
+    location
+        Where it is stored, for messages and for the page cache.
+    elements
+        The arrays that were asked for, at least one, by the names they were asked for by.
     """
 
-    @property
-    def location(self) -> Location:
-        """Where it is stored, for messages and for the page cache."""
-        ...
+    location: Location
+    elements: Mapping[str, "StoredElement"]
 
     @property
     def n_rows(self) -> int:
         """Number of cells."""
-        ...
+        return next(iter(self.elements.values())).shape[0]
 
-    @property
-    def elements(self) -> Mapping[str, "StoredElement"]:
-        """The arrays that were asked for, at least one, by the names they were asked for by."""
-        ...
-
-    def obs_names(self) -> tuple[str, ...]:
+    @abstractmethod
+    def obs_names(self) -> Sequence[str]:
         """Return the names of the obs columns."""
-        ...
 
+    @abstractmethod
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read some obs columns, and nothing else.
 
-        Raises
-        ------
-        ColumnError
-            A column is absent.
+        Parameters
+        ----------
+        columns
+            Some of `obs_names`, at least one, each once.
+
+        Returns
+        -------
+        A row for each cell. Columns are numbers, text or categories.
         """
-        ...
 
 
-class StoredElement(Protocol):
-    """One array of a source, such as its matrix, with a row for each of its cells."""
+class StoredElement(ABC):
+    """One array of a source, such as its matrix, with a row for each of its cells.
 
-    @property
-    def stored_as(self) -> str:
-        """Path of the array in the storage, such as ``X`` or ``layers/counts``."""
-        ...
+    Derive from it to read another storage. What reads is either `read_rows`, of a storage that
+    returns rows, or `chunk_reads`, of one whose compressed chunks can be decoded here.
 
-    @property
-    def var(self) -> str | None:
-        """The table that names its columns, such as ``var``; None if none does."""
-        ...
+    Attributes
+    ----------
+    shape
+        Number of cells and of columns.
+    dtype
+        Dtype of the stored values, in native byte order.
+    layout
+        Whether rows are stored sparse ("csr") or dense ("dense").
+    var
+        The table that names its columns, such as ``var``; None if none does.
+    rows_per_chunk
+        Mean number of rows in a unit of storage that is read as a whole.
+    stored_as
+        Path of the array in an AnnData file, such as ``layers/counts``; empty elsewhere.
+    """
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Number of cells and of columns."""
-        ...
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    layout: Layout
+    var: str | None = "var"
+    rows_per_chunk: float = 1.0
+    stored_as: str = ""
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the stored values, in native byte order."""
-        ...
-
-    @property
-    def layout(self) -> Layout:
-        """Whether rows are stored sparse or dense."""
-        ...
-
-    @property
-    def rows_per_chunk(self) -> float:
-        """Mean number of rows in a unit of storage that is read as a whole."""
-        ...
+    def var_names(self) -> NDArray[np.object_]:
+        """Return the names of the columns, str, shape (n_columns,); unless overridden, numbers."""
+        return np.array([str(column) for column in range(self.shape[1])], object)
 
     def stored_bytes(self) -> int:
-        """Return how many bytes the values, and where they are, take in storage."""
-        ...
+        """Return how many bytes the values, and where they are, take in storage; 0 if unknown."""
+        return 0
 
     def codec(self) -> str:
         """Return how the values are compressed: such as "gzip 4", "zstd, sharded" or "none"."""
-        ...
+        return "unknown"
 
-    def var_names(self) -> NDArray[np.object_]:
-        """Return the names of the columns, str, shape (n_columns,); their numbers without `var`."""
-        ...
-
-    def load_tables(self) -> None:
+    def load_tables(self) -> None:  # noqa: B027 - there need not be any
         """Read what says where rows lie now, rather than with the first rows.
 
         Row pointers, tables of chunks, indexes of shards: whatever is read once and kept in the
@@ -114,13 +118,38 @@ class StoredElement(Protocol):
         FormatError
             The storage is damaged, or is not the one that was opened.
         """
-        ...
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return how many elements each row of ``runs`` stores, shape (n_rows_in_runs,)."""
-        ...
+        if self.layout == "dense":
+            return np.full(count_rows(runs), self.shape[1], np.int64)
+        lengths: NDArray[np.int64] = np.diff(self._arrived(runs).indptr).astype(np.int64)
+        return lengths
 
-    def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
+    def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:  # noqa: ARG002 - for subclasses
+        """Read the rows of ``runs``, whole; their lengths need not be known before.
+
+        Parameters
+        ----------
+        runs
+            Ascending, disjoint row runs within the element, int64, shape (n, 2), each
+            ``[start, stop)``; `expand` gives their rows. There may be none.
+
+        Returns
+        -------
+        The rows in ascending order with the element's own columns: `CsrRows` if the layout is
+        "csr", whose columns may be in any order, and there twice (values are then added up); an
+        array of shape (n_rows, n_columns) if it is "dense".
+
+        Raises
+        ------
+        FormatError
+            The storage is truncated or damaged; names location, element and rows.
+        """
+        msg = f"{type(self).__name__} has to have `read_rows`, or both `row_lengths` and "
+        raise NotImplementedError(msg + "`chunk_reads`")
+
+    def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:  # noqa: ARG002 - for subclasses
         """Return what to read where the storage is made of chunks that can be decoded here.
 
         Such reads of many sources are done together, by many threads.
@@ -139,7 +168,7 @@ class StoredElement(Protocol):
         FormatError
             The storage is damaged, or is not the one that was opened.
         """
-        ...
+        return None
 
     def read_into(self, runs: Runs, target: RowTarget) -> None:
         """Place the rows of ``runs``, ascending, where ``target`` says.
@@ -156,6 +185,37 @@ class StoredElement(Protocol):
         Raises
         ------
         FormatError
-            The storage is truncated or damaged; names file, element and range.
+            The storage is truncated or damaged; names location, element and range.
         """
-        ...
+        rows = self._arrived(runs)
+        try:
+            if isinstance(target, CsrTarget):
+                target.put(rows.indices, rows.data)
+            else:
+                target.put(rows if isinstance(rows, np.ndarray) else _dense(rows, target.dtype))
+        except ValueError as error:
+            raise self._wrong(str(error)) from error
+
+    def _arrived(self, runs: Runs) -> Any:
+        """Return the rows that `read_rows` gives, which are as many as were asked for."""
+        rows, n_rows = self.read_rows(runs), count_rows(runs)
+        if isinstance(rows, CsrRows) != (self.layout == "csr"):
+            raise self._wrong(f"{type(rows).__name__} for an element of layout {self.layout!r}")
+        if rows.shape != (n_rows, self.shape[1]):
+            raise self._wrong(f"shape {rows.shape} in place of {(n_rows, self.shape[1])}")
+        return rows
+
+    def _wrong(self, what: str) -> FormatError:
+        reads = f"{type(self).__name__}.read_rows"
+        return FormatError(f"`{reads}` returned wrong rows: {what}; the storage may be damaged")
+
+
+def _dense(rows: CsrRows, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return sparse rows as dense ones; values of the same column are added up, as SciPy does."""
+    if rows.indices.size and not 0 <= rows.indices.min() <= rows.indices.max() < rows.n_vars:
+        raise ValueError(f"a column index is outside [0, {rows.n_vars})")
+    values = rows.data.astype(summable(dtype), copy=False)
+    dense: NDArray[Any] = sp.csr_array(
+        (values, rows.indices, rows.indptr), shape=rows.shape
+    ).toarray()
+    return dense

@@ -14,11 +14,12 @@ from cellfeed._runs import Runs, count_rows
 from cellfeed._sources._anndata import _annotations as annotations
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
+from cellfeed._sources._base import StoredElement
 
 __all__ = ["StoredMatrix", "native"]
 
 
-class StoredMatrix:
+class StoredMatrix(StoredElement):
     """Base of the stored elements: one array of one AnnData file with a row for each cell.
 
     Parameters
@@ -31,11 +32,9 @@ class StoredMatrix:
         The table of its genes, None if its columns have no names.
     """
 
-    shape: tuple[int, int]
-
     def __init__(self, file: AnnDataFile, element: str, var: str | None) -> None:
         self._file = file
-        self._element = element
+        self._element = self.stored_as = element
         self.var = var
         self._chunked_arrays: dict[str, ChunkedArray | None] = {}
 
@@ -46,11 +45,6 @@ class StoredMatrix:
     def path(self) -> Path:
         """The file."""
         return self._file.path
-
-    @property
-    def stored_as(self) -> str:
-        """Path of the array in the file."""
-        return self._element
 
     @property
     def _array_names(self) -> tuple[str, ...]:

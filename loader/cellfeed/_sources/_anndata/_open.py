@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
+
+from cellfeed._bytes import Location
 from cellfeed._errors import FormatError
 from cellfeed._sources._anndata._csr import StoredCsr
 from cellfeed._sources._anndata._damage import damage_named
@@ -14,8 +17,9 @@ from cellfeed._sources._anndata._source import AnnDataSource
 from cellfeed._sources._anndata._zarr_groups import anndata_groups, is_zarr
 from cellfeed._sources._anndata._zarr_store import ZarrStore
 from cellfeed._sources._base import Source, StoredElement
+from cellfeed._sources._storages import Storage
 
-__all__ = ["open_sources"]
+__all__ = ["ANNDATA", "open_sources"]
 
 
 def open_sources(path: Path, elements: Sequence[str] = ("X",)) -> list[Source]:
@@ -48,6 +52,19 @@ def open_sources(path: Path, elements: Sequence[str] = ("X",)) -> list[Source]:
         AnnDataSource(file, {element: _open_element(file, element) for element in elements})
         for file in files
     ]
+
+
+def _is_anndata(path: Path) -> bool:
+    if path.is_dir():
+        return is_zarr(path)
+    return path.suffix == ".h5ad" or h5py.is_hdf5(path)
+
+
+def _open(location: Location, elements: Sequence[str]) -> list[Source]:
+    return open_sources(Path(location), elements)
+
+
+ANNDATA = Storage(name="AnnData", open=_open, suffixes=(".h5ad", ".zarr"), recognizes=_is_anndata)
 
 
 def _open_element(file: AnnDataFile, element: str) -> StoredElement:

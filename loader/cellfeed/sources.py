@@ -1,0 +1,23 @@
+"""Where cells are stored: what a source of another storage is written with.
+
+A `Source` is cells in storage with their obs. Each of its arrays is a `StoredElement`, which
+returns rows (`read_rows`) or says which compressed chunks hold them (`chunk_reads`). A `Storage`,
+given to `register` or offered as an entry point, lets `cellfeed.open_collection` open it.
+"""
+
+from cellfeed._bytes import Location
+from cellfeed._cells import CsrRows
+from cellfeed._runs import Runs, expand
+from cellfeed._sources import Layout, Source, Storage, StoredElement, register
+
+__all__ = [
+    "CsrRows",
+    "Layout",
+    "Location",
+    "Runs",
+    "Source",
+    "Storage",
+    "StoredElement",
+    "expand",
+    "register",
+]
