@@ -5,12 +5,13 @@ returns rows (`read_rows`) or says which compressed chunks hold them (`chunk_rea
 given to `register` or offered as an entry point, lets `cellfeed.open_collection` open it.
 """
 
-from cellfeed._bytes import Location
+from cellfeed._bytes import ByteStore, Location
 from cellfeed._cells import CsrRows
 from cellfeed._runs import Runs, expand
 from cellfeed._sources import Layout, Source, Storage, StoredElement, register
 
 __all__ = [
+    "ByteStore",
     "CsrRows",
     "Layout",
     "Location",

@@ -9,8 +9,10 @@ from cellfeed._bytes._identity import (
     replaced,
 )
 from cellfeed._bytes._location import Location
+from cellfeed._bytes._store import ByteStore
 
 __all__ = [
+    "ByteStore",
     "Identity",
     "LastingIdentity",
     "Location",

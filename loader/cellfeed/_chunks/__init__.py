@@ -20,7 +20,7 @@ from cellfeed._chunks._kernels import (
 from cellfeed._chunks._placing import place_elements
 from cellfeed._chunks._reads import ChunkReads
 from cellfeed._chunks._zarr import zarr_array
-from cellfeed._chunks._zarr_files import ZarrFiles
+from cellfeed._chunks._zarr_files import ZarrFiles, identity_of_files
 from cellfeed._chunks._zarr_layout import ZarrLayout, zarr_codec, zarr_layout
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "densify",
     "hdf5_array",
     "hdf5_codec",
+    "identity_of_files",
     "place_elements",
     "select_columns",
     "zarr_array",

@@ -2,19 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._bytes import ByteStore
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._placing import array_row
 from cellfeed._chunks._reads import ChunkReads
 
 __all__ = [
-    "ChunkFiles",
     "ChunkLocations",
     "ChunkTable",
     "ChunkedArray",
@@ -44,34 +43,6 @@ class Located:
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     flags: NDArray[np.int64]
-
-
-class ChunkFiles(Protocol):
-    """The files that `Located.files` counts."""
-
-    def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
-        """Return how to read files, and what has to live while they are read.
-
-        Parameters
-        ----------
-        files
-            Numbers of files, int64, shape (n,).
-
-        Returns
-        -------
-        For each the descriptor, or minus the address of its path, which ends with a zero; and
-        the owner of these.
-
-        Raises
-        ------
-        FormatError
-            A file is not the one that was there when the array was opened.
-        """
-        ...
-
-    def path_of(self, file: int) -> Path:
-        """Return the path of a file, for messages."""
-        ...
 
 
 class ChunkLocations(Protocol):
@@ -181,7 +152,7 @@ class ChunkedArray:
     codec: int
     shuffled: bool
     locations: ChunkLocations
-    files: ChunkFiles
+    files: ByteStore
     lost_is_zero: bool
 
     def __post_init__(self) -> None:
@@ -251,10 +222,15 @@ class ChunkedArray:
         if self.codec == kernels.STORED and not self.shuffled:
             kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize)
         table = np.zeros((len(chunks) + 1, kernels.N_CHUNK_COLUMNS), np.int64)
-        table[:-1, kernels.FD], keep_alive = self.files.handles(located.files)
+        handles = self.files.handles(located.files)
+        if handles is None:  # the bytes are brought to memory before they are decoded
+            handles, in_memory = (located.files, None), kernels.IN_MEMORY
+        else:
+            in_memory = 0
+        table[:-1, kernels.FD], keep_alive = handles
         table[:-1, kernels.OFFSET] = offsets
         table[:-1, kernels.SIZE] = sizes
-        table[:-1, kernels.FLAGS] = located.flags
+        table[:-1, kernels.FLAGS] = located.flags | in_memory
         table[:-1, kernels.FIRST_SEGMENT] = firsts
         table[-1, kernels.FIRST_SEGMENT] = len(segments)
         array = array_row(self.dtype, out_dtype, index_limit=index_limit)
@@ -276,7 +252,7 @@ class ChunkedArray:
     def describe(self, chunk: int) -> str:
         """Return which elements and bytes a chunk holds, for a message."""
         located = self.locations.locate(np.array([chunk], np.int64))
-        path = self.files.path_of(int(located.files[0]))
+        where = self.files.location_of(int(located.files[0]))
         first, size = int(located.offsets[0]), int(located.sizes[0])
         grid = chunk_grid(self.shape, self.chunk_shape)
         corner = [int(k) for k in np.unravel_index(chunk, grid)]
@@ -286,5 +262,5 @@ class ChunkedArray:
         ]
         elements = f"elements {bounds[0]}" if len(bounds) == 1 else f"rows {bounds[0]}"
         if size == 0 or located.flags[0] & kernels.WHOLE_FILE:
-            return f"{path}: `{self.name}`, {elements}"
-        return f"{path}: `{self.name}`, {elements} (bytes {first} to {first + size})"
+            return f"{where}: `{self.name}`, {elements}"
+        return f"{where}: `{self.name}`, {elements} (bytes {first} to {first + size})"

@@ -6,10 +6,10 @@ import h5py
 import numpy as np
 from h5py import h5t, h5z
 
+from cellfeed._bytes import ByteStore
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._array import (
     ChunkedArray,
-    ChunkFiles,
     ChunkLocations,
     ChunkTable,
     ContiguousChunks,
@@ -29,7 +29,7 @@ _CONTIGUOUS_CHUNK_ELEMENTS = 1 << 14
 def hdf5_array(
     dataset: h5py.Dataset,
     name: str,
-    files: ChunkFiles,
+    files: ByteStore,
     kept: KeptTables,
     *,
     lost_is_zero: bool,

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._buffers import bind
+from cellfeed._bytes import ByteStore
 from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._bringing import Brought, ShortRangeError, bring
 from cellfeed._errors import FormatError
 
 __all__ = ["ChunkReads", "Done"]
@@ -19,6 +21,11 @@ _CACHE_BYTES = 1 << 24  # more than this is out of the cache before it is used
 
 class Owner(Protocol):
     """An array that chunks belong to."""
+
+    @property
+    def files(self) -> ByteStore:
+        """What its bytes lie in."""
+        ...
 
     def describe(self, chunk: int) -> str:
         """Return which elements and bytes a chunk holds, for a message."""
@@ -176,12 +183,13 @@ class ChunkReads:
         """
         if not self.n_chunks:
             return Done(0, 0, ascending=True)
+        chunks, owners = self._brought()
         functions = kernels.function_addresses()
         segments, crossings = self.segments.copy(), bind(self.crossings, bases)
         segments[:, kernels.TO] = bind(segments[:, kernels.TO], bases)
         report = np.zeros(kernels.N_REPORTS, np.int64)
         report[kernels.ASCENDING] = 1
-        raw = max(int(self.chunks[:, kernels.SIZE].max(initial=0)), kernels.LARGEST_READ)
+        raw = max(int(chunks[:, kernels.SIZE].max(initial=0)), kernels.LARGEST_READ)
         decoded = int(self.arrays[:, kernels.DECODED_BYTES].max(initial=0))
 
         arrays = self.arrays.copy()
@@ -196,7 +204,7 @@ class ChunkReads:
                 report[kernels.FAILED_CHUNK] = self._largest_chunk()
                 report[kernels.FAILURE] = kernels.TOO_LARGE
                 return 0
-            tables = (arrays, self.chunks, segments)
+            tables = (arrays, chunks, segments)
             return int(kernels.decode(*tables, functions, report, *buffers))
 
         if threads is None:
@@ -210,12 +218,21 @@ class ChunkReads:
                 report[kernels.FAILURE] = kernels.STOPPED
                 wait(jobs)
                 raise
+        del owners  # of what was decoded by now
         if report[kernels.FAILURE]:
             raise self._damage(int(report[kernels.FAILURE]), int(report[kernels.FAILED_CHUNK]))
         ascending = bool(report[kernels.ASCENDING])
         if ascending and len(crossings):
             ascending = bool(kernels.crossings_ascend(crossings, self.crossing_itemsize))
         return Done(n_bytes, self.n_chunks, ascending)
+
+    def _brought(self) -> Brought:
+        """Return the chunks, where some have an address in memory, and what owns that."""
+        stores = [owner.files for owner in self.owners]
+        try:
+            return bring(self.chunks, stores, self.arrays[:, kernels.DECODED_BYTES])
+        except ShortRangeError as short:
+            raise self._damage(short.failure, short.chunk) from None
 
     def _largest_chunk(self) -> int:
         arrays = self.arrays[self.chunks[:-1, kernels.ARRAY]]
