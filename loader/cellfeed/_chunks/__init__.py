@@ -7,7 +7,7 @@ destination.
 """
 
 from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines may take
-from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks
+from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks, chunk_codec
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec
 from cellfeed._chunks._kernels import (
@@ -32,6 +32,7 @@ __all__ = [
     "ZarrLayout",
     "can_cast",
     "check_grid",
+    "chunk_codec",
     "chunk_grid",
     "copy_all",
     "count_selected",

@@ -12,6 +12,7 @@ from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._placing import array_row
 from cellfeed._chunks._reads import ChunkReads
+from cellfeed._errors import ParameterError
 
 __all__ = [
     "ChunkLocations",
@@ -19,6 +20,7 @@ __all__ = [
     "ChunkedArray",
     "ContiguousChunks",
     "Located",
+    "chunk_codec",
 ]
 
 
@@ -113,6 +115,26 @@ class ContiguousChunks:
         return Located(files=nothing, offsets=self.offset + starts, sizes=sizes, flags=nothing)
 
 
+def chunk_codec(name: str) -> int:
+    """Return the number of a codec: "none", "zlib", "gzip", "zstd", "blosc", "lz4" or "lzf".
+
+    Raises
+    ------
+    ParameterError
+        There is no such codec.
+
+    Examples
+    --------
+    >>> chunk_codec("none")
+    0
+    """
+    codecs = {"none": kernels.STORED, **kernels.ZARR_CODECS, "lzf": kernels.LZF}
+    if name not in codecs:
+        msg = f"`codec` must be one of {', '.join(map(repr, codecs))}, but got {name!r}"
+        raise ParameterError(msg)
+    return codecs[name]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedArray:
     """One array in storage, of one or two dimensions, and how its chunks are encoded.
@@ -128,13 +150,13 @@ class ChunkedArray:
     chunk_shape
         Shape of a chunk. Chunks at the border are stored whole.
     codec
-        How chunks are compressed: one of the kernels' codecs.
+        How chunks are compressed: as `chunk_codec` numbers it.
+    locations
+        Where the chunks are, by their number in C order of the grid.
+    files
+        The files or objects that they are in.
     shuffled
         Whether HDF5's shuffle filter was applied before compression.
-    locations
-        Where the chunks are.
-    files
-        The files that they are in.
     lost_is_zero
         Whether chunks that are not there are zero; else that is damage, unless they are column
         indices of rows with no other element there.
@@ -150,10 +172,10 @@ class ChunkedArray:
     dtype: np.dtype[Any]
     chunk_shape: tuple[int, ...]
     codec: int
-    shuffled: bool
     locations: ChunkLocations
     files: ByteStore
-    lost_is_zero: bool
+    shuffled: bool = False
+    lost_is_zero: bool = False
 
     def __post_init__(self) -> None:
         # Compiled code multiplies these numbers, and takes memory and addresses to be as they say.

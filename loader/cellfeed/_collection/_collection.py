@@ -191,6 +191,11 @@ class Collection:
         return self._first.layout
 
     @property
+    def sources(self) -> tuple[Source, ...]:
+        """What the collection is read from, in the order of its rows."""
+        return self._sources
+
+    @property
     def locations(self) -> tuple[Location, ...]:
         """The files, stores and URLs, in the order of their rows."""
         return tuple(source.location for source in self._sources)
@@ -239,7 +244,7 @@ class Collection:
             if dense or element.layout == "dense":
                 n_bytes += element.n_columns * value_dtype.itemsize
             else:
-                n_bytes += self._mean_row_lengths[name] * (value_dtype.itemsize + index_bytes)
+                n_bytes += self.mean_row_lengths[name] * (value_dtype.itemsize + index_bytes)
         return n_bytes
 
     def stored_row_bytes(self) -> float:
@@ -248,7 +253,8 @@ class Collection:
         return sum(each.stored_bytes() for each in parts) / len(self)
 
     @cached_property
-    def _mean_row_lengths(self) -> dict[str, float]:
+    def mean_row_lengths(self) -> Mapping[str, float]:
+        """How many values a cell stores of each sparse element, by up to 10,000 cells."""
         rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
         runs = np.stack([rows, rows + 1], axis=1)
         return {

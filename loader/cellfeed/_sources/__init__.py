@@ -2,6 +2,7 @@
 
 from cellfeed._sources._anndata import ANNDATA, open_sources
 from cellfeed._sources._base import Layout, Source, StoredElement
+from cellfeed._sources._chunked import ChunkedCsr, ChunkedDense
 from cellfeed._sources._storages import (
     Storage,
     find_storage,
@@ -12,6 +13,8 @@ from cellfeed._sources._storages import (
 )
 
 __all__ = [
+    "ChunkedCsr",
+    "ChunkedDense",
     "Layout",
     "Source",
     "Storage",

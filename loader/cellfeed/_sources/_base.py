@@ -64,6 +64,37 @@ class Source(ABC):
         A row for each cell. Columns are numbers, text or categories.
         """
 
+    def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        """Read some rows of obs columns, and the names of their cells; for `preshuffle`.
+
+        Unless it is overridden, columns are read whole, and cells are named by their numbers.
+        Text that may be missing has pandas' dtype "string".
+
+        Parameters
+        ----------
+        columns
+            Some of `obs_names`, each once; there may be none.
+        rows
+            Ascending, int64, shape (n,); there may be none.
+
+        Returns
+        -------
+        A row for each of ``rows``, whose index is the names of the cells.
+        """
+        names = pd.Index([str(row) for row in rows.tolist()], dtype=object)
+        if not columns:
+            return pd.DataFrame(index=names)
+        table = self.read_obs(columns).iloc[rows].set_index(names)
+        # Text of which some may be missing, which a file would otherwise hold as "None".
+        return table.astype({name: "string" for name in table if table[name].dtype == object})
+
+    def read_var(self) -> pd.DataFrame:
+        """Read the table of genes, whose index is their names; for `preshuffle`.
+
+        Unless it is overridden, it has names alone, those of the first element.
+        """
+        return pd.DataFrame(index=pd.Index(next(iter(self.elements.values())).var_names()))
+
 
 class StoredElement(ABC):
     """One array of a source, such as its matrix, with a row for each of its cells.

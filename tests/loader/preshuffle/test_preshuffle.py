@@ -444,7 +444,7 @@ def test_empty_folder_is_taken(plates, out):
 def test_record_of_another_version_or_none(plates, begun, out):
     shutil.copytree(begun, out)
     record = out / ".cellfeed" / "job.json"
-    record.write_text(record.read_text().replace("preshuffle 1", "preshuffle 0"))
+    record.write_text(record.read_text().replace("preshuffle 3", "preshuffle 0"))
     with pytest.raises(FormatError, match="begun by another version"):
         preshuffle(plates, out)
     record.write_text("{}")

@@ -11,11 +11,7 @@ import pytest
 PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 CODE = [block for language, block in BLOCKS if language == "python"]
-MOST_LINES = {
-    "SamplingStrategy": 22,
-    "Source": 18,
-    "StoredElement": 24,
-}  # of a block from its class on, without empty ones
+MOST_LINES = {"SamplingStrategy": 22, "Source": 40}  # without empty ones, to the end of a block
 
 # Classes, and suites that pytest finds here: a module, so that processes that are spawned find it.
 FOLDER = tempfile.TemporaryDirectory()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cellfeed._sources._anndata._file import AnnDataFile
 
-__all__ = ["count_rows", "obs_names", "read_obs", "read_var_names"]
+__all__ = ["count_rows", "obs_names", "read_obs", "read_var", "read_var_names"]
 
 
 def obs_names(file: AnnDataFile) -> tuple[str, ...]:
@@ -47,6 +47,13 @@ def read_obs(file: AnnDataFile, columns: Sequence[str]) -> pd.DataFrame:
     if _is_current(obs):
         return pd.DataFrame({column: read_elem(obs[column]) for column in columns})
     return file.read_old_frame("obs")[list(columns)]
+
+
+def read_var(file: AnnDataFile) -> pd.DataFrame:
+    """Return the table of genes."""
+    table = file()["var"]
+    frame: pd.DataFrame = read_elem(table) if _is_current(table) else file.read_old_frame("var")
+    return frame
 
 
 def read_var_names(file: AnnDataFile, var: str) -> NDArray[np.object_]:

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._sources._anndata import _annotations as annotations
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
+from cellfeed._sources._anndata._obs_rows import ObsRows
 from cellfeed._sources._base import Source, StoredElement
 
 __all__ = ["AnnDataSource"]
@@ -26,6 +29,7 @@ class AnnDataSource(Source):
 
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         self._file = file
+        self._obs_rows = ObsRows(file)
         self.location = Location.of(file.path)
         self.elements = dict(elements)
 
@@ -33,6 +37,15 @@ class AnnDataSource(Source):
         """Return the names of the obs columns."""
         with damage_named(self._file.path, "obs"):
             return annotations.obs_names(self._file)
+
+    def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        """Read some rows of obs columns, with the names of the cells as index."""
+        return self._obs_rows.read(columns, rows)
+
+    def read_var(self) -> pd.DataFrame:
+        """Read the table of genes."""
+        with damage_named(self._file.path, "var"):
+            return annotations.read_var(self._file)
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read some obs columns, and nothing else."""

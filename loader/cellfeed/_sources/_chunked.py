@@ -1,0 +1,114 @@
+"""Elements whose arrays lie in compressed chunks, wherever the bytes of these are."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._cells import CsrRows
+from cellfeed._chunks import ChunkedArray, ChunkReads, can_cast
+from cellfeed._layouts import CsrTarget, DenseTarget, Layout, RowTarget
+from cellfeed._runs import Runs, expand
+from cellfeed._sources._base import StoredElement
+
+__all__ = ["ChunkedCsr", "ChunkedDense"]
+
+
+class ChunkedCsr(StoredElement):
+    """Sparse rows in two arrays of chunks, as anndata writes them.
+
+    Parameters
+    ----------
+    indptr
+        Row pointer, int64, shape (n_rows + 1,).
+    indices, data
+        One-dimensional arrays: column and value of each stored element.
+    n_columns
+        Number of columns.
+
+    Notes
+    -----
+    float16, which SciPy does not know, comes out as float32.
+    """
+
+    layout: Layout = "csr"
+
+    def __init__(
+        self,
+        indptr: NDArray[np.int64],
+        indices: ChunkedArray,
+        data: ChunkedArray,
+        n_columns: int,
+    ) -> None:
+        self._indptr, self._indices, self._data = indptr, indices, data
+        self.shape = (len(indptr) - 1, n_columns)
+        self.dtype = data.dtype
+
+    def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
+        """Return the number of elements of each row."""
+        rows = expand(runs)
+        return self._indptr[rows + 1] - self._indptr[rows]
+
+    def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
+        """Return what to read for a sparse target of a dtype that chunks can be cast to."""
+        if not isinstance(target, CsrTarget) or not can_cast(self.dtype, target.dtype):
+            return None
+        starts = self._indptr[expand(runs)]
+        return ChunkReads.concatenate(
+            [
+                self._indices.reads_of_ranges(
+                    starts,
+                    target.lengths,
+                    target.index_destinations,
+                    target.index_dtype,
+                    index_limit=target.n_vars,
+                ),
+                self._data.reads_of_ranges(
+                    starts, target.lengths, target.data_destinations, target.dtype
+                ),
+            ]
+        )
+
+    def read_rows(self, runs: Runs) -> CsrRows:
+        """Read rows as they are stored."""
+        lengths, starts = self.row_lengths(runs), self._indptr[expand(runs)]
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        indices, data = np.empty(ends[-1], np.int64), np.empty(ends[-1], self.dtype)
+        for stored, out in ((self._indices, indices), (self._data, data)):
+            _run(stored.reads_of_ranges(starts, lengths, ends[:-1] * out.itemsize, out.dtype), out)
+        return CsrRows(ends, indices, data, self.shape[1])
+
+
+class ChunkedDense(StoredElement):
+    """Dense rows in one array of chunks.
+
+    Parameters
+    ----------
+    array
+        Two-dimensional.
+    """
+
+    layout: Layout = "dense"
+
+    def __init__(self, array: ChunkedArray) -> None:
+        self._array = array
+        self.shape = (array.shape[0], array.shape[1])
+        self.dtype = array.dtype
+
+    def chunk_reads(self, runs: Runs, target: RowTarget) -> ChunkReads | None:
+        """Return what to read for a target of a dtype that chunks can be cast to."""
+        if not isinstance(target, DenseTarget) or not can_cast(self.dtype, target.dtype):
+            return None
+        return self._array.reads_of_rows(expand(runs), target.destinations, target.dtype)
+
+    def read_rows(self, runs: Runs) -> NDArray[Any]:
+        """Read rows as they are stored."""
+        rows = expand(runs)
+        out = np.empty((rows.size, self.shape[1]), self.dtype)
+        row_bytes = self.shape[1] * self.dtype.itemsize
+        _run(self._array.reads_of_rows(rows, np.arange(rows.size) * row_bytes, self.dtype), out)
+        return out
+
+
+def _run(reads: ChunkReads, out: NDArray[Any]) -> None:
+    reads.run(np.array([out.ctypes.data], np.int64))
