@@ -1,7 +1,5 @@
 """What is registered can be shuffled, whatever the storage: it is read through `Source` alone."""
 
-from typing import Any
-
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -43,8 +41,7 @@ def test_sources_of_another_storage(tmp_path, scheme):
     parts = [ad.read_zarr(out / f"dataset_{k}") for k in range(done.n_parts)]
     cells = ad.concat(parts, join="outer")
     assert list(parts[0].var_names) == GENES
-    X: Any = cells.X
-    X = X.toarray() if sp.issparse(X) else X
+    X = sp.csr_array(cells.X).toarray()
     seen = set[tuple[str, int]]()
     for k, (name, row) in enumerate(
         zip(cells.obs["source_file"], cells.obs["source_row"], strict=True)
