@@ -33,7 +33,7 @@ class Source(ABC):
     Attributes
     ----------
     location
-        Where it is stored, for messages and for the page cache.
+        Where it is stored, for messages and for the page cache. Opened, it gives this source alone.
     elements
         The arrays that were asked for, at least one, by the names they were asked for by.
     """

@@ -137,8 +137,13 @@ class SourceConformance:
             table = source.read_obs(columns)
             assert list(table.columns) == columns
             for name in columns:  # text may come as categories, and these in any order
-                values, expected = table[name].astype(object), case.obs[name].astype(object)
-                assert _or_none(values) == _or_none(expected)
+                assert _or_none(table[name]) == _or_none(case.obs[name])
+            some = source.read_obs_rows(columns, rows)
+            assert len(some.index) == len(rows)
+            for name in columns:
+                assert _or_none(some[name]) == _or_none(case.obs[name].iloc[rows])
+            assert source.read_obs_rows([], rows).index.tolist() == some.index.tolist()
+            assert source.read_var().index.tolist() == case.var.index.tolist()
             with pytest.raises(ColumnError, match=f"{source.location}"):
                 Collection([source], obs=["no such column"])
 
@@ -315,7 +320,7 @@ def _collection(write: Write, cases: Sequence[StoredCase]) -> Collection:
 
 
 def _or_none(values: "pd.Series[Any]") -> list[Any]:
-    return values.where(values.notna(), None).tolist()
+    return values.astype(object).where(values.notna(), None).tolist()
 
 
 def _distinct_rows(n_rows: int) -> st.SearchStrategy[NDArray[np.int64]]:

@@ -9,6 +9,8 @@ from tests.loader.sources.test_conformance_zarr import TestZarr as Zarr
 from cellfeed._chunks import ZarrFiles
 from cellfeed._sources._anndata._h5file import H5File
 
+pytestmark = pytest.mark.filterwarnings("ignore:zarr v3 autosharding:UserWarning")
+
 
 class H5InMemory(H5File):
     def handles(self, files):
