@@ -41,16 +41,15 @@ def bring(
     ShortRangeError
         A file ends before a chunk does, or has another size than it must have.
     """
-    flags = chunks[:, kernels.FLAGS]
+    flags = chunks[:-1, kernels.FLAGS]  # the last row only ends the table
     wanted = (flags & kernels.IN_MEMORY) != 0
-    wanted &= (flags & (kernels.ABSENT | kernels.LOST)) == 0
-    wanted[-1] = False  # the last row only ends the table
     if not wanted.any():
         return chunks, ()
+    wanted &= (flags & (kernels.ABSENT | kernels.LOST)) == 0
     chunks, owners = chunks.copy(), list[object]()
     rows_of = dict[int, list[NDArray[np.intp]]]()  # all of one store's at once
     for number, store in enumerate(stores):
-        own = np.flatnonzero(wanted & (chunks[:, kernels.ARRAY] == number))
+        own = np.flatnonzero(wanted & (chunks[:-1, kernels.ARRAY] == number))
         rows_of.setdefault(id(store), []).append(own)
     for store in {id(each): each for each in stores}.values():
         rows = np.concatenate(rows_of[id(store)])
