@@ -89,7 +89,7 @@ def _taken(advice: StorageAdvice, files: Path, collection: Collection) -> Path:
         shuffled = files.with_suffix(".zarr")
         return shuffled if shuffled.exists() else preshuffle(files, shuffled).path
     chunks = files.with_name(f"{files.name}-in-chunks-of-{advice.rows_per_chunk}")
-    with h5py.File(collection.paths[0]) as file:
+    with h5py.File(collection.locations[0]) as file:
         elements, cells = file["X/data"].size, file["X/indptr"].size - 1
         compression = file["X/data"].compression
     rewrite(files, chunks, compression=compression, chunk=advice.rows_per_chunk * elements // cells)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cellfeed import CellfeedError, open_collection
+from cellfeed._bytes import ByteStore, Location
 from cellfeed._chunks import ChunkedArray, ChunkTable
 from cellfeed._chunks import _kernels as kernels
 
@@ -77,7 +78,7 @@ def fenced(n: int) -> Bytes:
     return memory[size - n : size]
 
 
-class MemoryFile:
+class MemoryFile(ByteStore):
     """One file in memory, which holds one chunk."""
 
     def __init__(self, content: bytes = b"") -> None:
@@ -91,8 +92,11 @@ class MemoryFile:
     def handles(self, files: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], object]:
         return np.full(len(files), self.descriptor, np.int64), self
 
-    def path_of(self, file: int) -> Path:
-        return Path("chunk")
+    def location_of(self, file: int) -> Location:
+        return Location("chunk")
+
+    def sizes(self, files: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.full(len(files), os.fstat(self.descriptor).st_size, np.int64)
 
 
 class FencedDecoder:

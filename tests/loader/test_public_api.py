@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 PUBLIC_MODULES = {
-    "cellfeed": {"console", "machine", "sampling", "stages", "synthetic", "testing"},
+    "cellfeed": {"console", "machine", "sampling", "sources", "stages", "synthetic", "testing"},
     "cellfeed_tuner": {"plots", "theory", "training"},
 }
 MODULES = [

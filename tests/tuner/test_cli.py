@@ -259,7 +259,7 @@ def files(small_collection, tmp_path):
     [
         (["{folder}/nowhere"], "plate", "nowhere: no such file or folder; check the path"),
         (["{folder}/none*.h5ad"], "plate", "matches no file"),
-        (["{folder}/empty"], "plate", "empty: the folder has no .h5ad files and no"),
+        (["{folder}/empty"], "plate", "empty: the folder holds nothing that can be opened"),
         (["{folder}/truncated.h5ad"], "plate", "truncated; copy or download it again"),
         (["{folder}/text.h5ad"], "plate", "text.h5ad: not an HDF5 file"),
         (["{folder}/plain.h5ad"], "plate", "plain.h5ad: not an AnnData file"),

@@ -115,7 +115,7 @@ def test_annloader_is_measured(small_collection, shuffle):
 
 
 def test_annloader_delivers_the_cells_in_order(small_collection):
-    paths = open_collection(small_collection).paths
+    paths = open_collection(small_collection).files
     loader = open_annloader(paths, batch_size=BATCH_SIZE, shuffle=False, seed=0)
     X = [minibatch.X for minibatch in loader]
     assert {each.layout for each in X} == {torch.sparse_csr}

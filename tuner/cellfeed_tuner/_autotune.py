@@ -334,7 +334,7 @@ def _geometry(collection: Collection) -> Geometry:
     return Geometry(
         n_cells=len(collection),
         rows_per_chunk=collection.rows_per_chunk,
-        n_files=len(collection.paths),
+        n_files=len(collection.locations),
     )
 
 

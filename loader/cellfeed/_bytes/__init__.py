@@ -8,5 +8,16 @@ from cellfeed._bytes._identity import (
     removed,
     replaced,
 )
+from cellfeed._bytes._location import Location
+from cellfeed._bytes._store import ByteStore
 
-__all__ = ["Identity", "LastingIdentity", "identity", "lasting_identity", "removed", "replaced"]
+__all__ = [
+    "ByteStore",
+    "Identity",
+    "LastingIdentity",
+    "Location",
+    "identity",
+    "lasting_identity",
+    "removed",
+    "replaced",
+]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cellfeed._bytes._location import Location
 from cellfeed._errors import FormatError, PathError
 
 __all__ = ["Identity", "LastingIdentity", "identity", "lasting_identity", "removed", "replaced"]
@@ -64,11 +65,11 @@ def lasting_identity(found: Iterable[tuple[str, os.stat_result]]) -> LastingIden
     return LastingIdentity(digest.hexdigest(), time.time_ns() - newest > _SETTLED_NS)
 
 
-def removed(path: Path) -> PathError:
+def removed(path: Path | Location) -> PathError:
     """Return the error for a file that is no longer there."""
     return PathError(f"{path}: was removed since it was opened; put it back")
 
 
-def replaced(path: Path) -> FormatError:
+def replaced(path: Path | Location) -> FormatError:
     """Return the error for a file that is another one now."""
     return FormatError(f"{path}: was replaced or written to since it was opened; open it again")

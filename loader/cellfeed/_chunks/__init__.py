@@ -7,7 +7,7 @@ destination.
 """
 
 from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines may take
-from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks
+from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks, chunk_codec
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec, hdf5_slow_read
 from cellfeed._chunks._kept import KeptElements, kept_of
@@ -21,7 +21,7 @@ from cellfeed._chunks._placing import place_elements, place_kept
 from cellfeed._chunks._reads import ChunkReads
 from cellfeed._chunks._slow_read import SlowRead
 from cellfeed._chunks._zarr import zarr_array
-from cellfeed._chunks._zarr_files import ZarrFiles
+from cellfeed._chunks._zarr_files import ZarrFiles, identity_of_files
 from cellfeed._chunks._zarr_layout import ZarrLayout, zarr_codec, zarr_layout
 
 __all__ = [
@@ -35,12 +35,14 @@ __all__ = [
     "ZarrLayout",
     "can_cast",
     "check_grid",
+    "chunk_codec",
     "chunk_grid",
     "copy_all",
     "densify",
     "hdf5_array",
     "hdf5_codec",
     "hdf5_slow_read",
+    "identity_of_files",
     "kept_of",
     "place_elements",
     "place_kept",

@@ -2,24 +2,25 @@
 
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._bytes import ByteStore
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._placing import array_row
 from cellfeed._chunks._reads import ChunkReads
+from cellfeed._errors import ParameterError
 
 __all__ = [
-    "ChunkFiles",
     "ChunkLocations",
     "ChunkTable",
     "ChunkedArray",
     "ContiguousChunks",
     "Located",
+    "chunk_codec",
 ]
 
 
@@ -44,34 +45,6 @@ class Located:
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     flags: NDArray[np.int64]
-
-
-class ChunkFiles(Protocol):
-    """The files that `Located.files` counts."""
-
-    def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
-        """Return how to read files, and what has to live while they are read.
-
-        Parameters
-        ----------
-        files
-            Numbers of files, int64, shape (n,).
-
-        Returns
-        -------
-        For each the descriptor, or minus the address of its path, which ends with a zero; and
-        the owner of these.
-
-        Raises
-        ------
-        FormatError
-            A file is not the one that was there when the array was opened.
-        """
-        ...
-
-    def path_of(self, file: int) -> Path:
-        """Return the path of a file, for messages."""
-        ...
 
 
 class ChunkLocations(Protocol):
@@ -142,6 +115,26 @@ class ContiguousChunks:
         return Located(files=nothing, offsets=self.offset + starts, sizes=sizes, flags=nothing)
 
 
+def chunk_codec(name: str) -> int:
+    """Return the number of a codec: "none", "zlib", "gzip", "zstd", "blosc", "lz4" or "lzf".
+
+    Raises
+    ------
+    ParameterError
+        There is no such codec.
+
+    Examples
+    --------
+    >>> chunk_codec("none")
+    0
+    """
+    codecs = {"none": kernels.STORED, **kernels.ZARR_CODECS, "lzf": kernels.LZF}
+    if name not in codecs:
+        msg = f"`codec` must be one of {', '.join(map(repr, codecs))}, but got {name!r}"
+        raise ParameterError(msg)
+    return codecs[name]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedArray:
     """One array in storage, of one or two dimensions, and how its chunks are encoded.
@@ -157,13 +150,13 @@ class ChunkedArray:
     chunk_shape
         Shape of a chunk. Chunks at the border are stored whole.
     codec
-        How chunks are compressed: one of the kernels' codecs.
+        How chunks are compressed: as `chunk_codec` numbers it.
+    locations
+        Where the chunks are, by their number in C order of the grid.
+    files
+        The files or objects that they are in.
     shuffled
         Whether HDF5's shuffle filter was applied before compression.
-    locations
-        Where the chunks are.
-    files
-        The files that they are in.
     lost_is_zero
         Whether chunks that are not there are zero; else that is damage, unless they are column
         indices of rows with no other element there.
@@ -179,10 +172,10 @@ class ChunkedArray:
     dtype: np.dtype[Any]
     chunk_shape: tuple[int, ...]
     codec: int
-    shuffled: bool
     locations: ChunkLocations
-    files: ChunkFiles
-    lost_is_zero: bool
+    files: ByteStore
+    shuffled: bool = False
+    lost_is_zero: bool = False
 
     def __post_init__(self) -> None:
         # Compiled code multiplies these numbers, and takes memory and addresses to be as they say.
@@ -332,10 +325,15 @@ class ChunkedArray:
             placing = int(array[kernels.PLACING])
             kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize, placing)
         table = np.zeros((len(chunks) + 1, kernels.N_CHUNK_COLUMNS), np.int64)
-        table[:-1, kernels.FD], keep_alive = self.files.handles(located.files)
+        handles = self.files.handles(located.files)
+        if handles is None:  # the bytes are brought to memory before they are decoded
+            handles, in_memory = (located.files, None), kernels.IN_MEMORY
+        else:
+            in_memory = 0
+        table[:-1, kernels.FD], keep_alive = handles
         table[:-1, kernels.OFFSET] = offsets
         table[:-1, kernels.SIZE] = sizes
-        table[:-1, kernels.FLAGS] = located.flags
+        table[:-1, kernels.FLAGS] = located.flags | in_memory
         table[:-1, kernels.FIRST_SEGMENT] = firsts
         table[-1, kernels.FIRST_SEGMENT] = len(segments)
         array[kernels.CODEC] = self.codec
@@ -354,7 +352,7 @@ class ChunkedArray:
     def describe(self, chunk: int) -> str:
         """Return which elements and bytes a chunk holds, for a message."""
         located = self.locations.locate(np.array([chunk], np.int64))
-        path = self.files.path_of(int(located.files[0]))
+        where = self.files.location_of(int(located.files[0]))
         first, size = int(located.offsets[0]), int(located.sizes[0])
         grid = chunk_grid(self.shape, self.chunk_shape)
         corner = [int(k) for k in np.unravel_index(chunk, grid)]
@@ -364,5 +362,5 @@ class ChunkedArray:
         ]
         elements = f"elements {bounds[0]}" if len(bounds) == 1 else f"rows {bounds[0]}"
         if size == 0 or located.flags[0] & kernels.WHOLE_FILE:
-            return f"{path}: `{self.name}`, {elements}"
-        return f"{path}: `{self.name}`, {elements} (bytes {first} to {first + size})"
+            return f"{where}: `{self.name}`, {elements}"
+        return f"{where}: `{self.name}`, {elements} (bytes {first} to {first + size})"

@@ -8,10 +8,10 @@ import h5py
 import numpy as np
 from h5py import h5d, h5t, h5z
 
+from cellfeed._bytes import ByteStore
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._array import (
     ChunkedArray,
-    ChunkFiles,
     ChunkLocations,
     ChunkTable,
     ContiguousChunks,
@@ -33,7 +33,7 @@ _TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
 def hdf5_array(
     dataset: h5py.Dataset,
     name: str,
-    files: ChunkFiles,
+    files: ByteStore,
     kept: KeptTables,
     *,
     lost_is_zero: bool,

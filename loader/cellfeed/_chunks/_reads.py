@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._buffers import bind
+from cellfeed._bytes import ByteStore
 from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._bringing import Brought, ShortRangeError, bring
 from cellfeed._chunks._kept import KeptElements, gathered
 from cellfeed._chunks._placing import scratch_bytes
 from cellfeed._errors import FormatError
@@ -21,6 +23,11 @@ _CACHE_BYTES = 1 << 24  # more than this is out of the cache before it is used
 
 class Owner(Protocol):
     """An array that chunks belong to."""
+
+    @property
+    def files(self) -> ByteStore:
+        """What its bytes lie in."""
+        ...
 
     def describe(self, chunk: int) -> str:
         """Return which elements and bytes a chunk holds, for a message."""
@@ -216,9 +223,10 @@ class ChunkReads:
         """Work all chunks off, and return how many bytes were read."""
         if not self.n_chunks:
             return 0
+        chunks, owners = self._brought()
         functions = kernels.function_addresses()
         arrays = self.arrays.copy()
-        raw = max(int(self.chunks[:, kernels.SIZE].max(initial=0)), kernels.LARGEST_READ)
+        raw = max(int(chunks[:, kernels.SIZE].max(initial=0)), kernels.LARGEST_READ)
         decoded = int(arrays[:, kernels.DECODED_BYTES].max(initial=0))
         unshuffled = decoded if arrays[:, kernels.SHUFFLED].any() else 0
         scratch = scratch_bytes(arrays)
@@ -233,7 +241,7 @@ class ChunkReads:
                 report[kernels.FAILED_CHUNK] = self._largest_chunk()
                 report[kernels.FAILURE] = kernels.TOO_LARGE
                 return 0
-            tables = (arrays, self.chunks, segments)
+            tables = (arrays, chunks, segments)
             return int(kernels.decode(*tables, functions, report, *buffers))
 
         if threads is None:
@@ -248,9 +256,18 @@ class ChunkReads:
                 report[kernels.FAILURE] = kernels.STOPPED
                 wait(jobs)
                 raise
+        del owners  # of what was decoded by now
         if report[kernels.FAILURE]:
             raise self._damage(int(report[kernels.FAILURE]), int(report[kernels.FAILED_CHUNK]))
         return n_bytes
+
+    def _brought(self) -> Brought:
+        """Return the chunks, where some have an address in memory, and what owns that."""
+        stores = [owner.files for owner in self.owners]
+        try:
+            return bring(self.chunks, stores, self.arrays[:, kernels.DECODED_BYTES])
+        except ShortRangeError as short:
+            raise self._damage(short.failure, short.chunk) from None
 
     def _largest_chunk(self) -> int:
         arrays = self.arrays[self.chunks[:-1, kernels.ARRAY]]

@@ -8,10 +8,10 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._bytes import ByteStore
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._array import ChunkedArray, ChunkLocations, Located
 from cellfeed._chunks._grid import in_two_dimensions
-from cellfeed._chunks._zarr_files import ZarrFiles
 from cellfeed._chunks._zarr_layout import ZarrLayout
 from cellfeed._errors import FormatError
 from cellfeed._tables import KeptTables, Tables
@@ -25,7 +25,7 @@ _READERS = 8  # of indexes, which are small and far from each other
 
 
 def zarr_array(
-    layout: ZarrLayout, files: ZarrFiles, name: str, kept: KeptTables, *, lost_is_zero: bool
+    layout: ZarrLayout, files: ByteStore, name: str, kept: KeptTables, *, lost_is_zero: bool
 ) -> ChunkedArray:
     """Return an array as chunks; the indexes of all its shards are read, or were kept.
 
@@ -115,15 +115,15 @@ class _Shards:
         )
 
 
-def _shards(layout: ZarrLayout, files: ZarrFiles, name: str) -> Tables:
+def _shards(layout: ZarrLayout, files: ByteStore, name: str) -> Tables:
     """Read the indexes of all shards; see `_Shards`."""
     inner = layout.chunks_of_a_file
     table = np.full((*layout.chunk_grid, 2), -1, np.int64)
-    present = np.flatnonzero(files.sizes >= 0)
-    files.check_unchanged(present)
+    sizes = files.sizes(np.arange(math.prod(layout.file_grid), dtype=np.int64))
+    present = np.flatnonzero(sizes >= 0)
 
     def read(file: int) -> None:
-        entries = _read_index(layout, files, file, name).reshape(*inner, 2)
+        entries = _read_index(layout, files, file, int(sizes[file]), name).reshape(*inner, 2)
         position = np.unravel_index(file, layout.file_grid)
         part = tuple(slice(k * n, (k + 1) * n) for k, n in zip(position, inner, strict=True))
         # Chunks of a shard that are outside the array are left out.
@@ -133,22 +133,27 @@ def _shards(layout: ZarrLayout, files: ZarrFiles, name: str) -> Tables:
         list(threads.map(read, present.tolist()))
     table = table.reshape(-1, 2)
     offsets = np.ascontiguousarray(table[:, 0])
-    sizes = np.where(offsets < 0, 0, table[:, 1])
-    return {"offsets": offsets, "sizes": sizes, "is_lost": files.sizes < 0}
+    chunk_sizes = np.where(offsets < 0, 0, table[:, 1])
+    return {"offsets": offsets, "sizes": chunk_sizes, "is_lost": sizes < 0}
 
 
-def _read_index(layout: ZarrLayout, files: ZarrFiles, file: int, name: str) -> NDArray[np.int64]:
+def _read_index(
+    layout: ZarrLayout, files: ByteStore, file: int, file_bytes: int, name: str
+) -> NDArray[np.int64]:
     """Return offset and size of each chunk of a shard; -1 where there is none."""
     n_bytes = math.prod(layout.chunks_of_a_file) * _ENTRY_BYTES
     n_stored = n_bytes + _CHECKSUM_BYTES * layout.index_has_checksum
-    file_bytes = int(files.sizes[file])
     first = file_bytes - n_stored if layout.index_at_end else 0
-    path = files.path_of(file)
-    where = f"{path}: `{name}`, index of the shard (bytes {first} to {first + n_stored})"
+    location = files.location_of(file)
+    where = f"{location}: `{name}`, index of the shard (bytes {first} to {first + n_stored})"
     if file_bytes < n_stored:
-        msg = f"{path}: `{name}`, the shard is truncated; copy or download it again"
+        msg = f"{location}: `{name}`, the shard is truncated; copy or download it again"
         raise FormatError(msg)
-    stored = files.read(file, first, n_stored)
+    (found,) = files.read_ranges(*(np.array([each], np.int64) for each in (file, first, n_stored)))
+    stored = b"" if found is None else bytes(found)
+    if len(stored) < n_stored:
+        msg = f"{where}: the file ends before them; {_REMEDY}"
+        raise FormatError(msg)
     index = stored[:n_bytes]
     if layout.index_has_checksum:
         checksum = int.from_bytes(stored[n_bytes:], "little")

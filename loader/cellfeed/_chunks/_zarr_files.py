@@ -1,5 +1,6 @@
 """The files of a zarr array: shards, which stay open, and chunks in a file each, which do not."""
 
+import itertools
 import math
 import os
 import resource
@@ -12,19 +13,29 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Identity, identity, removed, replaced
+from cellfeed._bytes import (
+    ByteStore,
+    Identity,
+    LastingIdentity,
+    Location,
+    identity,
+    lasting_identity,
+    removed,
+    replaced,
+)
 from cellfeed._bytes._descriptors import closed_with
 from cellfeed._chunks._zarr_layout import ZarrLayout
 
-__all__ = ["ZarrFiles"]
+__all__ = ["ZarrFiles", "identity_of_files"]
 
 _SHARE_OF_OPEN_FILES = 4  # of what the process may open; others belong to the user's program
 _CHECK_AGAIN_AFTER = 1.0  # seconds
+_MOST_LOOKED_AT = 100_000  # files of an array, which takes 0.2 s
 
 _ABSENT: Identity = (-1, -1)
 
 
-class ZarrFiles:
+class ZarrFiles(ByteStore):
     """The files of one array; descriptors stay in the process that opened them.
 
     A shard is read often, so its file stays open as long as there are not too many of them.
@@ -61,23 +72,29 @@ class ZarrFiles:
             kept.pop(name, None)
         return kept
 
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each shard, -1 if it has no file, int64, shape (n_files,)."""
-        return self._identities[:, 0]
+    def location_of(self, file: int) -> Location:
+        """Return where a file is, for messages."""
+        return Location.of(self._folder / self._name(file))
 
-    def path_of(self, file: int) -> Path:
-        """Return the path of a file, for messages."""
-        return self._folder / self._name(file)
+    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes of files, of shards as they were at first; -1 where there is none."""
+        if self._layout.sharded:
+            sizes: NDArray[np.int64] = self._identities[files, 0]
+            return sizes
+        return np.array([size for size, _ in self._found(files)], np.int64)
+
+    def identity(self) -> LastingIdentity | None:
+        """Return the identity of all files of the array; None if there are too many to look at."""
+        return identity_of_files(self._absolute)
 
     def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
-        """Return descriptors or addresses of paths; see `ChunkFiles`."""
+        """Return descriptors or addresses of paths; see `ByteStore`."""
         if not self._layout.sharded:
             return self._addresses(files)
         self.check_unchanged(files)
         self._open_those(np.unique(files))
         handles = self._descriptors[files]
-        is_closed = (handles < 0) & (self.sizes[files] >= 0)
+        is_closed = (handles < 0) & (self.sizes(files) >= 0)
         # One address for each file, so that chunks beside each other are read together.
         distinct, numbers = np.unique(files[is_closed], return_inverse=True)
         addresses, paths = self._addresses(distinct)
@@ -102,11 +119,25 @@ class ZarrFiles:
             self._compare(file, found)
         self._checked_at[due] = now
 
-    def read(self, file: int, first: int, n_bytes: int) -> bytes:
-        """Return bytes of a file."""
-        with self._path(file).open("rb") as opened:
-            opened.seek(first)
-            return opened.read(n_bytes)
+    def read_ranges(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> list[bytes | None]:
+        """Read byte ranges, one after the other; see `ByteStore`."""
+        if self._layout.sharded:
+            self.check_unchanged(files)
+        ranges = zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
+        return [self._read(*each) for each in ranges]
+
+    def _read(self, file: int, first: int, n_bytes: int) -> bytes | None:
+        try:
+            with self._path(file).open("rb") as opened:
+                opened.seek(first)
+                return opened.read(n_bytes)
+        except FileNotFoundError:
+            return None
 
     def _found(self, files: NDArray[np.int64]) -> list[Identity]:
         """Return what is there now."""
@@ -117,12 +148,12 @@ class ZarrFiles:
     def _compare(self, file: int, found: Identity) -> None:
         if found == tuple(self._identities[file].tolist()):
             return
-        path = self.path_of(file)
-        raise removed(path) if found == _ABSENT else replaced(path)
+        where = self.location_of(file)
+        raise removed(where) if found == _ABSENT else replaced(where)
 
     def _open_those(self, files: NDArray[np.int64]) -> None:
         n_more = max(0, _most_open() - _OpenFile.count())
-        is_closed = (self._descriptors[files] < 0) & (self.sizes[files] >= 0)
+        is_closed = (self._descriptors[files] < 0) & (self.sizes(files) >= 0)
         for file in files[is_closed][:n_more].tolist():
             opened = _OpenFile(self._path(file))
             self._compare(file, identity(os.fstat(opened.descriptor)))
@@ -159,6 +190,18 @@ class _OpenFile:
         """Return how many there are in this process."""
         _OpenFile._all = [each for each in _OpenFile._all if each() is not None]
         return len(_OpenFile._all)
+
+
+def identity_of_files(folder: Path) -> LastingIdentity | None:
+    """Return the identity of all files in a folder; None if there are too many to look at."""
+    every = (Path(where, name) for where, _, names in os.walk(folder) for name in names)
+    files = sorted(itertools.islice(every, _MOST_LOOKED_AT + 1))
+    if len(files) > _MOST_LOOKED_AT:
+        return None
+    try:
+        return lasting_identity((str(file), file.stat()) for file in files)
+    except OSError:
+        return None  # one was removed meanwhile
 
 
 def _identity_of(path: bytes) -> Identity:

@@ -1,7 +1,5 @@
 """Many files as one collection of cells."""
 
-import glob
-import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -13,25 +11,24 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._cells import Cells, ObsColumn
 from cellfeed._collection._describe import described, slow_names, slow_reading, table_of
 from cellfeed._collection._element_names import require_elements
 from cellfeed._collection._join_elements import join_elements
 from cellfeed._collection._join_obs import JoinObs, read_obs
 from cellfeed._collection._join_var import Genes, JoinVars
-from cellfeed._errors import FormatError, ParameterError, PathError
+from cellfeed._collection._locations import PathLike, open_sources_of
+from cellfeed._errors import FormatError, ParameterError
 from cellfeed._layouts import Dtypes, Element, Layout, dtypes_of
 from cellfeed._reading import Part, Reader, load_tables
 from cellfeed._runs import Runs, count_rows, merge_consecutive, split_at
-from cellfeed._sources import Source, is_zarr, open_sources
+from cellfeed._sources import Source
 
 __all__ = ["Collection", "open_collection"]
 
-PathLike = str | os.PathLike[str]
-
 _SAMPLED_ROWS = 10_000
 _ROWS_READ = 200  # where lengths are not known before rows are read
-_ENDS = (".h5ad", ".h5mu", ".zarr")  # of what is opened in a folder
 
 
 def open_collection(
@@ -50,7 +47,8 @@ def open_collection(
     paths
         An ``.h5ad`` or ``.h5mu`` file, a zarr store of AnnData or MuData (format v2 or v3) or one
         that annbatch or `preshuffle` wrote, a pattern such as ``"plates/*.h5ad"``, a folder (all
-        its ``.h5ad`` and ``.h5mu`` files and ``.zarr`` stores, by name), or several of these.
+        its ``.h5ad`` and ``.h5mu`` files and ``.zarr`` stores, by name), or several of these. Also
+        whatever other packages open, by suffix or URL; see `cellfeed.sources.Storage`.
     obs
         The obs columns that minibatches carry. Others are not read. In MuData, those of a
         modality are called such as ``"rna:plate"``, as mudata calls them.
@@ -77,9 +75,9 @@ def open_collection(
     Raises
     ------
     PathError
-        A path is missing, or matches no file.
+        A path is missing or matches no file, or nothing is known that opens such a URL.
     FormatError
-        A file is truncated, is neither AnnData nor MuData, lacks an element, or has a modality
+        A file is truncated, is nothing that can be opened, lacks an element, or has a modality
         that lacks cells.
     ParameterError
         An element is named in another way, or twice, or there is none; or ``join_vars``,
@@ -109,7 +107,7 @@ def open_collection(
         msg = f"`obs` must be a list of column names, but got the text {obs!r}; write [{obs!r}]"
         raise ParameterError(msg)
     names, joint_genes = require_elements(elements), Genes(join_vars, genes)
-    sources = [source for path in _files(paths) for source in open_sources(path, names)]
+    sources = open_sources_of(paths, names)
     return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs)
 
 
@@ -146,7 +144,7 @@ class Collection:
         }
         self._starts = np.cumsum([0, *(source.n_rows for source in self._sources)])
         if len(self) == 0:
-            msg = f"{self.paths[0]}: there are no cells in it; give files that have some"
+            msg = f"{self.locations[0]}: there are no cells in it; give files that have some"
             raise FormatError(msg)
         self._obs = read_obs(self._sources, tuple(obs), join_obs)
         self._has_warned = False
@@ -205,13 +203,18 @@ class Collection:
         return self._first.layout
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files and zarr stores, in the order of their rows."""
-        return tuple(source.path for source in self._sources)
+    def sources(self) -> tuple[Source, ...]:
+        """What the collection is read from, in the order of its rows."""
+        return self._sources
+
+    @property
+    def locations(self) -> tuple[Location, ...]:
+        """The files, stores and URLs, in the order of their rows."""
+        return tuple(source.location for source in self._sources)
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """How the first element in each of the `paths` is compressed: "gzip 4", "zstd, sharded"."""
+        """How the first element in each of the `locations` is compressed, such as "gzip 4"."""
         return tuple(source.elements[self._first.name].codec() for source in self._sources)
 
     def describe(self) -> pd.DataFrame:
@@ -221,8 +224,8 @@ class Collection:
 
         Returns
         -------
-        One row for each element of each of the `paths`, with the columns ``path``, ``element``,
-        ``n_cells``, ``layout`` ("csr" or "dense"), ``dtype``, ``codec`` (such as "gzip 4"),
+        One row for each element of each of the `locations`, with the columns ``location``,
+        ``element``, ``n_cells``, ``layout`` ("csr" or "dense"), ``dtype``, ``codec`` ("gzip 4"),
         ``chunk_shape`` (of the values; None if they are in one piece), ``rows_per_chunk`` (on
         average), ``is_fast`` (whether chunks are decoded by threads of cellfeed) and ``reason``
         (why they are not, such as "through h5py: filter blosc2 is not supported"; else None).
@@ -267,16 +270,17 @@ class Collection:
             warnings.warn(line, UserWarning, stacklevel=3)
 
     @property
-    def cells_per_path(self) -> tuple[int, ...]:
-        """Number of cells in each of the `paths`."""
+    def cells_per_location(self) -> tuple[int, ...]:
+        """Number of cells in each of the `locations`."""
         return tuple(np.diff(self._starts).tolist())
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """All files that hold the collection: the paths, or what lies in those that are stores."""
+        """All files of this machine that hold cells: those given, and those in folders."""
         return tuple(
             file
-            for path in self.paths
+            for path in (location.path for location in self.locations)
+            if path is not None
             for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
             if file.is_file()
         )
@@ -304,7 +308,7 @@ class Collection:
             if dense or element.layout == "dense":
                 n_bytes += element.n_columns * value_dtype.itemsize
             else:
-                n_bytes += self._mean_row_lengths[name] * (value_dtype.itemsize + index_bytes)
+                n_bytes += self.mean_row_lengths[name] * (value_dtype.itemsize + index_bytes)
         return n_bytes
 
     def stored_row_bytes(self) -> float:
@@ -313,7 +317,8 @@ class Collection:
         return sum(each.stored_bytes() for each in parts) / len(self)
 
     @cached_property
-    def _mean_row_lengths(self) -> dict[str, float]:
+    def mean_row_lengths(self) -> Mapping[str, float]:
+        """How many values a cell stores of each sparse element, by up to 10,000 cells."""
         rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
         sampled = self.parts(merge_consecutive(rows))
         means = {
@@ -341,7 +346,7 @@ class Collection:
             for name, element in self._elements.items():
                 maps, stored = element.column_maps, self._stored[name][k]
                 part = Part(
-                    location=self._sources[k].path,
+                    location=self._sources[k].location,
                     stored=stored,
                     runs=local,
                     rows=slice(filled, stop),
@@ -365,42 +370,6 @@ def _known_mean(parts: Sequence[Part]) -> float | None:
     lengths = [part.stored.row_lengths(part.runs) if part.keeps_all else None for part in parts]
     known = [each for each in lengths if each is not None]
     return float(np.concatenate(known).mean()) if len(known) == len(parts) else None
-
-
-def _files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not given:
-        msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
-        raise PathError(msg)
-    files = [file for path in given for file in _expand(str(Path(path).expanduser()))]
-    seen = set[Path]()
-    for file in files:
-        resolved = file.resolve()
-        if resolved in seen:
-            msg = f"{file}: given twice, so that its cells would count twice; give it once"
-            raise PathError(msg)
-        seen.add(resolved)
-    return files
-
-
-def _expand(path: str) -> list[Path]:
-    if Path(path).is_dir() and not is_zarr(Path(path)):
-        files = sorted(file for end in _ENDS for file in Path(path).glob(f"*{end}"))
-        if not files:
-            msg = (
-                f"{path}: the folder has no .h5ad files and no .h5mu files or .zarr stores; "
-                "give the folder that holds them"
-            )
-            raise PathError(msg)
-        return files
-    if Path(path).exists():
-        return [Path(path)]
-    matches = [Path(match) for match in sorted(glob.glob(path, recursive=True))]  # noqa: PTH207 - absolute patterns too
-    if not matches:
-        what = "matches no file" if glob.has_magic(path) else "no such file or folder"
-        msg = f"{path}: {what}; check the path"
-        raise PathError(msg)
-    return matches
 
 
 def _row_numbers(

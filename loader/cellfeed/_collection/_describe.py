@@ -39,7 +39,7 @@ def table_of(elements: Iterator[Described]) -> pd.DataFrame:
     """Return a row for each element of each source; see `Collection.describe`."""
     rows = (
         {
-            "path": str(each.source.path),
+            "location": str(each.source.location),
             "element": each.name,
             "n_cells": each.source.n_rows,
             "layout": each.stored.layout,
@@ -61,7 +61,7 @@ def slow_reading(elements: Iterator[Described]) -> str | None:
     if not slow:
         return None
     first, why = slow[0]
-    line = f"{first.source.path}: `{first.name}` is read slowly, {why}; {why.remedy}"
+    line = f"{first.source.location}: `{first.name}` is read slowly, {why}; {why.remedy}"
     n_others = len(slow) - 1
     if n_others:
         others = "1 other is" if n_others == 1 else f"{n_others} others are"
@@ -80,7 +80,7 @@ def slow_names(elements: Iterator[Described]) -> str:
     def of_files(name: str, sources: Sequence[Source]) -> str:
         if len(sources) == files[name]:
             return name
-        where = sources[0].path.name if len(sources) == 1 else f"{len(sources)} files"
+        where = sources[0].location.name if len(sources) == 1 else f"{len(sources)} files"
         return f"{name} of {where}"
 
     return ", ".join(of_files(name, sources) for name, sources in slow.items())

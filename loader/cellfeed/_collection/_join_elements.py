@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._collection._join_var import Genes, join_var, listed
 from cellfeed._errors import FormatError, MismatchError
 from cellfeed._layouts import ColumnMap, ColumnNames, Element
@@ -50,8 +50,8 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
         n_columns, names, maps = columns
         if maps is not None and first.shape[2:]:
             msg = (
-                f"{sources[0].path}: `{name}` has {len(first.shape)} dimensions, and can be read "
-                "only where all files have the genes that are read, in the same order"
+                f"{sources[0].location}: `{name}` has {len(first.shape)} dimensions, and can be "
+                "read only where all files have the genes that are read, in the same order"
             )
             raise MismatchError(msg)
         elements[name] = Element(
@@ -80,7 +80,7 @@ def _join_genes(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
 def _join_frames(name: str, sources: Sequence[Source]) -> _Columns:
     """Join data frames, which must have the same columns, in whatever order."""
     parts = _parts(name, sources)
-    first, known = sources[0].path, set(parts[0][1])
+    first, known = sources[0].location, set(parts[0][1])
     for path, names in parts[1:]:
         for has, lacks, own, others in (
             (first, path, known, set(names)),
@@ -103,14 +103,14 @@ def _joined(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
     return len(names), ColumnNames(kept), maps
 
 
-def _parts(name: str, sources: Sequence[Source]) -> list[tuple[Path, NDArray[np.object_]]]:
+def _parts(name: str, sources: Sequence[Source]) -> list[tuple[Location, NDArray[np.object_]]]:
     """Return the names of the columns of each source; those of the first are not kept twice."""
-    parts = list[tuple[Path, NDArray[np.object_]]]()
+    parts = list[tuple[Location, NDArray[np.object_]]]()
     for source in sources:
         own = _names_of(name, source)
         if parts and np.array_equal(own, parts[0][1]):
             own = parts[0][1]
-        parts.append((source.path, own))
+        parts.append((source.location, own))
     return parts
 
 
@@ -119,7 +119,7 @@ def _names_of(name: str, source: Source) -> NDArray[np.object_]:
     own = stored.var_names()
     if len(own) != stored.shape[1]:
         msg = (
-            f"{source.path}: {stored.var} has {len(own)} rows, `{name}` {stored.shape[1]} "
+            f"{source.location}: {stored.var} has {len(own)} rows, `{name}` {stored.shape[1]} "
             "columns; write the file anew with anndata"
         )
         raise FormatError(msg)
@@ -134,8 +134,8 @@ def _check_same_kind(name: str, sources: Sequence[Source]) -> None:
         if (stored.var is None) != (first.var is None):
             frame, array = (source, sources[0]) if first.var is None else (sources[0], source)
             msg = (
-                f"{array.path}: `{name}` is an array, but a data frame in {frame.path}; write it "
-                "in the same way in all files"
+                f"{array.location}: `{name}` is an array, but a data frame in {frame.location}; "
+                "write it in the same way in all files"
             )
             raise MismatchError(msg)
 
@@ -148,7 +148,7 @@ def _check_same_shape(name: str, sources: Sequence[Source], start: int) -> None:
         if own != expected:
             n_columns, others = (" x ".join(map(str, shape)) or "1" for shape in (own, expected))
             msg = (
-                f"{source.path}: `{name}` has {n_columns} columns, but {others} in "
-                f"{first.path}; write it with the same columns in all files"
+                f"{source.location}: `{name}` has {n_columns} columns, but {others} in "
+                f"{first.location}; write it with the same columns in all files"
             )
             raise MismatchError(msg)

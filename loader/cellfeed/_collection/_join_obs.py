@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._cells import CategoricalColumn, NumericColumn, ObsColumn, require_int64
 from cellfeed._errors import ColumnError, FormatError, MismatchError, ParameterError
 from cellfeed._sources import Source
@@ -48,19 +48,20 @@ def read_obs(
         raise ParameterError(msg)
     if not columns:
         return {}
-    wanted = [columns] * len(sources)
-    if join_obs == "outer":
-        known = [source.obs_names() for source in sources]
-        # What no source has, the first one is asked for: it says what it has instead.
-        lacking = [name for name in columns if not any(name in names for names in known)]
-        wanted = [[name for name in columns if name in names] for names in known]
-        wanted[0] = [*wanted[0], *lacking]
+    known = [source.obs_names() for source in sources]
+    for name in columns:
+        lacking = [k for k, names in enumerate(known) if name not in names]
+        if lacking and (join_obs == "same" or len(lacking) == len(sources)):
+            there = ", ".join(known[lacking[0]]) or "none"
+            where = sources[lacking[0]].location
+            raise ColumnError(f"{where}: obs has no column {name!r}; its columns are: {there}")
     tables = []
-    for source, names in zip(sources, wanted, strict=True):
-        table = source.read_obs(names) if names else None
+    for source, names in zip(sources, known, strict=True):
+        wanted = [name for name in columns if name in names]
+        table = source.read_obs(wanted) if wanted else None
         if table is not None and len(table) != source.n_rows:
             msg = (
-                f"{source.path}: obs has {len(table)} rows, the matrix {source.n_rows}; "
+                f"{source.location}: obs has {len(table)} rows, the matrix {source.n_rows}; "
                 "write the file anew with anndata"
             )
             raise FormatError(msg)
@@ -70,7 +71,7 @@ def read_obs(
 
 def _parts(
     name: str, sources: Sequence[Source], tables: "Sequence[pd.DataFrame | None]"
-) -> "list[tuple[Path, pd.Series[Any]]]":
+) -> "list[tuple[Location, pd.Series[Any]]]":
     """Return a column of each source, with missing values where there is none."""
     own = [None if table is None or name not in table else table[name] for table in tables]
     known = [series for series in own if series is not None and not _has_no_categories(series)]
@@ -79,7 +80,7 @@ def _parts(
     are_numbers = are_numbers and not pd.api.types.is_bool_dtype(known[0].dtype)
     missing = partial(_missing, are_numbers=are_numbers)
     return [
-        (source.path, missing(source.n_rows) if series is None else series)
+        (source.location, missing(source.n_rows) if series is None else series)
         for source, series in zip(sources, own, strict=True)
     ]
 
@@ -92,7 +93,7 @@ def _missing(n_rows: int, *, are_numbers: bool) -> "pd.Series[Any]":
     return pd.Series(pd.Categorical.from_codes(codes, categories=none))
 
 
-def join_column(name: str, parts: "Sequence[tuple[Path, pd.Series[Any]]]") -> ObsColumn:
+def join_column(name: str, parts: "Sequence[tuple[Location, pd.Series[Any]]]") -> ObsColumn:
     """Join one column over the files of a collection.
 
     Parameters
@@ -111,15 +112,15 @@ def join_column(name: str, parts: "Sequence[tuple[Path, pd.Series[Any]]]") -> Ob
         The values are neither numbers nor categories, such as dates; or some integer is one that
         a tensor, or the dtype that the files have in common, cannot hold.
     """
-    kinds = [_kind(name, path, series) for path, series in parts]
+    kinds = [_kind(name, where, series) for where, series in parts]
     # Categories of which there are none, since all are missing, fit any others.
     known = [place for place, (_, series) in enumerate(parts) if not _has_no_categories(series)]
     first = known[0] if known else 0
-    for (path, series), kind in zip(parts, kinds, strict=True):
+    for (where, series), kind in zip(parts, kinds, strict=True):
         fits = kinds[first] != "numbers" if _has_no_categories(series) else kind == kinds[first]
         if not fits:
             msg = (
-                f"{path}: obs column {name!r} holds {kind}, but {kinds[first]} in "
+                f"{where}: obs column {name!r} holds {kind}, but {kinds[first]} in "
                 f"{parts[first][0]}; make them the same in the files"
             )
             raise MismatchError(msg)
@@ -128,7 +129,7 @@ def join_column(name: str, parts: "Sequence[tuple[Path, pd.Series[Any]]]") -> Ob
     return _join_categories([series.astype("category") for _, series in parts])
 
 
-def _kind(name: str, path: Path, series: "pd.Series[Any]") -> str:
+def _kind(name: str, where: Location, series: "pd.Series[Any]") -> str:
     values = series.cat.categories if isinstance(series.dtype, pd.CategoricalDtype) else series
     if pd.api.types.is_bool_dtype(values.dtype):
         return "booleans"
@@ -138,8 +139,8 @@ def _kind(name: str, path: Path, series: "pd.Series[Any]") -> str:
     if pd.api.types.is_string_dtype(values.dtype) or values.dtype == object:
         return "text"
     msg = (
-        f"{path}: obs column {name!r} has dtype {values.dtype}, which is no number that torch has, "
-        "and no category; write it as float64, or as text"
+        f"{where}: obs column {name!r} has dtype {values.dtype}, which is no number that torch "
+        "has, and no category; write it as float64, or as text"
     )
     raise ColumnError(msg)
 
@@ -148,14 +149,14 @@ def _has_no_categories(series: "pd.Series[Any]") -> bool:
     return isinstance(series.dtype, pd.CategoricalDtype) and len(series.cat.categories) == 0
 
 
-def _join_numbers(name: str, parts: "Sequence[tuple[Path, pd.Series[Any]]]") -> NDArray[Any]:
+def _join_numbers(name: str, parts: "Sequence[tuple[Location, pd.Series[Any]]]") -> NDArray[Any]:
     own = [_dtype_of_numbers(series) for _, series in parts]
     dtype = np.result_type(*own).newbyteorder("=")
     if all(each.kind in "iu" for each in own) and dtype.kind == "f":  # int64 beside uint64
         dtype = np.dtype(np.int64)
-    numbers = [exact_numbers(name, path, series, dtype) for path, series in parts]
-    for (path, _), values in zip(parts, numbers, strict=True):
-        require_int64(f"{path}: obs column {name!r}", values)
+    numbers = [exact_numbers(name, where, series, dtype) for where, series in parts]
+    for (where, _), values in zip(parts, numbers, strict=True):
+        require_int64(f"{where}: obs column {name!r}", values)
     return np.concatenate(numbers)
 
 
@@ -166,13 +167,13 @@ def _dtype_of_numbers(series: "pd.Series[Any]") -> np.dtype[Any]:
 
 
 def exact_numbers(
-    name: str, path: Path, series: "pd.Series[Any]", dtype: np.dtype[Any]
+    name: str, where: Location, series: "pd.Series[Any]", dtype: np.dtype[Any]
 ) -> NDArray[Any]:
     """Return a column of numbers as another dtype, NaN where they are missing.
 
     Parameters
     ----------
-    name, path
+    name, where
         The column and its file, for messages.
     series
         Numbers of NumPy or pandas.
@@ -196,7 +197,7 @@ def exact_numbers(
         inexact = integers[_differ(integers, dtype)]
         if inexact.size:
             msg = (
-                f"{path}: obs column {name!r} holds {inexact[0]}, which {dtype} cannot hold, the "
+                f"{where}: obs column {name!r} holds {inexact[0]}, which {dtype} cannot hold, the "
                 "dtype that the files have in common; store it as text or as a category"
             )
             raise ColumnError(msg)

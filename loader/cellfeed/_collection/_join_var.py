@@ -1,13 +1,13 @@
 """Joining the genes of the sources of a collection."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._errors import MismatchError, ParameterError
 from cellfeed._layouts import ColumnMap, column_maps
 
@@ -18,7 +18,7 @@ JoinVars = Literal["same", "inner", "outer"]
 _SHOWN = 5
 
 Names = NDArray[np.object_]
-_Part = tuple[Path, "pd.Index[str]"]
+_Part = tuple[Location, "pd.Index[str]"]
 
 
 class Genes:
@@ -60,7 +60,7 @@ class Genes:
 
 
 def join_var(
-    parts: Sequence[tuple[Path, Names]], genes: Genes
+    parts: Sequence[tuple[Location, Names]], genes: Genes
 ) -> tuple[Names, tuple[ColumnMap, ...] | None]:
     """Join the names of the genes of some files.
 
@@ -88,12 +88,12 @@ def join_var(
     if is_same and (genes.names is None or np.array_equal(genes.names, first)):
         return first, None
     distinct = dict[int, _Part]()  # of most files they are those of the first
-    for path, names in parts:
+    for where, names in parts:
         if id(names) not in distinct:
-            distinct[id(names)] = path, pd.Index(names, dtype=object)
+            distinct[id(names)] = where, pd.Index(names, dtype=object)
     joint = _joint(list(distinct.values()), genes)
-    for path, index in distinct.values():
-        _check_distinct(path, index, joint)
+    for where, index in distinct.values():
+        _check_distinct(where, index, joint)
     maps = {key: joint.get_indexer(index) for key, (_, index) in distinct.items()}
     return joint.to_numpy(), column_maps([maps[id(names)] for _, names in parts], len(joint))
 
@@ -103,11 +103,11 @@ def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
     joint = parts[0][1].unique()
     if genes.names is not None:
         joint = pd.Index(genes.names, dtype=object)
-        for path, index in parts:
+        for where, index in parts:
             lacking = [str(name) for name in joint[~joint.isin(index)]]
             if lacking:
                 msg = (
-                    f"{path}: lacks {listed(lacking)} of the `genes` asked for; leave them out, "
+                    f"{where}: lacks {listed(lacking)} of the `genes` asked for; leave them out, "
                     "or leave out the file"
                 )
                 raise MismatchError(msg)
@@ -123,25 +123,25 @@ def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
     elif genes.join_vars == "outer":
         joint = pd.Index(pd.unique(np.concatenate([index.to_numpy() for _, index in parts])))
     else:
-        for path, index in parts:
+        for where, index in parts:
             own = index.unique()
             n_shared = int(own.isin(joint).sum())
             if not len(own) == len(joint) == n_shared:
                 msg = (
-                    f"{path}: has other genes than {parts[0][0]} ({n_shared:,} of {len(joint):,} "
+                    f"{where}: has other genes than {parts[0][0]} ({n_shared:,} of {len(joint):,} "
                     "are shared); give join_vars='inner' or 'outer', or `genes`"
                 )
                 raise MismatchError(msg)
     return joint
 
 
-def _check_distinct(path: Path, index: "pd.Index[str]", joint: "pd.Index[str]") -> None:
+def _check_distinct(where: Location, index: "pd.Index[str]", joint: "pd.Index[str]") -> None:
     """Check that no two genes of a file have one name, of those that the collection has."""
     repeated = index[index.duplicated()].unique()
     if repeated.isin(joint).any():
         names = listed(repeated[repeated.isin(joint)].tolist())
         msg = (
-            f"{path}: genes have the same name: {names}, so that they cannot be told apart; "
+            f"{where}: genes have the same name: {names}, so that they cannot be told apart; "
             "write it anew after `adata.var_names_make_unique()`"
         )
         raise MismatchError(msg)

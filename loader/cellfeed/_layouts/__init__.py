@@ -6,7 +6,7 @@ of delivery, so that what is read is shuffled by being written, once. It is plan
 memory (see `cellfeed._buffers`), and bound to memory when that is there.
 """
 
-from cellfeed._layouts._chunked import ChunkedCsr, ChunkedDense
+from cellfeed._layouts._chunked import CsrChunks, DenseChunks
 from cellfeed._layouts._column_maps import ColumnMap, column_maps
 from cellfeed._layouts._copies import Copies
 from cellfeed._layouts._csr import CsrGroup, CsrTarget, csr_groups
@@ -14,13 +14,13 @@ from cellfeed._layouts._dense import DenseGroup, DenseTarget, dense_groups
 from cellfeed._layouts._element import ColumnNames, Dtypes, Element, Layout, dtypes_of
 
 __all__ = [
-    "ChunkedCsr",
-    "ChunkedDense",
     "ColumnMap",
     "ColumnNames",
     "Copies",
+    "CsrChunks",
     "CsrGroup",
     "CsrTarget",
+    "DenseChunks",
     "DenseGroup",
     "DenseTarget",
     "Dtypes",

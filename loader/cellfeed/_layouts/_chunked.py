@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks import ChunkedArray
 
-__all__ = ["ChunkedCsr", "ChunkedDense"]
+__all__ = ["CsrChunks", "DenseChunks"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChunkedCsr:
+class CsrChunks:
     """Sparse rows in chunks.
 
     Parameters
@@ -31,7 +31,7 @@ class ChunkedCsr:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChunkedDense:
+class DenseChunks:
     """Dense rows in chunks.
 
     Parameters

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cellfeed._buffers import Buffer, bind, destination
 from cellfeed._cells import CsrRows, summable
 from cellfeed._chunks import ChunkReads, place_elements, sort_rows
-from cellfeed._layouts._chunked import ChunkedCsr
+from cellfeed._layouts._chunked import CsrChunks
 from cellfeed._layouts._copies import Copies, first_deliveries
 from cellfeed._runs import Runs, expand
 
@@ -67,7 +67,7 @@ class CsrTarget:
         )
 
     def reads_from(
-        self, stored: ChunkedCsr, runs: Runs, column_map: NDArray[np.int32] | None
+        self, stored: CsrChunks, runs: Runs, column_map: NDArray[np.int32] | None
     ) -> ChunkReads:
         """Return what to read so that rows come here.
 

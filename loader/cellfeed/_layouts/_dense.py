@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind, destination
 from cellfeed._chunks import ChunkReads, can_cast, place_elements
-from cellfeed._layouts._chunked import ChunkedDense
+from cellfeed._layouts._chunked import DenseChunks
 from cellfeed._layouts._copies import Copies, first_deliveries
 from cellfeed._runs import Runs, expand
 
@@ -49,7 +49,7 @@ class DenseTarget:
         return replace(self, destinations=bind(self.destinations, bases))
 
     def reads_from(
-        self, stored: ChunkedDense, runs: Runs, column_map: NDArray[np.int32] | None
+        self, stored: DenseChunks, runs: Runs, column_map: NDArray[np.int32] | None
     ) -> ChunkReads | None:
         """Return what to read so that rows come here.
 

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from cellfeed._errors import FormatError
 from cellfeed._preshuffle._dataset import threaded_codecs
 from cellfeed._preshuffle._folder import OutputFolder
-from cellfeed._preshuffle._inputs import stored_row_lengths
 from cellfeed._preshuffle._job import Job
 from cellfeed._preshuffle._part import Inputs
-from cellfeed._runs import expand, merge_consecutive, split_at
+from cellfeed._runs import merge_consecutive
 
 __all__ = ["check_store"]
 
@@ -105,12 +104,7 @@ def _check_matrix(
 def _stored_lengths(rows: NDArray[np.int64], job: Job, inputs: Inputs) -> NDArray[np.int64]:
     order = np.argsort(rows)
     lengths = np.empty(rows.size, dtype=np.int64)
-    lengths[order] = np.concatenate(
-        [
-            stored_row_lengths(job.paths[k], job.element, expand(runs))
-            for k, runs in split_at(merge_consecutive(rows[order]), inputs.obs.starts)
-        ]
-    )
+    lengths[order] = inputs.collection.row_lengths(job.element, merge_consecutive(rows[order]))
     return lengths
 
 

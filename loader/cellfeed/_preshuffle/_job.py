@@ -3,21 +3,20 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from cellfeed._collection import Collection
 from cellfeed._errors import FormatError, ParameterError, require_integer, require_positive
-from cellfeed._preshuffle._inputs import InputFile, stored_elements
+from cellfeed._preshuffle._inputs import InputFile
 from cellfeed.console import format_bytes
 from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch
 
 __all__ = ["CELLS_PER_CHUNK", "Job", "describe_job"]
 
 # To be raised whenever the same job gives other content.
-FORMAT = "cellfeed preshuffle 2"
+FORMAT = "cellfeed preshuffle 3"
 
 # annbatch's: what its loader reads at least is a chunk.
 CELLS_PER_CHUNK = 64
@@ -56,7 +55,7 @@ class Job:
     n_cells, n_vars
         Shape of the collection.
     n_elements
-        Stored elements of the collection, None if it is dense.
+        Stored elements of the collection, or about as many; None if it is dense.
     dtype
         Of the values.
     """
@@ -224,7 +223,7 @@ def describe_job(
         )
         raise ParameterError(msg)
     job = Job(
-        inputs=tuple(InputFile.of(Path(path)) for path in collection.paths),
+        inputs=tuple(map(InputFile.of, collection.locations)),
         element=element,
         seed=require_integer("seed", seed),
         block_size=1,
@@ -235,10 +234,10 @@ def describe_job(
         dtype=collection.dtype.name,
     )
     if job.n_vars == 0:
-        msg = f"{collection.paths[0]}: there are no genes in it; give files that have some"
+        msg = f"{collection.locations[0]}: there are no genes in it; give files that have some"
         raise ParameterError(msg)
     if collection.layout == "csr":
-        n_elements = sum(stored_elements(path, job.element) for path in job.paths)
+        n_elements = round(collection.mean_row_lengths[element] * len(collection))
         job = replace(job, n_elements=n_elements)
     if block_size is None:
         return replace(job, block_size=_default_block_size(job, collection.rows_per_chunk))

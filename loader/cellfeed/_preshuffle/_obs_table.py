@@ -1,19 +1,19 @@
 """obs columns of many files as one table: the same columns and dtypes in every part."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._cells import NumericColumn
 from cellfeed._collection import exact_numbers, join_column
+from cellfeed._errors import FormatError
 from cellfeed._preshuffle._inputs import file_labels
-from cellfeed._preshuffle._obs_file import INDEX, ObsFile
 from cellfeed._runs import expand, merge_consecutive, split_at
+from cellfeed._sources import Source
 
 __all__ = ["ObsTable"]
 
@@ -28,10 +28,8 @@ class ObsTable:
 
     Parameters
     ----------
-    paths
-        The files.
-    starts
-        First row of each file in the collection, and the number of rows, shape (n_files + 1,).
+    sources, names
+        The sources of the collection, and what they are called.
 
     Raises
     ------
@@ -41,16 +39,20 @@ class ObsTable:
         A file is damaged.
     """
 
-    def __init__(self, paths: tuple[str, ...], starts: NDArray[np.int64]) -> None:
-        self.starts = starts
-        sizes = np.diff(starts).tolist()
-        self._files = [ObsFile(path, n) for path, n in zip(paths, sizes, strict=True)]
-        names = tuple(dict.fromkeys(name for file in self._files for name in file.columns))
-        self._dtypes = {name: self._dtype(name) for name in names}
-        index_name = self._files[0].index_name
-        self._index_name = None if index_name in names else index_name
-        self._source = pd.CategoricalDtype(list(file_labels(paths)))
-        self.provenance = (_free("source_file", names), _free("source_row", names))
+    def __init__(self, sources: Sequence[Source], names: tuple[str, ...]) -> None:
+        self.starts = np.cumsum([0, *(source.n_rows for source in sources)])
+        self._sources = sources
+        self._names = [tuple(source.obs_names()) for source in sources]
+        columns = tuple(dict.fromkeys(name for names in self._names for name in names))
+        empty = [source.read_obs_rows(names, _NO_ROWS) for source, names in self._named()]
+        self._dtypes = {name: self._dtype(name, empty) for name in columns}
+        index_name = empty[0].index.name
+        self._index_name = None if index_name in columns else index_name
+        self._source = pd.CategoricalDtype(list(file_labels(names)))
+        self.provenance = (_free("source_file", columns), _free("source_row", columns))
+
+    def _named(self) -> Iterator[tuple[Source, tuple[str, ...]]]:
+        return zip(self._sources, self._names, strict=True)
 
     def read(self, rows: NDArray[np.int64]) -> pd.DataFrame:
         """Return the obs of some cells, with their provenance.
@@ -61,11 +63,11 @@ class ObsTable:
             Ascending rows of the collection.
         """
         pieces = [(k, expand(runs)) for k, runs in split_at(merge_consecutive(rows), self.starts)]
-        read = [self._read_file(self._files[k], local) for k, local in pieces]
+        read = [self._read_source(k, local) for k, local in pieces]
         table = pd.DataFrame(
-            {name: _joined([part[name] for part in read]) for name in self._dtypes},
+            {name: _joined([columns[name] for _, columns in read]) for name in self._dtypes},
             index=pd.Index(
-                np.concatenate([part[INDEX] for part in read]), dtype=object, name=self._index_name
+                np.concatenate([names for names, _ in read]), dtype=object, name=self._index_name
             ),
         )
         source_file, source_row = self.provenance
@@ -74,53 +76,51 @@ class ObsTable:
         table[source_row] = np.concatenate([local for _, local in pieces])
         return table
 
-    def _read_file(self, file: ObsFile, rows: NDArray[np.int64]) -> "dict[str | None, Any]":
-        present = tuple(name for name in self._dtypes if name in file.columns)
-        values = file.read((INDEX, *present), rows)
-        read = dict(zip(present, values[1:], strict=True))
-        table: dict[str | None, Any] = {INDEX: np.asarray(values[0], dtype=object)}
+    def _read_source(self, number: int, rows: NDArray[np.int64]) -> "tuple[Any, dict[str, Any]]":
+        """Return the names of some cells of a source, and all columns."""
+        source, names = self._sources[number], self._names[number]
+        table = source.read_obs_rows(names, rows)
+        if len(table) != rows.size:
+            msg = (
+                f"{source.location}: obs has {len(table)} rows in place of {rows.size}; "
+                "write the file anew"
+            )
+            raise FormatError(msg)
+        columns = dict[str, Any]()
         for name, dtype in self._dtypes.items():
-            column = read.get(name)
+            column = table[name].reset_index(drop=True) if name in names else None
             if column is not None and isinstance(dtype, np.dtype) and dtype.kind in "iuf":
-                numbers = exact_numbers(name, Path(file.path), pd.Series(column), dtype)
-                table[name] = pd.Series(numbers)
+                numbers = exact_numbers(name, source.location, column, dtype)
+                columns[name] = pd.Series(numbers)
             else:
-                table[name] = _cast(column, dtype, rows.size)
-        return table
+                columns[name] = _cast(column, dtype, rows.size)
+        return np.asarray(table.index, dtype=object), columns
 
-    def _dtype(self, name: str) -> Any:
+    def _dtype(self, name: str, empty: Sequence[pd.DataFrame]) -> Any:
         columns = [
-            _Column(Path(file.path), file.read((name,), _NO_ROWS)[0])
-            for file in self._files
-            if name in file.columns
+            (source.location, table[name])
+            for source, table in zip(self._sources, empty, strict=True)
+            if name in table
         ]
-        return _common_dtype(name, columns, everywhere=len(columns) == len(self._files))
+        return _common_dtype(name, columns, everywhere=len(columns) == len(self._sources))
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    path: Path
-    values: Any  # none, but with dtype and categories
-
-    @property
-    def dtype(self) -> Any:
-        return self.values.dtype
-
-
-def _common_dtype(name: str, columns: Sequence[_Column], *, everywhere: bool) -> Any:
+def _common_dtype(
+    name: str, columns: "Sequence[tuple[Location, pd.Series[Any]]]", *, everywhere: bool
+) -> Any:
     """Return a dtype that holds a column of all files, and what is missing in some."""
-    first = columns[0].dtype
-    same = all(column.dtype == first for column in columns)
-    joint = join_column(name, [(column.path, pd.Series(column.values)) for column in columns])
+    dtypes = [column.dtype for _, column in columns]
+    first, joint = dtypes[0], join_column(name, columns)
+    same = all(dtype == first for dtype in dtypes)
     if isinstance(joint, NumericColumn):
         if same and (everywhere or pd.api.types.is_extension_array_dtype(first)):
             return first
         # As in a collection: NaN where it is missing, of pandas' nullable numbers too.
         numbers = joint.values  # noqa: PD011 - not pandas'
         return numbers.dtype if everywhere else np.result_type(numbers.dtype, np.float64)
-    if all(isinstance(column.dtype, pd.CategoricalDtype) for column in columns):
+    if all(isinstance(dtype, pd.CategoricalDtype) for dtype in dtypes):
         return first if same else pd.CategoricalDtype(pd.Index(joint.categories).infer_objects())
-    is_boolean = any(pd.api.types.is_bool_dtype(column.dtype) for column in columns)
+    is_boolean = any(pd.api.types.is_bool_dtype(dtype) for dtype in dtypes)
     if same and everywhere:
         return first
     return pd.BooleanDtype() if is_boolean else pd.StringDtype()

@@ -17,9 +17,7 @@ from cellfeed._errors import PathError
 from cellfeed._preshuffle._dataset import write_dataset
 from cellfeed._preshuffle._elements import CsrPart, DensePart, Matrix
 from cellfeed._preshuffle._folder import OutputFolder
-from cellfeed._preshuffle._inputs import opened
 from cellfeed._preshuffle._job import Job
-from cellfeed._preshuffle._obs_file import read_var
 from cellfeed._preshuffle._obs_table import ObsTable
 
 __all__ = ["Inputs", "peak_memory", "token_of", "write_part", "write_part_of"]
@@ -43,8 +41,8 @@ class Inputs:
             file.check()
         if collection is None:
             collection = open_collection(job.paths, elements=[job.element])
-        starts = np.cumsum([0, *(_n_cells(path, job.element) for path in job.paths)])
-        return cls(collection, ObsTable(job.paths, starts), read_var(job.paths[0]))
+        obs = ObsTable(collection.sources, job.paths)
+        return cls(collection, obs, collection.sources[0].read_var())
 
 
 def write_part(
@@ -128,9 +126,3 @@ def _read(
         held.append(collection[piece].X)
         on_share((start + piece.size) / n_rows)
     return held.shuffled(part.order)
-
-
-def _n_cells(path: str, element: str) -> int:
-    with opened(path) as file:
-        matrix = file[element]
-        return int(matrix.shape[0] if hasattr(matrix, "dtype") else matrix["indptr"].shape[0] - 1)

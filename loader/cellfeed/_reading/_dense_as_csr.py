@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cellfeed._cells import CsrRows
 from cellfeed._chunks import ChunkReads
-from cellfeed._layouts import ChunkedDense, DenseTarget
+from cellfeed._layouts import DenseChunks, DenseTarget
 from cellfeed._reading._parts import Part
 from cellfeed._runs import Runs, count_rows, expand, merge_consecutive
 
@@ -40,7 +40,7 @@ def dense_as_csr(part: Part, threads: Executor, n_threads: int) -> CsrRows:
     chunked = stored.chunked()
 
     def planned(runs: Runs) -> tuple[Runs, ChunkReads | None]:
-        if not isinstance(chunked, ChunkedDense):
+        if not isinstance(chunked, DenseChunks):
             return runs, None
         nowhere = np.arange(count_rows(runs), dtype=np.int64) * n_columns * dtype.itemsize
         target = DenseTarget(n_vars=n_columns, destinations=nowhere, dtype=dtype)

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from cellfeed._chunks import ChunkReads
 from cellfeed._errors import ParameterError
 from cellfeed._layouts import (
-    ChunkedDense,
     Copies,
     CsrGroup,
+    DenseChunks,
     DenseGroup,
     csr_groups,
     dense_groups,
@@ -168,7 +168,7 @@ class ElementPlan:
         for part in parts:
             own, chunked = target[part.rows], part.stored.chunked()
             found = None
-            if isinstance(chunked, ChunkedDense):
+            if isinstance(chunked, DenseChunks):
                 found = own.reads_from(chunked, part.runs, part.columns)
             if found is None:
                 placed.append(StoredRows(part, own))

@@ -1,12 +1,12 @@
 """Rows of one source among those of a fetch, and what is placed by itself of them."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._errors import FormatError
 from cellfeed._layouts import ColumnMap, RowTarget
 from cellfeed._runs import Runs, expand, merge_consecutive
@@ -31,7 +31,7 @@ class Part:
         What its columns become; None if they are those of the collection.
     """
 
-    location: Path
+    location: Location
     stored: StoredElement
     runs: Runs
     rows: slice | NDArray[np.intp]

@@ -20,7 +20,7 @@ from cellfeed._chunks import (
     place_elements,
     place_kept,
 )
-from cellfeed._layouts import ChunkedCsr, CsrTarget
+from cellfeed._layouts import CsrChunks, CsrTarget
 from cellfeed._reading._dense_as_csr import dense_as_csr
 from cellfeed._reading._parts import Part, PlacedRows, RowsInMemory, StoredRows
 from cellfeed._runs import expand
@@ -60,7 +60,7 @@ def sparse_rows(part: Part, dtype: np.dtype[Any]) -> "KnownRows | SelectedRows |
     if lengths is None:
         return ArrivingRows(part)
     chunked = part.stored.chunked()
-    if not isinstance(chunked, ChunkedCsr) or not can_cast(chunked.data.dtype, dtype):
+    if not isinstance(chunked, CsrChunks) or not can_cast(chunked.data.dtype, dtype):
         chunked = None
     if part.keeps_all:
         return KnownRows(part, lengths, chunked)
@@ -76,7 +76,7 @@ class KnownRows:
 
     part: Part
     lengths: NDArray[np.int64]
-    chunked: ChunkedCsr | None
+    chunked: CsrChunks | None
 
     def chunks(self) -> ChunkReads:
         """Return the chunks that they take, of which nothing can be placed."""
@@ -106,7 +106,7 @@ class SelectedRows:
     """
 
     part: Part
-    chunked: ChunkedCsr
+    chunked: CsrChunks
     starts: NDArray[np.int64]
     stored_lengths: NDArray[np.int64]
     columns: NDArray[np.int32]
@@ -131,7 +131,7 @@ class _KeptRows:
     """Rows whose columns are in memory, and whose values are still to be read."""
 
     part: Part
-    chunked: ChunkedCsr
+    chunked: CsrChunks
     starts: NDArray[np.int64]
     kept: KeptElements
 
@@ -235,7 +235,7 @@ def _selected(part: Part, rows: CsrRows, columns: NDArray[np.int32], n_columns: 
 
 
 def _chunks(
-    chunked: ChunkedCsr, starts: NDArray[np.int64], lengths: NDArray[np.int64]
+    chunked: CsrChunks, starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> ChunkReads:
     nowhere = np.zeros(len(starts), np.int64)
     arrays = (chunked.indices, chunked.data)

@@ -1,6 +1,30 @@
 """Where rows come from: one protocol, one file per storage."""
 
-from cellfeed._sources._anndata import is_zarr, open_sources
+from cellfeed._sources._anndata import ANNDATA, open_sources
 from cellfeed._sources._base import Layout, Source, StoredElement
+from cellfeed._sources._chunked import ChunkedCsr, ChunkedDense
+from cellfeed._sources._storages import (
+    Storage,
+    find_storage,
+    open_location,
+    register,
+    storage_of,
+    suffixes,
+)
 
-__all__ = ["Layout", "Source", "StoredElement", "is_zarr", "open_sources"]
+__all__ = [
+    "ChunkedCsr",
+    "ChunkedDense",
+    "Layout",
+    "Source",
+    "Storage",
+    "StoredElement",
+    "find_storage",
+    "open_location",
+    "open_sources",
+    "register",
+    "storage_of",
+    "suffixes",
+]
+
+register(ANNDATA)

@@ -1,127 +1,161 @@
-"""The source protocol: how the plan's rows are read, whatever the storage.
+"""What a source is: how the plan's rows are read, whatever the storage.
 
-A source knows nothing of shuffling: it says where rows lie, or reads runs of them, ascending.
+A source knows nothing of shuffling: it says in which chunks its rows lie, or returns runs of them,
+ascending.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._cells import CsrRows
 from cellfeed._chunks import SlowRead
-from cellfeed._layouts import ChunkedCsr, ChunkedDense, Layout
+from cellfeed._layouts import CsrChunks, DenseChunks, Layout
 from cellfeed._runs import Runs
 
 __all__ = ["Layout", "Source", "StoredElement"]
 
 
-class Source(Protocol):
+class Source(ABC):
     """Cells in storage: some arrays that are aligned with them, and their annotations.
 
-    A source opens its storage lazily in each process, can be pickled, survives fork and spawn,
-    and never shares a file handle between processes. One process may call it, and its elements,
-    from one thread at a time.
+    Derive from it to read another storage. A source opens its storage lazily in each process, can
+    be pickled, survives fork and spawn, and never shares a file handle or a connection between
+    processes. One process may call it, and its elements, from one thread at a time.
+
+    Attributes
+    ----------
+    location
+        Where it is stored, for messages and for the page cache. Opened, it gives this source alone.
+    elements
+        The arrays that were asked for, at least one, by the names they were asked for by.
     """
 
-    @property
-    def path(self) -> Path:
-        """The file or folder, for messages and for the page cache."""
-        ...
+    location: Location
+    elements: Mapping[str, "StoredElement"]
 
     @property
     def n_rows(self) -> int:
         """Number of cells."""
-        ...
+        return next(iter(self.elements.values())).shape[0]
 
-    @property
-    def elements(self) -> Mapping[str, "StoredElement"]:
-        """The arrays that were asked for, at least one, by the names they were asked for by."""
-        ...
-
-    def obs_names(self) -> tuple[str, ...]:
+    @abstractmethod
+    def obs_names(self) -> Sequence[str]:
         """Return the names of the obs columns."""
-        ...
 
+    @abstractmethod
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read some obs columns, and nothing else.
 
-        Raises
-        ------
-        ColumnError
-            A column is absent.
+        Parameters
+        ----------
+        columns
+            Some of `obs_names`, at least one, each once.
+
+        Returns
+        -------
+        A row for each cell. Columns are numbers, text or categories.
         """
-        ...
 
+    def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        """Read some rows of obs columns, and the names of their cells; for `preshuffle`.
 
-class StoredElement(Protocol):
-    """One array of a source, such as its matrix, with a row for each of its cells."""
+        Unless it is overridden, columns are read whole, and cells are named by their numbers.
+        Text that may be missing has pandas' dtype "string".
 
-    @property
-    def stored_as(self) -> str:
-        """Path of the array in the storage, such as ``X`` or ``layers/counts``."""
-        ...
+        Parameters
+        ----------
+        columns
+            Some of `obs_names`, each once; there may be none.
+        rows
+            Ascending, int64, shape (n,); there may be none.
 
-    @property
-    def var(self) -> str | None:
-        """The table that names its columns, such as ``var``; its own path if it is a data frame.
-
-        None if its columns have no names.
+        Returns
+        -------
+        A row for each of ``rows``, whose index is the names of the cells.
         """
-        ...
+        names = pd.Index([str(row) for row in rows.tolist()], dtype=object)
+        if not columns:
+            return pd.DataFrame(index=names)
+        table = self.read_obs(columns).iloc[rows].set_index(names)
+        # Text of which some may be missing, which a file would otherwise hold as "None".
+        return table.astype({name: "string" for name in table if table[name].dtype == object})
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Number of cells and of columns; of images, say, more than two numbers."""
-        ...
+    def read_var(self) -> pd.DataFrame:
+        """Read the table of genes, whose index is their names; for `preshuffle`.
 
-    @property
-    def row_order(self) -> NDArray[np.int64] | None:
-        """Which stored row each cell has, distinct, int64, shape (n_cells,).
-
-        None if rows are stored in the order of the cells. What follows speaks of stored rows.
+        Unless it is overridden, it has names alone, those of the first element.
         """
-        ...
+        return pd.DataFrame(index=pd.Index(next(iter(self.elements.values())).var_names()))
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the stored values, in native byte order."""
-        ...
 
-    @property
-    def layout(self) -> Layout:
-        """Whether rows are stored sparse or dense."""
-        ...
+class StoredElement(ABC):
+    """One array of a source, such as its matrix, with a row for each of its cells.
 
-    @property
-    def chunk_shape(self) -> tuple[int, ...] | None:
-        """Shape of a unit of storage that is read as a whole; None if there are no such units."""
-        ...
+    Derive from it to read another storage. What reads is either `read_rows`, of a storage that
+    returns rows, or `ChunkedCsr` and `ChunkedDense`, of one whose compressed chunks can be decoded
+    here.
 
-    @property
-    def rows_per_chunk(self) -> float:
-        """Mean number of rows in a unit of storage that is read as a whole."""
-        ...
+    Attributes
+    ----------
+    shape
+        Number of cells and of columns; of images, say, more than two numbers.
+    dtype
+        Dtype of the stored values, in native byte order.
+    layout
+        Whether rows are stored sparse ("csr") or dense ("dense").
+    var
+        The table that names its columns, such as ``var``; its own path if it is a data frame; None
+        if its columns have no names.
+    row_order
+        Which stored row each cell has, distinct, int64, shape (n_cells,); None if rows are stored
+        in the order of the cells. What follows speaks of stored rows.
+    chunk_shape
+        Shape of a unit of storage that is read as a whole; None if there are no such units.
+    rows_per_chunk
+        Mean number of rows in such a unit.
+    stored_as
+        Path of the array in an AnnData file, such as ``layers/counts``; empty elsewhere.
+    """
 
-    def stored_bytes(self) -> int:
-        """Return how many bytes the values, and where they are, take in storage."""
-        ...
-
-    def codec(self) -> str:
-        """Return how the values are compressed: such as "gzip 4", "zstd, sharded" or "none"."""
-        ...
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    layout: Layout
+    var: str | None = "var"
+    row_order: NDArray[np.int64] | None = None
+    chunk_shape: tuple[int, ...] | None = None
+    rows_per_chunk: float = 1.0
+    stored_as: str = ""
 
     def var_names(self) -> NDArray[np.object_]:
-        """Return the names of the columns, str, shape (n_columns,); their numbers without `var`.
+        """Return the names of the columns, str, shape (n_columns,); unless overridden, numbers.
 
         Called only where they are asked for, or compared with those of other sources.
         """
-        ...
+        return np.array([str(column) for column in range(self.shape[1])], object)
 
-    def load_tables(self) -> None:
+    def stored_bytes(self) -> int:
+        """Return how many bytes the values, and where they are, take in storage; 0 if unknown."""
+        return 0
+
+    def codec(self) -> str:
+        """Return how the values are compressed: such as "gzip 4", "zstd, sharded" or "none"."""
+        return "unknown"
+
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:  # noqa: ARG002 - for subclasses
+        """Return why `chunked` gives none for values of this dtype; None if it gives some.
+
+        This is known from metadata, and nothing is read for it. None also where a library reads
+        as fast as can be.
+        """
+        return None
+
+    def load_tables(self) -> None:  # noqa: B027 - there need not be any
         """Read what says where rows lie now, rather than with the first rows.
 
         Row pointers, tables of chunks, indexes of shards: whatever is read once and kept in the
@@ -133,24 +167,15 @@ class StoredElement(Protocol):
         FormatError
             The storage is damaged, or is not the one that was opened.
         """
-        ...
 
-    def row_lengths(self, runs: Runs) -> NDArray[np.int64] | None:
-        """Return how many elements each row of ``runs`` stores, shape (n_rows_in_runs,).
+    def row_lengths(self, runs: Runs) -> NDArray[np.int64] | None:  # noqa: ARG002 - for subclasses
+        """Return how many elements each row of ``runs`` stores, int64, shape (n_rows_in_runs,).
 
         None if that is known only once they have been read, as of dense rows.
         """
-        ...
+        return None
 
-    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
-        """Return why `chunked` gives none for values of this dtype; None if it gives some.
-
-        This is known from metadata, and nothing is read for it. None also where a library reads
-        as fast as can be.
-        """
-        ...
-
-    def chunked(self) -> ChunkedCsr | ChunkedDense | None:
+    def chunked(self) -> CsrChunks | DenseChunks | None:
         """Return where rows lie, if the storage is made of chunks that can be decoded here.
 
         Chunks of many sources are decoded together, by many threads. It is asked for each fetch.
@@ -164,24 +189,26 @@ class StoredElement(Protocol):
         FormatError
             The storage is damaged, or is not the one that was opened.
         """
-        ...
+        return None
 
+    @abstractmethod
     def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:
-        """Return the rows of ``runs``, of any numeric dtype.
+        """Read the rows of ``runs``, whole; their lengths need not be known before.
 
         Parameters
         ----------
         runs
-            Ascending, disjoint row runs within the element.
+            Ascending, disjoint row runs within the element, int64, shape (n, 2), each
+            ``[start, stop)``; `expand` gives their rows. There may be none.
 
         Returns
         -------
-        Of CSR layout sparse rows, whose columns need not ascend; of dense layout an array of
-        shape (n_rows_in_runs, n_columns).
+        The rows in ascending order with the element's own columns: `CsrRows` if the layout is
+        "csr", whose columns may be in any order, and there twice (values are then added up); an
+        array of shape (n_rows, n_columns) if it is "dense". Of any numeric dtype.
 
         Raises
         ------
         FormatError
-            The storage is truncated or damaged; names file, element and range.
+            The storage is truncated or damaged; names location, element and rows.
         """
-        ...

@@ -3,6 +3,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from cellfeed._cells import CategoricalColumn, Cells, CsrRows
+from cellfeed._cells import CategoricalColumn, Cells, CsrRows, ObsColumn
 from cellfeed._cells._minibatch import Minibatch
-from cellfeed.testing._cases import PLATES, StoredCase
+from cellfeed.testing._cases import StoredCase
 
 __all__ = ["Oracle"]
 
@@ -26,15 +27,24 @@ class Oracle:
         What was stored.
     dtype
         Dtype that it is read as; one that holds all if None.
+    obs
+        The obs columns of the collection, which say what codes stand for.
     """
 
-    def __init__(self, cases: Sequence[StoredCase], dtype: np.dtype[Any] | None = None) -> None:
+    def __init__(
+        self,
+        cases: Sequence[StoredCase],
+        dtype: np.dtype[Any] | None = None,
+        *,
+        obs: Mapping[str, ObsColumn] = MappingProxyType({}),
+    ) -> None:
+        self._obs = obs
         self._dtype = dtype or np.result_type(*(case.dtype_in_memory for case in cases))
         self._is_sparse = any(case.layout == "csr" for case in cases)
         self._matrix = np.vstack([case.in_memory(self._dtype) for case in cases])
-        obs = pd.concat([case.obs for case in cases])
-        self._plates = np.array([None if pd.isna(plate) else plate for plate in obs["plate"]])
-        self._numbers = obs["number"].to_numpy()
+        table = pd.concat([case.obs for case in cases])
+        self._plates = np.array([None if pd.isna(plate) else plate for plate in table["plate"]])
+        self._numbers = table["number"].to_numpy()
 
     def check(self, cells: Cells, rows: NDArray[np.int64]) -> None:
         """Check that these are the cells of ``rows``."""
@@ -67,9 +77,9 @@ class Oracle:
         np.testing.assert_array_equal(X, expected)
 
     def _check_obs(self, obs: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> None:
-        codes = obs["plate"]
-        decoded = CategoricalColumn(codes, np.array(PLATES)).decode(codes)
-        assert decoded.tolist() == self._plates[rows].tolist()
+        column = self._obs["plate"]
+        assert isinstance(column, CategoricalColumn)
+        assert column.decode(obs["plate"]).tolist() == self._plates[rows].tolist()
         np.testing.assert_array_equal(obs["number"], self._numbers[rows])
 
 

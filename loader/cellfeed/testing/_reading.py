@@ -12,10 +12,10 @@ from cellfeed._buffers import Buffer
 from cellfeed._chunks import ChunkedArray, ChunkReads, can_cast
 from cellfeed._chunks._reads import Done
 from cellfeed._layouts import (
-    ChunkedCsr,
-    ChunkedDense,
+    CsrChunks,
     CsrGroup,
     CsrTarget,
+    DenseChunks,
     DenseGroup,
     DenseTarget,
     RowTarget,
@@ -79,9 +79,9 @@ class GuardedRead:
         chunked = self._stored.chunked()
         if chunked is None or not can_cast(_values(chunked).dtype, self._target.dtype):
             return None
-        if isinstance(chunked, ChunkedCsr) and isinstance(self._target, CsrTarget):
+        if isinstance(chunked, CsrChunks) and isinstance(self._target, CsrTarget):
             return self._target.reads_from(chunked, self._runs, None)
-        if isinstance(chunked, ChunkedDense) and isinstance(self._target, DenseTarget):
+        if isinstance(chunked, DenseChunks) and isinstance(self._target, DenseTarget):
             return self._target.reads_from(chunked, self._runs, None)
         return None
 
@@ -111,8 +111,8 @@ class GuardedRead:
         return list(zip(matrices, self._delivered, strict=True))
 
 
-def _values(chunked: ChunkedCsr | ChunkedDense) -> ChunkedArray:
-    return chunked.data if isinstance(chunked, ChunkedCsr) else chunked.values
+def _values(chunked: CsrChunks | DenseChunks) -> ChunkedArray:
+    return chunked.data if isinstance(chunked, CsrChunks) else chunked.values
 
 
 def _lengths(rows: Any) -> NDArray[np.int64]:

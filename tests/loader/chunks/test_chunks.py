@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cellfeed import FormatError
 from cellfeed._buffers import destination
+from cellfeed._bytes import ByteStore, Location
 from cellfeed._chunks import ChunkedArray, ChunkReads, ChunkTable, ContiguousChunks, can_cast
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._kernels import cast_address, plan_flat, plan_grid
@@ -31,7 +32,7 @@ ascending_ranges = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max
 )
 
 
-class FileOf:
+class FileOf(ByteStore):
     """A file with some content, as an array's files."""
 
     def __init__(self, path: Path, content: bytes) -> None:
@@ -45,8 +46,11 @@ class FileOf:
     def handles(self, files):
         return np.full(len(files), self.descriptor, np.int64), self
 
-    def path_of(self, file):
-        return self._path
+    def location_of(self, file):
+        return Location.of(self._path)
+
+    def sizes(self, files):
+        return np.full(len(files), self._path.stat().st_size, np.int64)
 
 
 @pytest.fixture

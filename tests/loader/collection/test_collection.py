@@ -307,7 +307,7 @@ class TestManyFiles:
         collection = open_collection(files)
         expected = "Collection(24 cells x 9 genes, 2 files, X (csr float32), obs=[])"
         assert repr(collection) == expected
-        assert collection.paths == tuple(files)
+        assert [Path(each) for each in collection.locations] == list(files)
 
     def test_rows_per_chunk_is_the_mean_over_rows(self, store):
         csr = Storage(10, density=1, chunk=18)  # 9 elements a row
@@ -379,11 +379,11 @@ class TestPaths:
     def test_files_folders_and_patterns(self, folder, monkeypatch, paths, names, kind):
         monkeypatch.chdir(folder)
         given_paths = kind(paths) if isinstance(paths, str) else map(kind, paths)
-        assert [path.stem for path in open_collection(given_paths).paths] == names
+        assert [Path(each).stem for each in open_collection(given_paths).locations] == names
 
     def test_of_the_home_folder(self, folder, monkeypatch):
         monkeypatch.setenv("HOME", str(folder))
-        assert open_collection("~/a.h5ad").paths == (folder / "a.h5ad",)
+        assert open_collection("~/a.h5ad").files == (folder / "a.h5ad",)
 
     @pytest.mark.parametrize(
         ("path", "problem"),
@@ -392,7 +392,7 @@ class TestPaths:
             ("missing/*.h5ad", "matches no file; check the path"),
             (
                 "empty",
-                r"the folder has no \.h5ad files and no \.h5mu files or \.zarr stores; give the .*",
+                r"the folder holds nothing that can be opened \(\.h5ad, \.zarr.*\); give the .*",
             ),
         ],
     )

@@ -269,8 +269,8 @@ def test_annbatch_reads_it(plates, uninterrupted):
     files, rows, n_obs = json.loads(reading.stdout.splitlines()[-1])
     collection = open_collection(plates)
     assert len(files) == n_obs == N_CELLS
-    names = [path.name for path in collection.paths]
-    sizes = [len(open_collection(path)) for path in collection.paths]
+    names = [each.name for each in collection.locations]
+    sizes = [len(open_collection(path)) for path in collection.files]
     starts = dict(zip(names, np.cumsum([0, *sizes]), strict=False))
     numbers = np.array([starts[name] + row for name, (row, _) in zip(files, rows, strict=True)])
     np.testing.assert_array_equal(np.sort(numbers), np.arange(N_CELLS))

@@ -18,6 +18,7 @@ import zarr
 
 from cellfeed import CellDataset, FormatError, ParameterError, Streaming, open_collection
 from cellfeed._buffers import BufferPool
+from cellfeed._bytes import Location
 from cellfeed._reading import Part, Reader
 
 ROOT = Path(__file__).parents[3]
@@ -232,7 +233,7 @@ class TestMemory:
             row_lengths=lambda runs: np.array([n]), chunked=lambda: None, stored_as="X"
         )
         part = Part(
-            location=Path("cells.h5ad"),
+            location=Location("cells.h5ad"),
             stored=stored,
             runs=np.array([[0, 1]]),
             rows=np.array([0]),

@@ -356,7 +356,7 @@ class TestShuffledCollection:
     def test_has_its_data_sets_in_the_order_of_their_numbers(self, shuffled):
         path, matrix = shuffled
         collection = open_collection(path, obs=["number"])
-        assert [part.name for part in collection.paths] == [f"dataset_{k}" for k in range(11)]
+        assert [part.name for part in collection.locations] == [f"dataset_{k}" for k in range(11)]
         assert np.array_equal(dense(collection[:]), matrix)
         assert collection[[-1]].obs["number"][0] == 10
 
@@ -396,7 +396,7 @@ class TestPaths:
         shutil.copy(write_h5ad(Storage(seed=3).matrix()), tmp_path / "b.h5ad")
         write_store(tmp_path / "c.zarr", storages[1])
         collection = open_collection(tmp_path)
-        assert [path.name for path in collection.paths] == ["a.zarr", "b.h5ad", "c.zarr"]
+        assert [each.name for each in collection.locations] == ["a.zarr", "b.h5ad", "c.zarr"]
         expected = np.vstack([Storage(seed=seed).matrix() for seed in (1, 3, 2)])
         assert np.array_equal(dense(collection[:]), expected)
         assert len(open_collection(tmp_path / "*.zarr")) == 26

@@ -88,8 +88,7 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
     result.save(as_json)
     with replaced_file(picture) as file:
         autotune_figure(result).savefig(file, format="png")
-    paths = [Path(path) for path in result.dataset.paths]
-    code = code_to_paste(paths, result.dataset.labels, as_json, elements=elements)
+    code = code_to_paste(result.dataset.paths, result.dataset.labels, as_json, elements=elements)
     text = html_report(result, code=code)
     with replaced_file(page) as file:
         file.write(text.encode())

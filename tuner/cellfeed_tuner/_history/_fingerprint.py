@@ -54,7 +54,7 @@ def data_fingerprint(collection: Collection, codes: NDArray[np.integer]) -> Fing
         Code of each cell's label, -1 where it is missing, shape (n_cells,).
     """
     sizes = np.array([path.stat().st_size for path in collection.files])
-    parts = np.split(codes, np.cumsum(collection.cells_per_path)[:-1])
+    parts = np.split(codes, np.cumsum(collection.cells_per_location)[:-1])
     counted = [count_labels(part) for part in parts]
     return fingerprint(
         {
@@ -63,7 +63,7 @@ def data_fingerprint(collection: Collection, codes: NDArray[np.integer]) -> Fing
             "elements": [
                 f"{each.name} {each.layout} {each.dtype}" for each in collection.elements.values()
             ],
-            "n_files": len(collection.paths),
+            "n_files": len(collection.locations),
             "bytes_on_disk": int(sizes.sum()),
             "file_sizes": _digest_of_numbers(sizes),
             "rows_per_chunk": round(collection.rows_per_chunk, 3),

@@ -60,7 +60,7 @@ class Notes:
             machine=machine_fingerprint(machine),
             versions=versions_fingerprint(),
         )
-        return cls(key=key, asked=asked, path=str(collection.paths[0]), began=began)
+        return cls(key=key, asked=asked, path=str(collection.locations[0]), began=began)
 
     def recollection(self) -> Recollection:
         """Return which earlier runs bear on this one."""

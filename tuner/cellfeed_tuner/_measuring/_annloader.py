@@ -49,7 +49,7 @@ def measure_annloader(
         Fixes which rows are read.
     """
     open_loader = partial(
-        open_annloader, collection.paths, batch_size=batch_size, shuffle=shuffle, seed=seed
+        open_annloader, collection.files, batch_size=batch_size, shuffle=shuffle, seed=seed
     )
     return measure_loader(
         open_loader,

@@ -34,9 +34,9 @@ def check_labels(counted: LabelCounts, label: str, collection: Collection) -> No
     n_labels = counted.counts.size
     if n_labels < _LEAST_LABELS:
         msg = (
-            f"obs column {label!r} has {n_labels} value(s) in {collection.paths[0]}"
-            f"{' and the other files' if len(collection.paths) > 1 else ''}, so there is nothing "
-            "to mix; choose a label with at least two, such as the plate or the cell type"
+            f"obs column {label!r} has {n_labels} value(s) in {collection.locations[0]}"
+            f"{' and the other files' if len(collection.locations) > 1 else ''}, so there is "
+            "nothing to mix; choose a label with at least two, such as the plate or the cell type"
         )
         raise ColumnError(msg)
     is_fraction = _has_fractions(collection.obs[label].values)

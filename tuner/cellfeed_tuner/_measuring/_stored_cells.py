@@ -35,9 +35,9 @@ class StoredCells:
     """
 
     def __init__(self, collection: Collection) -> None:
-        self._paths = collection.paths
+        self._locations = collection.locations
         self._element = next(iter(collection.elements.values()))
-        self._ends = np.cumsum(collection.cells_per_path)
+        self._ends = np.cumsum(collection.cells_per_location)
         self._n_vars = collection.n_vars
         self._opened = ExitStack()
         self._file = cache(self._open)
@@ -50,7 +50,7 @@ class StoredCells:
 
     def path(self, row: int) -> Path:
         """Return the file that a row lies in."""
-        return self._paths[self._place(row)[0]]
+        return Path(self._locations[self._place(row)[0]])
 
     def expression(self, row: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return the value of each gene, shape (n_vars,), with those of one column added up."""
@@ -76,7 +76,7 @@ class StoredCells:
         return number, row - (int(self._ends[number - 1]) if number else 0)
 
     def _open(self, number: int) -> "_StoredFile":
-        path = self._paths[number]
+        path = Path(self._locations[number])
         if path.is_dir():
             return _StoredFile(path, zarr.open_group(path, mode="r"))
         return _StoredFile(path, self._opened.enter_context(h5py.File(path, "r")))

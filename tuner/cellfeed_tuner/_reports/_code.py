@@ -7,7 +7,7 @@ __all__ = ["code_to_paste"]
 
 
 def code_to_paste(
-    paths: Sequence[Path],
+    locations: Sequence[str],
     labels: Sequence[str],
     result: Path,
     *,
@@ -17,7 +17,7 @@ def code_to_paste(
 
     Examples
     --------
-    >>> print(code_to_paste([Path("cells.h5ad")], ["plate"], Path("autotune.json")))
+    >>> print(code_to_paste(["cells.h5ad"], ["plate"], Path("autotune.json")))
     from cellfeed import CellDataset, open_collection
     <BLANKLINE>
     collection = open_collection('cells.h5ad', obs=['plate'])
@@ -25,7 +25,7 @@ def code_to_paste(
     for minibatch in dataset.loader():
         ...  # minibatch.X, minibatch.obs['plate'], minibatch.rows
     """
-    arguments = f"{_paths_in_python(paths)}, obs={list(labels)!r}"
+    arguments = f"{_in_python(locations)}, obs={list(labels)!r}"
     if list(elements) != ["X"]:
         arguments += f", elements={list(elements)!r}"
     return "\n".join(
@@ -40,12 +40,10 @@ def code_to_paste(
     )
 
 
-def _paths_in_python(paths: Sequence[Path]) -> str:
-    if len(paths) == 1:
-        return repr(str(paths[0]))
-    folders = {path.parent for path in paths}
-    if len(folders) == 1:
-        folder = folders.pop()
-        if set(folder.glob("*.h5ad")) == set(paths):
-            return repr(str(folder))
-    return repr([str(path) for path in paths])
+def _in_python(locations: Sequence[str]) -> str:
+    if len(locations) == 1:
+        return repr(locations[0])
+    folder = Path(locations[0]).parent
+    if set(map(str, folder.glob("*.h5ad"))) == set(locations):
+        return repr(str(folder))
+    return repr(list(locations))

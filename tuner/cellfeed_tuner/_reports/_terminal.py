@@ -75,8 +75,9 @@ def print_report(
         sep="\n",
     )
     if result.recommended is not None:
-        paths = [Path(path) for path in result.dataset.paths]
-        code = code_to_paste(paths, result.dataset.labels, saved_as, elements=elements)
+        code = code_to_paste(
+            result.dataset.paths, result.dataset.labels, saved_as, elements=elements
+        )
         # Not wrapped at the width of the terminal, which would break it.
         console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
 

@@ -273,7 +273,8 @@ def use_in_words(result: AutotuneResult) -> list[str]:
     lines, chosen = list[str](), result.chosen
     if result.recommended is not None and result.recommended.waiting is not None:
         lines.append(_waiting(result.recommended.waiting, result))
-    if chosen is not None and chosen.bytes_read_per_cell is not None:
+    is_stored_size_known = result.dataset.stored_bytes_per_cell > 0
+    if chosen is not None and chosen.bytes_read_per_cell is not None and is_stored_size_known:
         lines.append(_reading(chosen.bytes_read_per_cell, result))
     return lines
 

@@ -91,7 +91,7 @@ def describe_dataset(
     censuses = {name: _census(each) for name, each in counted.items()}
     label, *others = censuses
     return Dataset(
-        paths=tuple(str(path) for path in collection.paths),
+        paths=tuple(map(str, collection.locations)),
         n_cells=len(collection),
         n_vars=collection.n_vars,
         layout=collection.layout,

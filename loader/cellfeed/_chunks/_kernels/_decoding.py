@@ -24,6 +24,7 @@ from cellfeed._chunks._kernels._tables import (
     FIRST_SEGMENT,
     FLAGS,
     FROM,
+    IN_MEMORY,
     INDEX_LIMIT,
     ITEMSIZE,
     LOST,
@@ -127,7 +128,8 @@ def decode(
                 expected = array[DECODED_BYTES]
                 failure, end, n = read_ahead(chunks, c, stop, raw, expected, functions)
                 n_read += n
-            here = raw + chunks[c, OFFSET] - chunks[begin, OFFSET]
+            in_memory = chunks[c, FLAGS] & IN_MEMORY
+            here = chunks[c, OFFSET] + (0 if in_memory else raw - chunks[begin, OFFSET])
             first_segment, last_segment = chunks[c, FIRST_SEGMENT], chunks[c + 1, FIRST_SEGMENT]
             absent = failure == 0 and chunks[c, FLAGS] & ABSENT
             if failure == MISSING or chunks[c, FLAGS] & LOST:

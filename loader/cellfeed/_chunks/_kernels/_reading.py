@@ -21,6 +21,7 @@ from cellfeed._chunks._kernels._native import (
 from cellfeed._chunks._kernels._tables import (
     FD,
     FLAGS,
+    IN_MEMORY,
     MISSING,
     OFFSET,
     OWN_FILE,
@@ -53,9 +54,12 @@ def _extent(chunks: NDArray[np.int64], first: int, stop: int) -> Any:
     last = first + 1
     if end == begin:  # there is no such chunk
         return last, 0
+    if chunks[first, FLAGS] & IN_MEMORY:
+        return last, end - begin
     while last < stop:
         offset = chunks[last, OFFSET]
         near = end <= offset <= end + _LARGEST_GAP and chunks[last, FD] == chunks[first, FD]
+        near = near and not chunks[last, FLAGS] & IN_MEMORY
         if not near or offset + chunks[last, SIZE] - begin > LARGEST_READ:
             break
         end = offset + chunks[last, SIZE]
@@ -71,7 +75,7 @@ def advise(chunks: NDArray[np.int64], functions: NDArray[np.int64]) -> None:
     i = 0
     while i < len(chunks) - 1:
         last, size = _extent(chunks, i, len(chunks) - 1)
-        if size and chunks[i, FD] >= 0:
+        if size and chunks[i, FD] >= 0 and not chunks[i, FLAGS] & IN_MEMORY:
             call(functions[FADVISE], (chunks[i, FD], chunks[i, OFFSET], size, _WILL_NEED))
         i = last
 
@@ -139,6 +143,8 @@ def read_ahead(
 ) -> Any:
     """Read a chunk and those that lie beside it; return a failure, where they end, and bytes."""
     end, size = _extent(chunks, first, stop)
+    if chunks[first, FLAGS] & IN_MEMORY:
+        return 0, end, size
     failure, n = _read_from(chunks[first], target, size, expected, functions)
     if failure and end > first + 1:  # find out which chunk it is
         end = first + 1

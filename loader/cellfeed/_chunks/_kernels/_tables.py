@@ -35,6 +35,7 @@ FD, OFFSET, SIZE, FLAGS, ARRAY, FIRST_SEGMENT, N_CHUNK_COLUMNS = range(7)
 UNCOMPRESSED, UNSHUFFLED, ABSENT = 1, 2, 4  # ABSENT: there is no such chunk; its elements are 0
 WHOLE_FILE, LOST = 8, 16  # the chunk is all of its file, of at most SIZE bytes; it is not there
 OWN_FILE = 32  # the file has to be as large as a chunk that is not compressed
+IN_MEMORY = 64  # the bytes are in memory, OFFSET is their address, and FD says nothing
 
 # Columns of a table of segments: elements of a chunk that go to one destination. WITHIN: which
 # element of its row or range the first is; of what is SCATTERED, the address of its entries.

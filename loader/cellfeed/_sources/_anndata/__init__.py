@@ -1,6 +1,5 @@
 """AnnData in storage: h5ad files and zarr stores."""
 
-from cellfeed._sources._anndata._open import open_sources
-from cellfeed._sources._anndata._zarr_groups import is_zarr
+from cellfeed._sources._anndata._open import ANNDATA, open_sources
 
-__all__ = ["is_zarr", "open_sources"]
+__all__ = ["ANNDATA", "open_sources"]

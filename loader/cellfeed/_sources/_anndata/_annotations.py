@@ -12,10 +12,9 @@ import pandas as pd
 from anndata.io import read_elem
 from numpy.typing import NDArray
 
-from cellfeed._errors import ColumnError
 from cellfeed._sources._anndata._file import AnnDataFile
 
-__all__ = ["count_rows", "obs_names", "read_obs", "read_var_names"]
+__all__ = ["count_rows", "obs_names", "read_obs", "read_var", "read_var_names"]
 
 
 def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
@@ -43,25 +42,18 @@ def count_rows(table: Any) -> int:
 
 
 def read_obs(file: AnnDataFile, columns: Sequence[str], table: str = "obs") -> pd.DataFrame:
-    """Return the columns asked for of a table such as ``obs``, in that order.
-
-    Raises
-    ------
-    ColumnError
-        A column is absent.
-    """
-    known = obs_names(file, table)
-    for column in columns:
-        if column not in known:
-            msg = (
-                f"{file.path}: {table} has no column {column!r}; "
-                f"its columns are: {', '.join(known) or 'none'}"
-            )
-            raise ColumnError(msg)
+    """Return the columns asked for of a table such as ``obs``, which are there, in that order."""
     obs = file()[table]
     if _is_current(obs):
         return pd.DataFrame({column: read_elem(obs[column]) for column in columns})
     return file.read_old_frame(table)[list(columns)]
+
+
+def read_var(file: AnnDataFile) -> pd.DataFrame:
+    """Return the table of genes."""
+    table = file()["var"]
+    frame: pd.DataFrame = read_elem(table) if _is_current(table) else file.read_old_frame("var")
+    return frame
 
 
 def read_var_names(file: AnnDataFile, var: str) -> NDArray[np.object_]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from cellfeed._cells import CsrRows, summable
 from cellfeed._chunks import ChunkedArray, can_cast
 from cellfeed._errors import FormatError
-from cellfeed._layouts import ChunkedCsr, Layout
+from cellfeed._layouts import CsrChunks, Layout
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._matrix import StoredMatrix, native
@@ -82,13 +82,13 @@ class StoredCsr(StoredMatrix):
         pointer = self._pointer()
         return pointer[rows + 1] - pointer[rows]
 
-    def chunked(self) -> ChunkedCsr | None:
+    def chunked(self) -> CsrChunks | None:
         """Return where rows lie, None if only the format's own library can read them."""
         self._file.check_unchanged()
         indices, data = self._chunked("indices"), self._chunked("data")
         if indices is None or data is None or not can_cast(indices.dtype, np.dtype(np.int64)):
             return None
-        return ChunkedCsr(self._pointer(), indices, data, self.shape[1])
+        return CsrChunks(self._pointer(), indices, data, self.shape[1])
 
     def read_rows(self, runs: Runs) -> CsrRows:
         """Return the rows of ``runs``, read through the format's library."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cellfeed._layouts import ChunkedDense, Layout
+from cellfeed._layouts import DenseChunks, Layout
 from cellfeed._runs import Runs
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._matrix import StoredMatrix, native
@@ -48,11 +48,11 @@ class StoredDense(StoredMatrix):
     def row_lengths(self, runs: Runs) -> None:
         """Return None: how many elements are not zero is known once they have been read."""
 
-    def chunked(self) -> ChunkedDense | None:
+    def chunked(self) -> DenseChunks | None:
         """Return where rows lie, None if only the format's own library can read them."""
         self._file.check_unchanged()
         stored = self._chunked_array(self._element)
-        return None if stored is None else ChunkedDense(stored, self._n_columns)
+        return None if stored is None else DenseChunks(stored, self._n_columns)
 
     def read_rows(self, runs: Runs) -> NDArray[Any]:
         """Return the rows of ``runs``, read through the format's library."""

@@ -16,8 +16,10 @@ from anndata.io import read_elem
 from numpy.typing import NDArray
 
 from cellfeed._bytes import (
+    ByteStore,
     Identity,
     LastingIdentity,
+    Location,
     identity,
     lasting_identity,
     removed,
@@ -38,7 +40,7 @@ from cellfeed._tables import KeptTables
 __all__ = ["H5File"]
 
 
-class H5File:
+class H5File(ByteStore):
     """A read-only HDF5 file, opened lazily, never shared between processes.
 
     HDF5 handles do not survive a fork, and cannot be pickled. The handle is therefore kept
@@ -109,9 +111,9 @@ class H5File:
 
     def kept_tables(self, name: str) -> KeptTables:
         """Return where tables that are made of an array are kept from one opening to the next."""
-        return KeptTables(self._absolute, name, self._lasting_identity)
+        return KeptTables(self._absolute, name, self.identity)
 
-    def _lasting_identity(self) -> LastingIdentity | None:
+    def identity(self) -> LastingIdentity | None:
         """Return the identity of the open file, None if it was written to since it was opened.
 
         HDF5 may still know what was there before.
@@ -135,13 +137,18 @@ class H5File:
             adata.file.close()
 
     def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
-        """Return the file descriptor, which is HDF5's own; see `ChunkFiles`."""
+        """Return the file descriptor, which is HDF5's own; see `ByteStore`."""
         file = self()
         return np.full(len(files), file.id.get_vfd_handle(), np.int64), file
 
-    def path_of(self, file: int) -> Path:  # noqa: ARG002 - there is one
+    def location_of(self, file: int) -> Location:  # noqa: ARG002 - there is one
         """Return the path."""
-        return self.path
+        return Location.of(self.path)
+
+    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes of the file."""
+        n_bytes = os.fstat(self().id.get_vfd_handle()).st_size
+        return np.full(len(files), n_bytes, np.int64)
 
     def watch(self, names: Sequence[str]) -> None:
         """Check that these arrays can be; they are all in the one file, which is watched."""

@@ -14,11 +14,12 @@ from cellfeed._runs import Runs, count_rows
 from cellfeed._sources._anndata import _annotations as annotations
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
+from cellfeed._sources._base import StoredElement
 
 __all__ = ["StoredMatrix", "native"]
 
 
-class StoredMatrix:
+class StoredMatrix(StoredElement):
     """Base of the stored elements: one array of one AnnData file with a row for each cell.
 
     Parameters
@@ -33,14 +34,10 @@ class StoredMatrix:
         The table of its cells.
     """
 
-    shape: tuple[int, ...]
-    chunk_shape: tuple[int, ...] | None = None
-    row_order: NDArray[np.int64] | None = None  # see `StoredElement`
-
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
         self._file = file
         self._obs = obs
-        self._element = element
+        self._element = self.stored_as = element
         self.var = var
         self._chunked_arrays: dict[str, ChunkedArray | None] = {}
         self._stored_dtype: np.dtype[Any] | None = None  # none where there are no values
@@ -53,11 +50,6 @@ class StoredMatrix:
     def path(self) -> Path:
         """The file."""
         return self._file.path
-
-    @property
-    def stored_as(self) -> str:
-        """Path of the array in the file."""
-        return self._element
 
     @property
     def _array_names(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._errors import ColumnError, FormatError
+from cellfeed._errors import FormatError
 from cellfeed._sources._anndata import _annotations as annotations
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
@@ -34,7 +34,7 @@ class MuDataSource(AnnDataSource):
 
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         super().__init__(file, elements)
-        with damage_named(self.path, "obs"):
+        with damage_named(self._file.path, "obs"):
             self._n_rows = annotations.count_rows(file()["obs"])
 
     @property
@@ -50,11 +50,6 @@ class MuDataSource(AnnDataSource):
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read some obs columns; values are missing for cells that a modality lacks."""
         own, others = super().obs_names(), self._columns_of_modalities()
-        for name in columns:
-            if name not in own and name not in others:
-                there = ", ".join(self.obs_names()) or "none"
-                msg = f"{self.path}: obs has no column {name!r}; its columns are: {there}"
-                raise ColumnError(msg)
         table = super().read_obs([name for name in columns if name in own])
         series = {name: table[name] for name in table}
         rows = dict[str, NDArray[np.int64]]()
@@ -66,11 +61,18 @@ class MuDataSource(AnnDataSource):
                 series[name] = self._of_all_cells(modality, column, rows[modality])
         return pd.DataFrame({name: series[name] for name in columns})
 
+    def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        """Read some rows of obs columns, with the names of the cells as index."""
+        own = super().obs_names()
+        table = super().read_obs_rows([name for name in columns if name in own], rows)
+        others = self.read_obs([name for name in columns if name not in own]).iloc[rows]
+        return table.join(others.set_index(table.index))[list(columns)]
+
     def _columns_of_modalities(self) -> dict[str, tuple[str, str]]:
         """Return modality and column by the name that the column has among all cells."""
         found = dict[str, tuple[str, str]]()
         for modality in modalities(self._file()):
-            with damage_named(self.path, f"mod/{modality}/obs"):
+            with damage_named(self._file.path, f"mod/{modality}/obs"):
                 for column in annotations.obs_names(self._file, f"mod/{modality}/obs"):
                     found[f"{modality}:{column}"] = modality, column
         return found
@@ -79,7 +81,7 @@ class MuDataSource(AnnDataSource):
         self, modality: str, column: str, rows: NDArray[np.int64]
     ) -> "pd.Series[Any]":
         table = f"mod/{modality}/obs"
-        with damage_named(self.path, table):
+        with damage_named(self._file.path, table):
             values = annotations.read_obs(self._file, [column], table)[column]
         values = values.reset_index(drop=True)
         if (rows < 0).any():  # integers and booleans have no value that is missing

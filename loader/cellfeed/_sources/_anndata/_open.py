@@ -5,9 +5,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._errors import FormatError
 from cellfeed._sources._anndata._csr import StoredCsr
 from cellfeed._sources._anndata._damage import damage_named
@@ -26,8 +28,9 @@ from cellfeed._sources._anndata._source import AnnDataSource
 from cellfeed._sources._anndata._zarr_groups import anndata_groups, is_zarr
 from cellfeed._sources._anndata._zarr_store import ZarrStore
 from cellfeed._sources._base import Source, StoredElement
+from cellfeed._sources._storages import Storage
 
-__all__ = ["open_sources"]
+__all__ = ["ANNDATA", "open_sources"]
 
 
 def open_sources(path: Path, elements: Sequence[str] = ("X",)) -> list[Source]:
@@ -59,6 +62,24 @@ def open_sources(path: Path, elements: Sequence[str] = ("X",)) -> list[Source]:
     else:
         files = [H5File(path)]
     return [_open_source(file, elements) for file in files]
+
+
+def _is_anndata(path: Path) -> bool:
+    if path.is_dir():
+        return is_zarr(path)
+    return path.suffix in (".h5ad", ".h5mu") or h5py.is_hdf5(path)
+
+
+def _open(location: Location, elements: Sequence[str]) -> list[Source]:
+    return open_sources(Path(location), elements)
+
+
+ANNDATA = Storage(
+    name="AnnData",
+    open=_open,
+    suffixes=(".h5ad", ".h5mu", ".zarr"),
+    recognizes=_is_anndata,
+)
 
 
 def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:

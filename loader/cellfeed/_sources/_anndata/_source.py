@@ -1,20 +1,22 @@
 """An AnnData object in storage: the elements that are read of it, and obs."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._sources._anndata import _annotations as annotations
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
-from cellfeed._sources._base import StoredElement
+from cellfeed._sources._anndata._obs_rows import ObsRows
+from cellfeed._sources._base import Source, StoredElement
 
 __all__ = ["AnnDataSource"]
 
 
-class AnnDataSource:
+class AnnDataSource(Source):
     """Some elements of an AnnData file or store, with its obs.
 
     Parameters
@@ -27,29 +29,25 @@ class AnnDataSource:
 
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         self._file = file
-        self._elements = dict(elements)
-
-    @property
-    def path(self) -> Path:
-        """The file or folder."""
-        return self._file.path
-
-    @property
-    def n_rows(self) -> int:
-        """Number of cells."""
-        return next(iter(self._elements.values())).shape[0]
-
-    @property
-    def elements(self) -> Mapping[str, StoredElement]:
-        """The arrays that were asked for, by name."""
-        return MappingProxyType(self._elements)
+        self._obs_rows = ObsRows(file)
+        self.location = Location.of(file.path)
+        self.elements = dict(elements)
 
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""
-        with damage_named(self.path, "obs"):
+        with damage_named(self._file.path, "obs"):
             return annotations.obs_names(self._file)
+
+    def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        """Read some rows of obs columns, with the names of the cells as index."""
+        return self._obs_rows.read(columns, rows)
+
+    def read_var(self) -> pd.DataFrame:
+        """Read the table of genes."""
+        with damage_named(self._file.path, "var"):
+            return annotations.read_var(self._file)
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read some obs columns, and nothing else."""
-        with damage_named(self.path, "obs"):
+        with damage_named(self._file.path, "obs"):
             return annotations.read_obs(self._file, columns)

@@ -1,6 +1,5 @@
 """An AnnData group of a zarr store, opened on first use in each process."""
 
-import itertools
 import math
 import os
 import warnings
@@ -14,9 +13,7 @@ from anndata.io import read_elem
 
 from cellfeed._bytes import (
     Identity,
-    LastingIdentity,
     identity,
-    lasting_identity,
     removed,
     replaced,
 )
@@ -27,6 +24,7 @@ from cellfeed._chunks import (
     ZarrLayout,
     check_grid,
     chunk_grid,
+    identity_of_files,
     zarr_array,
     zarr_codec,
     zarr_layout,
@@ -38,7 +36,6 @@ __all__ = ["ZarrStore"]
 
 _METADATA = {2: ".zarray", 3: "zarr.json"}
 _NO_CHUNKS = {"zarr.json", ".zarray", ".zattrs"}
-_MOST_LOOKED_AT = 100_000  # files of an array, which takes 0.2 s
 
 
 class ZarrStore:
@@ -155,17 +152,8 @@ class ZarrStore:
 
     def kept_tables(self, name: str) -> KeptTables:
         """Return where tables that are made of an array are kept from one opening to the next."""
-        return KeptTables(self._absolute, name, lambda: self._lasting_identity(name))
-
-    def _lasting_identity(self, name: str) -> LastingIdentity | None:
-        """Return the identity of all files of an array, None if there are too many to look at."""
-        files = sorted(itertools.islice(self._files_of(name), _MOST_LOOKED_AT + 1))
-        if len(files) > _MOST_LOOKED_AT:
-            return None
-        try:
-            return lasting_identity((str(file), file.stat()) for file in files)
-        except OSError:
-            return None  # one was removed meanwhile
+        folder = self._absolute / name
+        return KeptTables(self._absolute, name, lambda: identity_of_files(folder))
 
     def read_old_frame(self, name: str) -> pd.DataFrame:
         """Read ``obs``, ``var`` or ``raw/var`` in a form that anndata no longer writes."""

@@ -1,0 +1,64 @@
+"""Where something is stored: a path on this machine, or a URL."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cellfeed._errors import PathError
+
+__all__ = ["Location"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Location:
+    """A path, or a URL, as the user gave it; ``str`` returns it.
+
+    One of this machine is taken wherever Python takes a path, such as by `open`.
+
+    Parameters
+    ----------
+    text
+        The path or URL.
+
+    Examples
+    --------
+    >>> Location("plates/p1.h5ad").path
+    PosixPath('plates/p1.h5ad')
+    >>> Location("s3://bucket/p1.h5ad").scheme, Location("s3://bucket/p1.h5ad").path
+    ('s3', None)
+    """
+
+    text: str
+
+    @classmethod
+    def of(cls, where: "str | os.PathLike[str]") -> "Location":
+        """Return the location that a path or URL names."""
+        return where if isinstance(where, Location) else cls(os.fspath(where))
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __fspath__(self) -> str:
+        if self.scheme:
+            msg = f"{self}: is no file of this machine; download it to read it as one"
+            raise PathError(msg)
+        return self.text
+
+    @property
+    def scheme(self) -> str:
+        """What a URL begins with, such as ``s3``; empty for a path."""
+        found = _SCHEME.match(self.text)
+        return found[1].lower() if found else ""
+
+    @property
+    def path(self) -> Path | None:
+        """The path on this machine, None if it is elsewhere."""
+        return None if self.scheme else Path(self.text)
+
+    @property
+    def name(self) -> str:
+        """The last part: that of the file, folder or object."""
+        return self.text.rstrip("/").rpartition("/")[2]

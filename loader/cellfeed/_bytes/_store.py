@@ -1,0 +1,83 @@
+"""The seam for bytes: what chunks ask of the files or objects that they lie in."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._bytes._identity import LastingIdentity
+from cellfeed._bytes._location import Location
+
+__all__ = ["ByteStore"]
+
+
+class ByteStore(ABC):
+    """The files or objects that an array lies in, numbered from 0; one of HDF5, many of zarr.
+
+    Derive from it to decode chunks whose bytes are elsewhere than in files of this machine. Bytes
+    come either by `handles`, from files that compiled threads read themselves, or by `read_ranges`,
+    into memory, where the chunks are decoded without being copied.
+    """
+
+    @abstractmethod
+    def location_of(self, file: int) -> Location:
+        """Return where a file is, for messages."""
+
+    @abstractmethod
+    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes of files, -1 for those that are not there, int64, shape (n,)."""
+
+    def identity(self) -> LastingIdentity | None:
+        """Return what tells these files from others that are put in their place.
+
+        Tables that say where chunks lie are kept by it from one opening to the next; not at all
+        if it is None.
+        """
+        return None
+
+    def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object] | None:  # noqa: ARG002 - for subclasses
+        """Return how compiled threads open files; None if they cannot, but `read_ranges` can.
+
+        Parameters
+        ----------
+        files
+            Numbers of files, int64, shape (n,).
+
+        Returns
+        -------
+        For each the descriptor, or minus the address of its path, which ends with a zero; and
+        the owner of these, which lives while they are read.
+
+        Raises
+        ------
+        FormatError
+            A file is not the one that was there when the array was opened.
+        """
+        return None
+
+    def read_ranges(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> Sequence[bytes | memoryview | NDArray[np.uint8] | None]:
+        """Read byte ranges of files.
+
+        Parameters
+        ----------
+        files, offsets, sizes
+            Number of the file, first byte and number of bytes of each range, int64, shape (n,).
+
+        Returns
+        -------
+        For each range its bytes, in memory that stays as it is while they are referred to, such as
+        `bytes` or a slice of a larger `memoryview`; fewer where its file ends before it does, and
+        None where there is no such file.
+
+        Raises
+        ------
+        FormatError
+            A file is not the one that was there when the array was opened, or cannot be read.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither `handles` nor `read_ranges`")

@@ -1,0 +1,89 @@
+"""What is opened of the paths, folders, patterns and URLs that are given."""
+
+import glob
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cellfeed._bytes import Location
+from cellfeed._errors import PathError
+from cellfeed._sources import (
+    Source,
+    Storage,
+    find_storage,
+    open_location,
+    storage_of,
+    suffixes,
+)
+
+__all__ = ["PathLike", "open_sources_of"]
+
+PathLike = str | os.PathLike[str]
+
+
+def open_sources_of(given: PathLike | Iterable[PathLike], elements: Sequence[str]) -> list[Source]:
+    """Open the sources of all locations that are given.
+
+    Raises
+    ------
+    PathError
+        A path is missing, matches no file or is given twice, or nothing opens such URLs.
+    FormatError
+        Nothing opens a file, or what opens it cannot.
+    """
+    one_or_more = [given] if isinstance(given, str | os.PathLike) else list(given)
+    if not one_or_more:
+        msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
+        raise PathError(msg)
+    found = [each for where in one_or_more for each in _expand(where)]
+    seen = set[Location | Path]()
+    for location, _ in found:
+        resolved = location.path.resolve() if location.path else location
+        if resolved in seen:
+            msg = f"{location}: given twice, so that its cells would count twice; give it once"
+            raise PathError(msg)
+        seen.add(resolved)
+    return [
+        source
+        for location, storage in found
+        for source in open_location(storage, location, elements)
+    ]
+
+
+def _expand(where: PathLike) -> list[tuple[Location, Storage]]:
+    """Return the locations that a path, folder, pattern or URL stands for."""
+    location = Location.of(where)
+    if location.path is None:
+        return [(location, storage_of(location))]
+    path = location.path.expanduser()
+    if path.is_dir():
+        return _of_folder(path)
+    if path.exists():
+        return [_known(path)]
+    matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
+    if not matches:
+        what = "matches no file" if glob.has_magic(str(path)) else "no such file or folder"
+        raise PathError(f"{path}: {what}; check the path")
+    return [_known(Path(match)) for match in matches]
+
+
+def _of_folder(path: Path) -> list[tuple[Location, Storage]]:
+    """Return a folder if it is a store, and else what can be opened in it, by name."""
+    own = find_storage(Location.of(path))
+    if own is not None:
+        return [(Location.of(path), own)]
+    known = suffixes()
+    found = [
+        (Location.of(entry), known[suffix])
+        for entry in sorted(path.iterdir())
+        for suffix in known
+        if entry.name.endswith(suffix)
+    ]
+    if not found:
+        msg = f"{path}: the folder holds nothing that can be opened ({', '.join(known)}); "
+        raise PathError(msg + "give the folder that holds them")
+    return found
+
+
+def _known(path: Path) -> tuple[Location, Storage]:
+    return Location.of(path), storage_of(Location.of(path))

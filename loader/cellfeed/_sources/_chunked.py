@@ -1,0 +1,96 @@
+"""Elements whose arrays lie in compressed chunks, wherever the bytes of these are."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._cells import CsrRows
+from cellfeed._chunks import ChunkedArray, ChunkReads
+from cellfeed._layouts import CsrChunks, DenseChunks, Layout
+from cellfeed._runs import Runs, expand
+from cellfeed._sources._base import StoredElement
+
+__all__ = ["ChunkedCsr", "ChunkedDense"]
+
+
+class ChunkedCsr(StoredElement):
+    """Sparse rows in two arrays of chunks, as anndata writes them.
+
+    Parameters
+    ----------
+    indptr
+        Row pointer, int64, shape (n_rows + 1,).
+    indices, data
+        One-dimensional arrays: column and value of each stored element.
+    n_columns
+        Number of columns.
+
+    Notes
+    -----
+    float16, which SciPy does not know, comes out as float32.
+    """
+
+    layout: Layout = "csr"
+
+    def __init__(
+        self,
+        indptr: NDArray[np.int64],
+        indices: ChunkedArray,
+        data: ChunkedArray,
+        n_columns: int,
+    ) -> None:
+        self._chunks = CsrChunks(indptr, indices, data, n_columns)
+        self.shape = (len(indptr) - 1, n_columns)
+        self.dtype = data.dtype
+
+    def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
+        """Return the number of elements of each row."""
+        rows = expand(runs)
+        return self._chunks.indptr[rows + 1] - self._chunks.indptr[rows]
+
+    def chunked(self) -> CsrChunks:
+        """Return where rows lie."""
+        return self._chunks
+
+    def read_rows(self, runs: Runs) -> CsrRows:
+        """Read rows as they are stored."""
+        lengths, starts = self.row_lengths(runs), self._chunks.indptr[expand(runs)]
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        indices, data = np.empty(ends[-1], np.int64), np.empty(ends[-1], self.dtype)
+        for stored, out in ((self._chunks.indices, indices), (self._chunks.data, data)):
+            _run(stored.reads_of_ranges(starts, lengths, ends[:-1] * out.itemsize, out.dtype), out)
+        return CsrRows(ends, indices, data, self.shape[1])
+
+
+class ChunkedDense(StoredElement):
+    """Dense rows in one array of chunks.
+
+    Parameters
+    ----------
+    array
+        Two-dimensional.
+    """
+
+    layout: Layout = "dense"
+
+    def __init__(self, array: ChunkedArray) -> None:
+        self._array = array
+        self.shape = (array.shape[0], array.shape[1])
+        self.dtype = array.dtype
+
+    def chunked(self) -> DenseChunks:
+        """Return where rows lie."""
+        return DenseChunks(self._array, self.shape[1])
+
+    def read_rows(self, runs: Runs) -> NDArray[Any]:
+        """Read rows as they are stored."""
+        rows = expand(runs)
+        out = np.empty((rows.size, self.shape[1]), self.dtype)
+        row_bytes = self.shape[1] * self.dtype.itemsize
+        _run(self._array.reads_of_rows(rows, np.arange(rows.size) * row_bytes, self.dtype), out)
+        return out
+
+
+def _run(reads: ChunkReads, out: NDArray[Any]) -> None:
+    reads.run(np.array([out.ctypes.data], np.int64))
