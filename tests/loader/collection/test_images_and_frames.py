@@ -140,6 +140,7 @@ class TestImages:
         assert cells.X.tolist() == [[5], [0]]
 
 
+@st.composite
 def frames(draw: st.DrawFn, columns: list[str], kinds: list[Any]) -> pd.DataFrame:
     n_cells = draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
@@ -161,7 +162,7 @@ class TestFrames:
         columns = [f"column{k}" for k in range(len(kinds))]
         tables, paths = list[pd.DataFrame](), list[Path]()
         for _ in range(data.draw(st.integers(1, 3))):
-            table = data.draw(st.composite(frames)(columns, kinds))
+            table = data.draw(frames(columns, kinds))
             order = data.draw(st.permutations(columns))
             tables.append(table[order])
             paths.append(

@@ -1,6 +1,7 @@
 """What `preshuffle` writes, against anndata in memory."""
 
 import json
+import re
 import shutil
 import warnings
 from functools import partial

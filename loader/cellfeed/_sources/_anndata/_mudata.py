@@ -65,8 +65,10 @@ class MuDataSource(AnnDataSource):
         """Read some rows of obs columns, with the names of the cells as index."""
         own = super().obs_names()
         table = super().read_obs_rows([name for name in columns if name in own], rows)
-        others = self.read_obs([name for name in columns if name not in own]).iloc[rows]
-        return table.join(others.set_index(table.index))[list(columns)]
+        for name in columns:
+            if name not in own:
+                table[name] = self.read_obs([name])[name].array[rows]
+        return table[list(columns)]
 
     def _columns_of_modalities(self) -> dict[str, tuple[str, str]]:
         """Return modality and column by the name that the column has among all cells."""
