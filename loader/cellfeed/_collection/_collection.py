@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
-from cellfeed._cells import Cells, ObsColumn
+from cellfeed._cells import Cells, CsrRows, ObsColumn
 from cellfeed._collection._describe import described, slow_names, slow_reading, table_of
 from cellfeed._collection._element_names import require_elements
 from cellfeed._collection._join_elements import join_elements
@@ -330,6 +330,28 @@ class Collection:
             return {name: mean for name, mean in means.items() if mean is not None}
         few = self[rows[:: max(1, rows.size // _ROWS_READ)]]
         return {name: few[name].nnz / len(few) for name in means}
+
+    def row_lengths(self, name: str, runs: Runs) -> NDArray[np.int64]:
+        """Return how many values of a sparse element each row of ``runs`` stores.
+
+        Rows that do not tell before they are read are read for it.
+
+        Parameters
+        ----------
+        name
+            The element.
+        runs
+            Ascending, disjoint row runs, shape (n, 2), int64.
+        """
+        lengths = np.empty(count_rows(runs), np.int64)
+        for part in self.parts(runs)[name]:
+            known = part.stored.row_lengths(part.runs)
+            if known is None:
+                rows = part.read_rows()
+                is_csr = isinstance(rows, CsrRows)
+                known = np.diff(rows.indptr) if is_csr else np.count_nonzero(rows, axis=1)
+            lengths[part.rows] = known
+        return lengths
 
     def parts(self, runs: Runs) -> dict[str, list[Part]]:
         """Return the rows of each element by the source that has them.

@@ -81,7 +81,8 @@ class DenseTarget:
         Parameters
         ----------
         rows
-            Shape (n_rows, n_columns), of any numeric dtype; cast as NumPy does.
+            Shape (n_rows, n_columns), or of more dimensions, of any numeric dtype; cast as NumPy
+            does.
         column_map
             As of `reads_from`; columns that no other becomes are set to zero.
 
@@ -94,6 +95,7 @@ class DenseTarget:
         ValueError
             There are other rows, or more columns, than the target has.
         """
+        rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
         if column_map is not None:
             kept = column_map >= 0
             joined = np.zeros((len(rows), self.n_vars), rows.dtype)

@@ -1,6 +1,7 @@
 """Dense rows of one source in a collection that is sparse."""
 
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def dense_as_csr(part: Part, threads: Executor, n_threads: int) -> CsrRows:
     def read(piece: tuple[Runs, ChunkReads | None]) -> tuple[NDArray[Any], ...]:
         runs, reads = piece
         if reads is None:
-            return _nonzero(np.asarray(stored.read_rows(runs)))
+            return _nonzero(replace(part, runs=runs).read_rows())
         dense = np.empty((count_rows(runs), n_columns), dtype)
         reads.run(np.array([dense.ctypes.data], np.int64))
         return _nonzero(dense)

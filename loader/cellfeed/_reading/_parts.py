@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
+from cellfeed._cells import CsrRows
 from cellfeed._errors import FormatError
 from cellfeed._layouts import ColumnMap, RowTarget
-from cellfeed._runs import Runs, expand, merge_consecutive
+from cellfeed._runs import Runs, count_rows, expand, merge_consecutive
 from cellfeed._sources import StoredElement
 
 __all__ = ["Part", "PlacedRows", "RowsInMemory", "StoredRows"]
@@ -56,11 +57,27 @@ class Part:
         """Whether none of its columns is left out."""
         return self.column_map is None or self.column_map.keeps_all
 
-    def damage(self, error: ValueError) -> FormatError:
+    def read_rows(self) -> Any:
+        """Return the rows, as the source reads them by itself: `CsrRows` or an array.
+
+        Raises
+        ------
+        FormatError
+            The storage is damaged, or they are not the rows that were asked for.
+        """
+        rows, layout = self.stored.read_rows(self.runs), self.stored.layout
+        if isinstance(rows, CsrRows) != (layout == "csr"):
+            raise self.wrong(f"{type(rows).__name__} for an element of layout {layout!r}")
+        expected = (count_rows(self.runs), *self.stored.shape[1:])
+        if rows.shape != expected:
+            raise self.wrong(f"shape {rows.shape} in place of {expected}")
+        return rows
+
+    def wrong(self, what: object) -> FormatError:
         """Return the error for rows that are not what the source says."""
         msg = (
-            f"{self.location}: `{self.stored.stored_as}` is inconsistent: {error}; "
-            "write the file anew"
+            f"{self.location}: `{type(self.stored).__name__}.read_rows` returned wrong rows: "
+            f"{what}; the storage may be damaged"
         )
         return FormatError(msg)
 
@@ -92,7 +109,7 @@ class StoredRows:
 
     def place(self, bases: NDArray[np.int64]) -> bool:
         """See `PlacedRows`."""
-        rows = self.part.stored.read_rows(self.part.runs)
+        rows = self.part.read_rows()
         return RowsInMemory(self.part, rows, self.target, self.part.columns).place(bases)
 
 
@@ -118,4 +135,4 @@ class RowsInMemory:
         try:
             return self.target.bound(bases).put(self.rows, self.columns)
         except ValueError as error:
-            raise self.part.damage(error) from error
+            raise self.part.wrong(error) from error

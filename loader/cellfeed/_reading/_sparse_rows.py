@@ -194,7 +194,7 @@ class ArrivingRows:
         if self.part.stored.layout == "dense":
             rows = dense_as_csr(self.part, threads, n_threads)
         else:
-            rows = self.part.stored.read_rows(self.part.runs)
+            rows = self.part.read_rows()
         if self.part.columns is not None:
             rows = _selected(self.part, rows, self.part.columns, n_columns)
         return _ArrivedRows(self.part, rows)
@@ -222,7 +222,7 @@ def _selected(part: Part, rows: CsrRows, columns: NDArray[np.int32], n_columns: 
     try:
         kept = kept_of(rows.indices, np.diff(rows.indptr).astype(np.int64), columns)
     except ValueError as error:
-        raise part.damage(error) from error
+        raise part.wrong(error) from error
     data = np.empty(kept.columns.size, rows.data.dtype)
     place_kept(
         np.ascontiguousarray(rows.data),

@@ -1,7 +1,6 @@
 """What `preshuffle` writes, against anndata in memory."""
 
 import json
-import re
 import shutil
 import warnings
 from functools import partial

@@ -291,7 +291,7 @@ def test_a_folder_and_worker_processes(new_folder):
     ]
     names = ["mod/rna/X", "mod/protein/X"]
     collection = open_collection(folder, elements=names)
-    assert [path.name for path in collection.paths] == ["0.h5mu", "1.h5mu"]
+    assert [where.name for where in collection.locations] == ["0.h5mu", "1.h5mu"]
     dataset = CellDataset(collection, Streaming(), 8, seed=0, dense=True)
     n_cells = 0
     for minibatch in dataset.loader(num_workers=2):

@@ -103,7 +103,7 @@ def test_dense_hdf5(write_h5ad, name):
     edit, reason = HDF5[name]
     collection = open_collection(write_h5ad(COUNTS, edit=edit))
     assert collection.describe()["reason"].tolist() == [f"through h5py: {reason}"]
-    with h5py.File(collection.paths[0]) as file:
+    with h5py.File(collection.locations[0]) as file:
         assert np.array_equal(collection[:].X, file["X"][:])
 
 

@@ -96,7 +96,7 @@ def _list_kept(indices: NDArray[Any], columns: NDArray[np.int32], within: int, k
     for i in range(indices.size):
         column = np.int64(columns[indices[i]])
         out[n] = (column << 32) | (within + i)  # and is written over if it is left out
-        n += column >= 0
+        n += int(column >= 0)
     return n
 
 

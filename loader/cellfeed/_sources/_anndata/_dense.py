@@ -59,4 +59,4 @@ class StoredDense(StoredMatrix):
         self._file.check_unchanged()
         rows = self._read_slices(self._element, runs, runs)
         self._file.check_unchanged()
-        return rows.reshape(len(rows), self._n_columns)
+        return rows.reshape(len(rows), *self.shape[1:])
