@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer
+from cellfeed._bytes import Location
 from cellfeed._chunks import ChunkedArray, ChunkReads, can_cast
 from cellfeed._chunks._reads import Done
 from cellfeed._layouts import (
@@ -22,6 +23,7 @@ from cellfeed._layouts import (
     csr_groups,
     dense_groups,
 )
+from cellfeed._reading import Part
 from cellfeed._runs import merge_consecutive
 from cellfeed._sources import StoredElement
 from cellfeed.testing._memory import GuardedPool
@@ -50,14 +52,21 @@ class GuardedRead:
         *,
         dtype: np.dtype[Any],
     ) -> None:
-        self._stored, self._runs = stored, merge_consecutive(rows)
+        self._part = Part(
+            location=Location("case"),
+            stored=stored,
+            runs=merge_consecutive(rows),
+            rows=slice(0, rows.size),
+            column_map=None,
+        ).as_stored(0)
         bounds = np.array([0, len(order) // 2, len(order)], np.int64)
         self._delivered = np.split(rows[order], bounds[1:-1])
         n_vars = math.prod(stored.shape[1:])
         self._groups: Sequence[CsrGroup | DenseGroup]
         self._target: RowTarget
         if stored.layout == "csr":
-            lengths = _lengths(stored.read_rows(self._runs))
+            lengths = np.empty(rows.size, np.int64)
+            lengths[self._part.rows] = np.diff(self._part.read_rows().indptr)
             self._groups, self._target, _ = csr_groups(
                 lengths, order, bounds, n_vars=n_vars, dtype=dtype
             )
@@ -76,13 +85,14 @@ class GuardedRead:
 
     def chunk_reads(self) -> ChunkReads | None:
         """Return what to read by chunks, if the element is made of chunks that are known."""
-        chunked = self._stored.chunked()
-        if chunked is None or not can_cast(_values(chunked).dtype, self._target.dtype):
+        target, runs = self._target[self._part.rows], self._part.runs
+        chunked = self._part.stored.chunked()
+        if chunked is None or not can_cast(_values(chunked).dtype, target.dtype):
             return None
-        if isinstance(chunked, CsrChunks) and isinstance(self._target, CsrTarget):
-            return self._target.reads_from(chunked, self._runs, None)
-        if isinstance(chunked, DenseChunks) and isinstance(self._target, DenseTarget):
-            return self._target.reads_from(chunked, self._runs, None)
+        if isinstance(chunked, CsrChunks) and isinstance(target, CsrTarget):
+            return target.reads_from(chunked, runs, None)
+        if isinstance(chunked, DenseChunks) and isinstance(target, DenseTarget):
+            return target.reads_from(chunked, runs, None)
         return None
 
     def by_chunks(self, reads: ChunkReads, n_threads: int) -> Done:
@@ -95,8 +105,8 @@ class GuardedRead:
 
     def by_library(self) -> None:
         """Read through the format's own library."""
-        rows: Any = self._stored.read_rows(self._runs)
-        self._ordered = self._target.bound(self._bases).put(rows)
+        target = self._target[self._part.rows].bound(self._bases)
+        self._ordered = target.put(self._part.read_rows())
 
     def groups(self) -> list[tuple[Any, NDArray[np.int64]]]:
         """Return the matrix of each group, and its rows; check that none wrote beside memory."""
@@ -113,8 +123,3 @@ class GuardedRead:
 
 def _values(chunked: CsrChunks | DenseChunks) -> ChunkedArray:
     return chunked.data if isinstance(chunked, CsrChunks) else chunked.values
-
-
-def _lengths(rows: Any) -> NDArray[np.int64]:
-    lengths: NDArray[np.int64] = np.diff(rows.indptr).astype(np.int64)
-    return lengths

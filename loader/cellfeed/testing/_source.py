@@ -142,9 +142,10 @@ class SourceConformance:
             rows = data.draw(_distinct_rows(case.n_rows))
             lengths = stored.row_lengths(merge_consecutive(rows))
             if lengths is not None:
+                row_order = np.arange(case.n_rows) if stored.row_order is None else stored.row_order
                 assert case.layout == "csr"
                 assert lengths.dtype == np.int64
-                assert lengths.tolist() == case.row_lengths[rows].tolist()
+                assert lengths.tolist() == case.row_lengths[np.argsort(row_order)][rows].tolist()
             columns = data.draw(st.lists(st.sampled_from(_OBS), min_size=1, unique=True))
             table = source.read_obs(columns)
             assert list(table.columns) == columns
