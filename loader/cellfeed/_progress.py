@@ -1,4 +1,4 @@
-"""A line that tells how far work has come."""
+"""Progress on one line of the terminal."""
 
 import sys
 import time

@@ -133,7 +133,7 @@ def autotune(
         subclass, or a function of a module, but none that is defined in a notebook. What others
         than `CellDataset` give is not kept for later runs.
     on_progress
-        Told how far the work has come.
+        Called with how far the work has come.
     on_race
         Handed, before throughput is measured, what says how the race stands.
 

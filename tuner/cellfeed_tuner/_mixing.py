@@ -146,7 +146,7 @@ class Mixing:
         grid
             The configurations.
         on_progress
-            Told how far the replay has come.
+            Called with how far the replay has come.
         """
         pairs = dict.fromkeys((each.block_size, each.fetch_factor) for each in grid)
         for number, pair in enumerate(pairs):

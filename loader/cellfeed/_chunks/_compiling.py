@@ -28,7 +28,7 @@ class CompilingNotice(event.Listener):  # type: ignore[misc]  # numba has no typ
     say
         Takes what is said.
     clock
-        Tells the time, in seconds from anywhere.
+        A clock, in seconds.
     """
 
     def __init__(

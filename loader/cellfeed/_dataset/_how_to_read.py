@@ -1,4 +1,4 @@
-"""What a data set is told of how to read its collection: dense, dtype, threads."""
+"""How a data set reads its collection: dense, dtype, threads."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast

@@ -33,7 +33,7 @@ class MemoryMappedCells:
 
     The files are those of `scipy.sparse.save_npz` with ``compressed=False``, unzipped into a
     folder: ``data.npy``, ``indices.npy``, ``indptr.npy`` and ``shape.npy``. ``cells[rows]`` reads
-    only those rows, which it announces to the system all at once. Unlike NumPy's memory maps, of
+    only those rows, which the system is asked to read ahead all at once. Unlike NumPy's memory maps, of
     which a copy of all values is pickled, it is pickled as its folder, so that worker processes
     map the files themselves.
 
@@ -108,7 +108,7 @@ class MemoryMappedCells:
         lengths = [np.diff(self._indptr[start : stop + 1]) for start, stop in runs.tolist()]
         stored = [slice(start, stop) for start, stop in self._indptr[runs].tolist()]
         for array in (self._data, self._indices):
-            _announce(array, stored)
+            _read_ahead(array, stored)
         data, indices = (
             np.concatenate([array[each] for each in stored] or [array[:0]])
             for array in (self._data, self._indices)
@@ -243,7 +243,7 @@ class HuggingFaceCells:
         return pc.list_value_length(column).to_numpy(), elements
 
 
-def _announce(mapped: NDArray[Any], parts: Sequence[slice]) -> None:
+def _read_ahead(mapped: NDArray[Any], parts: Sequence[slice]) -> None:
     """Tell the system which parts of a mapped array are read next, so that it reads them at once.
 
     Page by page, as they are touched, each would be waited for by itself.

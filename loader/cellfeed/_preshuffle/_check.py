@@ -34,7 +34,7 @@ def check_store(
     folder, job, inputs
         What to check, and against what.
     on_part
-        Told how many parts have been checked.
+        Called with how many parts have been checked.
 
     Raises
     ------

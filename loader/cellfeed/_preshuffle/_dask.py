@@ -38,7 +38,7 @@ def write_parts_on_dask(
     numbers
         The parts.
     on_part
-        Told the number of each part that is complete, and the worker's peak memory.
+        Called with the number of each part that is complete, and the worker's peak memory.
 
     Raises
     ------

@@ -50,7 +50,7 @@ def write_dataset(
     matrix, obs, var
         The part.
     on_share
-        Told which share of the matrix is written.
+        Called with which share of the matrix is written.
     """
     with threaded_codecs(), _settings(), os_errors(folder):
         group = zarr.create_group(folder)

@@ -61,7 +61,7 @@ def write_part(
     number
         Of the part.
     on_share
-        Told now and then which share of the work is done.
+        Called now and then with the share of the work that is done.
     """
     if folder.part(number).exists():
         return

@@ -65,7 +65,7 @@ def preshuffle(
 ) -> Preshuffled:
     """Write a shuffled copy of a collection, as a zarr store that annbatch reads too.
 
-    Blocks of cells are dealt out to parts at random, and the cells of a part are shuffled. Each
+    Blocks of cells are assigned to parts at random, and the cells of a part are shuffled. Each
     part is an AnnData group ``dataset_<number>`` of the store. ``obs`` has the columns of all
     files, with categories unioned and names as they are (they need not be distinct; where a
     cell comes from is), ``var`` is the first file's, ``X`` has the values as they are; nothing

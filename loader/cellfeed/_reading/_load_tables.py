@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.2
 def load_tables(elements: Sequence[StoredElement]) -> None:
     """Have each element read its tables, some at a time; see `StoredElement.load_tables`.
 
-    A line on the terminal tells how far this has come where it takes more than two seconds.
+    Progress is shown on the terminal from two seconds on.
 
     Raises
     ------

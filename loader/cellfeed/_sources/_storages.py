@@ -36,13 +36,13 @@ class Storage:
     open
         Called with a location and the names of the elements to be read; returns the sources that
         are there, in the order of their rows, each with just these elements. A source without
-        one of them may be returned as it is: that is told from ``Source.elements``.
+        one of them may be returned as it is: that is seen from ``Source.elements``.
     schemes
         Which URLs it opens: ``("soma",)`` for ``soma://...``.
     suffixes
         Which files and folders of this machine, by the end of their names: ``(".h5ad",)``.
     recognizes
-        Tells by content whether it opens a path, in place of ``suffixes``, which then say only
+        Says by content whether it opens a path, in place of ``suffixes``, which then say only
         what is taken out of a folder of several.
 
     Examples

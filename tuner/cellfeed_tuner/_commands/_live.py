@@ -42,7 +42,7 @@ class LiveDisplay:
     console
         Where it is shown; stderr if None.
     clock
-        Tells the time, in seconds from anywhere.
+        A clock, in seconds.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class StageModel:
     """Who does the stages of a fetch, side by side.
 
     While one fetch is delivered, the next is read by threads; when that begins, the one after it
-    is planned and announced to the disk. So a cell takes as long as the slowest of these lanes,
+    is planned and read ahead by the system. So a cell takes as long as the slowest of these lanes,
     and no less than all work of the processors divided among them:
 
     - reading: ``page cache + decompression + memory``;

@@ -18,7 +18,7 @@ from cellfeed_tuner._machine._page_cache import (
 
 __all__ = ["Dropping", "rounds_ahead"]
 
-# Without workers: while one fetch is delivered, the next is read, and the one after is announced.
+# Without workers: while one fetch is delivered, the next is read, and the one after is read ahead.
 _FETCHES_AHEAD = 2
 # What the system itself reads ahead of a file that is read in order is less than so many.
 _LEAST_MINIBATCHES = 8
@@ -53,7 +53,7 @@ class Dropping:
     A cold measurement stands for files that are larger than memory: of a page that a fetch has
     used, nothing is left when a later fetch comes to it. Where blocks are smaller than chunks,
     several fetches of an epoch come to the same chunk, so that dropping at the beginning of an
-    epoch is not enough. Pages that were announced to the system, and are to be used by the next
+    epoch is not enough. Pages that were read ahead, and are to be used by the next
     fetches, stay on the other hand: dropped, they would be read twice.
 
     Which are which is told by their age, for any loader, in all of its processes, and without

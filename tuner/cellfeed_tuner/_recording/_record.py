@@ -126,7 +126,7 @@ def record(
     note
         What else there is to say of the circumstances, such as what the machine is busy with.
     on_progress
-        Told how far each run has come.
+        Called with how far each run has come.
 
     Raises
     ------

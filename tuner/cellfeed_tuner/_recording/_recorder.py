@@ -69,9 +69,9 @@ class Recorder:
     request
         What all measurements have in common.
     on_progress
-        Told how far each run has come.
+        Called with how far each run has come.
     clock
-        Tells the time, in seconds from anywhere.
+        A clock, in seconds.
     """
 
     process: MeasuringProcess[Collection]

@@ -43,7 +43,7 @@ class Measurements:
     budget
         What there is time for: it says when a measurement is stopped.
     on_progress
-        Told how much of the budget is spent.
+        Called with how much of the budget is spent.
     make_dataset
         Makes the data set that is measured; see `autotune`.
 

@@ -19,7 +19,7 @@ class TimeBudget:
     seconds
         How many.
     clock
-        Tells the time, in seconds from anywhere.
+        A clock, in seconds.
     """
 
     seconds: float
