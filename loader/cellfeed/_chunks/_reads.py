@@ -94,21 +94,26 @@ class ChunkReads:
     @staticmethod
     def concatenate(parts: Sequence["ChunkReads"]) -> "ChunkReads":
         """Return all reads as one, so that threads need not wait for each other in between."""
+        parts = [part for part in parts if part.n_chunks]
         if not parts:
             return ChunkReads.none()
-        chunks, first_array, first_segment = list[NDArray[np.int64]](), 0, 0
+        if len(parts) == 1:
+            return parts[0]
+        n_chunks = sum(part.n_chunks for part in parts)
+        chunks = np.zeros((n_chunks + 1, kernels.N_CHUNK_COLUMNS), np.int64)
+        filled = first_array = first_segment = 0
         for part in parts:
-            table = part.chunks[:-1].copy()
+            table = chunks[filled : filled + part.n_chunks]
+            table[:] = part.chunks[:-1]
             table[:, kernels.ARRAY] += first_array
             table[:, kernels.FIRST_SEGMENT] += first_segment
-            chunks.append(table)
+            filled += part.n_chunks
             first_array += len(part.arrays)
             first_segment += len(part.segments)
-        end = np.zeros((1, kernels.N_CHUNK_COLUMNS), np.int64)
-        end[0, kernels.FIRST_SEGMENT] = first_segment
+        chunks[-1, kernels.FIRST_SEGMENT] = first_segment
         return ChunkReads(
             arrays=np.concatenate([part.arrays for part in parts]),
-            chunks=np.concatenate([*chunks, end]),
+            chunks=chunks,
             segments=np.concatenate([part.segments for part in parts]),
             crossings={
                 itemsize: np.concatenate([part.crossings[itemsize] for part in having])

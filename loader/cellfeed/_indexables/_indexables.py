@@ -33,9 +33,9 @@ class MemoryMappedCells:
 
     The files are those of `scipy.sparse.save_npz` with ``compressed=False``, unzipped into a
     folder: ``data.npy``, ``indices.npy``, ``indptr.npy`` and ``shape.npy``. ``cells[rows]`` reads
-    only those rows, which the system is asked to read ahead all at once. Unlike NumPy's memory maps, of
-    which a copy of all values is pickled, it is pickled as its folder, so that worker processes
-    map the files themselves.
+    only those rows, which the system is asked to read ahead all at once. Unlike NumPy's memory
+    maps, of which a copy of all values is pickled, it is pickled as its folder, so that worker
+    processes map the files themselves.
 
     Parameters
     ----------

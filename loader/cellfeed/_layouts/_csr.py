@@ -17,7 +17,6 @@ from cellfeed._cells import CsrRows, summable
 from cellfeed._chunks import ChunkReads, place_elements, sort_rows
 from cellfeed._layouts._chunked import CsrChunks
 from cellfeed._layouts._copies import Copies, first_deliveries
-from cellfeed._runs import Runs, expand
 
 __all__ = ["CsrGroup", "CsrTarget", "csr_groups"]
 
@@ -67,33 +66,33 @@ class CsrTarget:
         )
 
     def reads_from(
-        self, stored: CsrChunks, runs: Runs, column_map: NDArray[np.int32] | None
-    ) -> ChunkReads:
+        self,
+        stored: CsrChunks,
+        starts: NDArray[np.int64],
+        column_map: NDArray[np.int32] | None,
+    ) -> list[ChunkReads]:
         """Return what to read so that rows come here.
 
         Parameters
         ----------
-        stored, runs
-            Where they are stored, and which they are; values that can be cast to the dtype here.
+        stored
+            Where they are stored, with values that can be cast to the dtype here.
+        starts
+            Where each begins in the stored arrays, ascending, int64, shape (n_rows,).
         column_map
             What each stored column becomes, none of which is left out; None if they stay.
         """
-        starts = stored.indptr[expand(runs)]
-        return ChunkReads.concatenate(
-            [
-                stored.indices.reads_of_ranges(
-                    starts,
-                    self.lengths,
-                    self.index_destinations,
-                    self.index_dtype,
-                    index_limit=stored.n_columns,
-                    column_map=column_map,
-                ),
-                stored.data.reads_of_ranges(
-                    starts, self.lengths, self.data_destinations, self.dtype
-                ),
-            ]
-        )
+        return [
+            stored.indices.reads_of_ranges(
+                starts,
+                self.lengths,
+                self.index_destinations,
+                self.index_dtype,
+                index_limit=stored.n_columns,
+                column_map=column_map,
+            ),
+            stored.data.reads_of_ranges(starts, self.lengths, self.data_destinations, self.dtype),
+        ]
 
     def put(self, rows: CsrRows, column_map: NDArray[np.int32] | None = None) -> bool:
         """Place all rows; the target has to be bound.

@@ -59,13 +59,13 @@ class LaidOut:
     """
 
     groups: Sequence[CsrGroup | DenseGroup]
-    reads: ChunkReads
+    reads: Sequence[ChunkReads]
     placed: Sequence[PlacedRows]
     copies: Sequence[Copies]
     is_zeroed: bool = False
 
     @property
-    def chunks(self) -> ChunkReads:
+    def chunks(self) -> Sequence[ChunkReads]:
         """See `ElementRead`."""
         return self.reads
 
@@ -83,7 +83,7 @@ class ElementRead(Protocol):
     """What a fetch reads of an element."""
 
     @property
-    def chunks(self) -> ChunkReads:
+    def chunks(self) -> Sequence[ChunkReads]:
         """Chunks that it may take, which can be read and decompressed without being placed."""
         ...
 
@@ -176,7 +176,7 @@ class ElementPlan:
                 reads.append(found)
         return LaidOut(
             groups=groups,
-            reads=ChunkReads.concatenate(reads),
+            reads=reads,
             placed=placed,
             copies=copies,
             is_zeroed=not all(part.column_map is None or part.column_map.covers for part in parts),
@@ -214,11 +214,9 @@ class ElementPlan:
         reads, placed = list[ChunkReads](), list[PlacedRows]()
         for each in rows:
             decoded, others = each.to(target[each.part.rows])
-            reads.append(decoded)
+            reads += decoded
             placed += others
-        return LaidOut(
-            groups=groups, reads=ChunkReads.concatenate(reads), placed=placed, copies=copies
-        )
+        return LaidOut(groups=groups, reads=reads, placed=placed, copies=copies)
 
     def _check_fit(self, n_values: float) -> None:
         """Check that rows are not larger than all memory, before destinations are computed."""
@@ -242,10 +240,10 @@ class _Arriving:
     arriving: Sequence[ArrivingRows]
 
     @property
-    def chunks(self) -> ChunkReads:
+    def chunks(self) -> Sequence[ChunkReads]:
         """See `ElementRead`."""
-        known = [rows.chunks() for rows in self.known]
-        return ChunkReads.concatenate([*known, *(rows.chunks() for rows in self.selected)])
+        known = [reads for rows in self.known for reads in rows.chunks()]
+        return [*known, *(reads for rows in self.selected for reads in rows.chunks())]
 
     @property
     def is_decoded_here(self) -> bool:

@@ -53,7 +53,9 @@ class PlannedRead:
     @property
     def chunks(self) -> ChunkReads:
         """Chunks of all elements, which can be read and decompressed without being placed."""
-        return ChunkReads.concatenate([each.chunks for each in self.elements.values()])
+        return ChunkReads.concatenate(
+            [reads for each in self.elements.values() for reads in each.chunks]
+        )
 
     @property
     def is_decoded_here(self) -> bool:
@@ -63,7 +65,8 @@ class PlannedRead:
     def readahead(self) -> None:
         """Tell the system what will be read soon, so that it is there when it is."""
         for each in self.elements.values():
-            each.chunks.readahead()
+            for reads in each.chunks:
+                reads.readahead()
 
 
 class Reader:
@@ -201,7 +204,9 @@ class Reader:
             for name, each in laid_out.items()
         }
         bases = np.array([each.address for some in buffers.values() for each in some], np.int64)
-        reads = ChunkReads.concatenate([each.reads for each in laid_out.values()])
+        reads = ChunkReads.concatenate(
+            [reads for each in laid_out.values() for reads in each.reads]
+        )
         ordered = reads.run(bases, self._threads, self._n_threads).ascending
         for each in laid_out.values():
             for placed in each.placed:

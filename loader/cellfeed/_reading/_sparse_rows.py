@@ -41,7 +41,7 @@ class SparseRows(Protocol):
         """How many elements each has in the collection, shape (n_rows,)."""
         ...
 
-    def to(self, target: CsrTarget) -> tuple[ChunkReads, list[PlacedRows]]:
+    def to(self, target: CsrTarget) -> tuple[list[ChunkReads], list[PlacedRows]]:
         """Return what is to be decoded, and what is to be placed, so that they come there."""
         ...
 
@@ -56,39 +56,46 @@ def sparse_rows(part: Part, dtype: np.dtype[Any]) -> "KnownRows | SelectedRows |
     dtype
         What values are cast to.
     """
-    lengths = part.stored.row_lengths(part.runs)
-    if lengths is None:
-        return ArrivingRows(part)
     chunked = part.stored.chunked()
-    if not isinstance(chunked, CsrChunks) or not can_cast(chunked.data.dtype, dtype):
-        chunked = None
-    if part.keeps_all:
-        return KnownRows(part, lengths, chunked)
-    if chunked is None or part.columns is None:
-        return ArrivingRows(part)
-    starts = chunked.indptr[expand(part.runs)]
-    return SelectedRows(part, chunked, starts, lengths, part.columns)
+    if isinstance(chunked, CsrChunks) and can_cast(chunked.data.dtype, dtype):
+        rows = expand(part.runs)
+        starts = chunked.indptr[rows]
+        lengths = chunked.indptr[rows + 1] - starts
+        if part.keeps_all or part.columns is None:
+            return KnownRows(part, lengths, chunked, starts)
+        return SelectedRows(part, chunked, starts, lengths, part.columns)
+    known = part.stored.row_lengths(part.runs) if part.keeps_all else None
+    return ArrivingRows(part) if known is None else KnownRows(part, known)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownRows:
-    """Rows of which nothing is left out, and where they are stored if they are decoded here."""
+    """Rows of which nothing is left out.
+
+    Parameters
+    ----------
+    part, lengths
+        Whose they are, and how many elements each has, int64, shape (n_rows,).
+    chunked, starts
+        Where they are stored, and where each begins there; None if they are not decoded here.
+    """
 
     part: Part
     lengths: NDArray[np.int64]
-    chunked: CsrChunks | None
+    chunked: CsrChunks | None = None
+    starts: NDArray[np.int64] | None = None
 
-    def chunks(self) -> ChunkReads:
+    def chunks(self) -> list[ChunkReads]:
         """Return the chunks that they take, of which nothing can be placed."""
-        if self.chunked is None:
-            return ChunkReads.none()
-        return _chunks(self.chunked, self.chunked.indptr[expand(self.part.runs)], self.lengths)
+        if self.chunked is None or self.starts is None:
+            return []
+        return _chunks(self.chunked, self.starts, self.lengths)
 
-    def to(self, target: CsrTarget) -> tuple[ChunkReads, list[PlacedRows]]:
+    def to(self, target: CsrTarget) -> tuple[list[ChunkReads], list[PlacedRows]]:
         """See `SparseRows`."""
-        if self.chunked is None:
-            return ChunkReads.none(), [StoredRows(self.part, target)]
-        return target.reads_from(self.chunked, self.part.runs, self.part.columns), []
+        if self.chunked is None or self.starts is None:
+            return [], [StoredRows(self.part, target)]
+        return target.reads_from(self.chunked, self.starts, self.part.columns), []
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +124,7 @@ class SelectedRows:
             self.starts, self.stored_lengths, column_map=self.columns
         )
 
-    def chunks(self) -> ChunkReads:
+    def chunks(self) -> list[ChunkReads]:
         """Return the chunks that they may take, of which nothing can be placed."""
         return _chunks(self.chunked, self.starts, self.stored_lengths)
 
@@ -140,13 +147,13 @@ class _KeptRows:
         """See `SparseRows`."""
         return self.kept.lengths
 
-    def to(self, target: CsrTarget) -> tuple[ChunkReads, list[PlacedRows]]:
+    def to(self, target: CsrTarget) -> tuple[list[ChunkReads], list[PlacedRows]]:
         """See `SparseRows`."""
         kept = self.kept
         reads = self.chunked.data.reads_of_kept(
             self.starts, kept.starts, kept.entries, target.data_destinations, target.dtype
         )
-        return reads, [_KeptColumns(kept, target)]
+        return [reads], [_KeptColumns(kept, target)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,9 +219,9 @@ class _ArrivedRows:
         """See `SparseRows`."""
         return np.diff(self.rows.indptr).astype(np.int64)
 
-    def to(self, target: CsrTarget) -> tuple[ChunkReads, list[PlacedRows]]:
+    def to(self, target: CsrTarget) -> tuple[list[ChunkReads], list[PlacedRows]]:
         """See `SparseRows`."""
-        return ChunkReads.none(), [RowsInMemory(self.part, self.rows, target)]
+        return [], [RowsInMemory(self.part, self.rows, target)]
 
 
 def _selected(part: Part, rows: CsrRows, columns: NDArray[np.int32], n_columns: int) -> CsrRows:
@@ -236,9 +243,7 @@ def _selected(part: Part, rows: CsrRows, columns: NDArray[np.int32], n_columns: 
 
 def _chunks(
     chunked: CsrChunks, starts: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> ChunkReads:
+) -> list[ChunkReads]:
     nowhere = np.zeros(len(starts), np.int64)
     arrays = (chunked.indices, chunked.data)
-    return ChunkReads.concatenate(
-        [array.reads_of_ranges(starts, lengths, nowhere, array.dtype) for array in arrays]
-    )
+    return [array.reads_of_ranges(starts, lengths, nowhere, array.dtype) for array in arrays]

@@ -24,7 +24,7 @@ from cellfeed._layouts import (
     dense_groups,
 )
 from cellfeed._reading import Part
-from cellfeed._runs import merge_consecutive
+from cellfeed._runs import expand, merge_consecutive
 from cellfeed._sources import StoredElement
 from cellfeed.testing._memory import GuardedPool
 
@@ -90,7 +90,8 @@ class GuardedRead:
         if chunked is None or not can_cast(_values(chunked).dtype, target.dtype):
             return None
         if isinstance(chunked, CsrChunks) and isinstance(target, CsrTarget):
-            return target.reads_from(chunked, runs, None)
+            starts = chunked.indptr[expand(runs)]
+            return ChunkReads.concatenate(target.reads_from(chunked, starts, None))
         if isinstance(chunked, DenseChunks) and isinstance(target, DenseTarget):
             return target.reads_from(chunked, runs, None)
         return None
