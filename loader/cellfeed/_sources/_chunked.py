@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._cells import CsrRows
-from cellfeed._chunks import ChunkedArray, ChunkReads
+from cellfeed._chunks import ChunkedArray, ChunkReads, SlowRead, can_cast
 from cellfeed._layouts import CsrChunks, DenseChunks, Layout
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._base import StoredElement
@@ -49,6 +49,10 @@ class ChunkedCsr(StoredElement):
         rows = expand(runs)
         return self._chunks.indptr[rows + 1] - self._chunks.indptr[rows]
 
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
+        """Return why values of this dtype are not decoded here; None if they are."""
+        return _slow_read(self.dtype, dtype)
+
     def chunked(self) -> CsrChunks:
         """Return where rows lie."""
         return self._chunks
@@ -79,6 +83,10 @@ class ChunkedDense(StoredElement):
         self.shape = (array.shape[0], array.shape[1])
         self.dtype = array.dtype
 
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
+        """Return why values of this dtype are not decoded here; None if they are."""
+        return _slow_read(self.dtype, dtype)
+
     def chunked(self) -> DenseChunks:
         """Return where rows lie."""
         return DenseChunks(self._array, self.shape[1])
@@ -90,6 +98,13 @@ class ChunkedDense(StoredElement):
         row_bytes = self.shape[1] * self.dtype.itemsize
         _run(self._array.reads_of_rows(rows, np.arange(rows.size) * row_bytes, self.dtype), out)
         return out
+
+
+def _slow_read(stored: np.dtype[Any], dtype: np.dtype[Any]) -> SlowRead | None:
+    if can_cast(stored, dtype):
+        return None
+    reason = f"{stored} is not converted to {dtype} here"
+    return SlowRead("NumPy", reason, f"read it as {stored}, or write it as {dtype}")
 
 
 def _run(reads: ChunkReads, out: NDArray[Any]) -> None:

@@ -156,7 +156,8 @@ class SourceConformance:
             for name in columns:
                 assert _or_none(some[name]) == _or_none(case.obs[name].iloc[rows])
             assert source.read_obs_rows([], rows).index.tolist() == some.index.tolist()
-            assert source.read_var().index.tolist() == case.var.index.tolist()
+            if stored.var != stored.stored_as:  # a data frame has names of its own
+                assert source.read_var().index.tolist() == case.var.index.tolist()
             with pytest.raises(ColumnError, match=f"{source.location}"):
                 Collection([source], obs=["no such column"])
 

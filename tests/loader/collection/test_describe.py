@@ -56,7 +56,7 @@ def as_stored(path, element):
         if element == "X":
             per_chunk = min(len(COUNTS), per_chunk * len(COUNTS) / values.size)
         return {
-            "path": str(path),
+            "location": str(path),
             "element": element,
             "n_cells": stored.shape[0],
             "layout": getattr(stored, "format", "dense"),

@@ -23,9 +23,6 @@ class TestFrames(SourceConformance):
         # Without columns, there is none that a dtype could be of.
         return super().cases(n_vars=max(1, n_vars), **options)
 
-    def is_decoded_here(self, case: StoredCase) -> bool:
-        return False
-
     @pytest.fixture
     def write(self, tmp_path):
         numbers = itertools.count()

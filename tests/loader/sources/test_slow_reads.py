@@ -116,17 +116,6 @@ def test_either_array_of_a_csr_matrix(write_h5ad, replace, name):
     assert reason == "through h5py: filter fletcher32 is not supported"
 
 
-def test_a_user_block(write_h5ad, tmp_path):
-    with h5py.File(write_h5ad(COUNTS)) as plain:
-        path = tmp_path / "user_block.h5ad"
-        with h5py.File(path, "w", userblock_size=512) as file:
-            file.attrs.update(plain.attrs)
-            for name in plain:
-                plain.copy(name, file)
-    (reason,) = open_collection(path).describe()["reason"]
-    assert reason == "through h5py: the file begins with a user block"
-
-
 @pytest.mark.parametrize(
     ("values", "layout"),
     [(np.zeros((5, 7), np.float32), "csr"), (np.zeros((5, 0), np.float32), "dense")],

@@ -125,7 +125,7 @@ class _StoredFile:
         """Return what reads one row of an obs column."""
         obs = self.root["obs"]
         modality, _, own_name = name.partition(":")
-        if name not in obs and f"mod/{modality}/obs" in self.root:
+        if f"mod/{modality}/obs" in self.root and name not in obs:
             of_modality = _reader(self.root[f"mod/{modality}/obs"][own_name])
 
             def label(row: int) -> Any:
