@@ -292,7 +292,7 @@ class TestReads:
         assert read(array, [(0, 30)])[0].tolist() == list(range(30))
 
     def test_of_a_disk_that_fails(self, stored, tmp_path):
-        array = stored(np.arange(40, dtype=np.int64), 1, range(0, 320, 8))  # more than one task
+        array = stored(np.arange(40, dtype=np.int64), 10, [0, 80, 160, 240])
         with (tmp_path / "other").open("wb") as unreadable:
             # `pread` fails with EBADF, as it would with EIO.
             os.dup2(unreadable.fileno(), array.files.descriptor)

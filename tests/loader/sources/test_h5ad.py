@@ -61,7 +61,7 @@ class TestOtherFiles:
     def test_one_that_vanishes_after_it_was_opened(self, csr_file):
         collection = pickle.dumps(open_collection(csr_file))
         csr_file.unlink()
-        with pytest.raises(PathError, match=f"^{csr_file}: no such file"):
+        with pytest.raises(PathError, match=f"^{csr_file}: was removed since it was opened"):
             pickle.loads(collection)[:]
 
     def test_ones_without_cells(self, write_h5ad):
