@@ -280,7 +280,9 @@ class ChunkedArray:
             placing=kernels.SELECTED,
             column_map=column_map,
         )
-        return self._reads(chunks, firsts, segments, row, column_map)
+        is_kept = (column_map >= 0).view(np.uint8)
+        row[kernels.IS_KEPT] = is_kept.ctypes.data
+        return self._reads(chunks, firsts, segments, row, (column_map, is_kept))
 
     def reads_of_kept(
         self,

@@ -120,6 +120,8 @@ def kept_of(
         placing=kernels.SELECTED,
         column_map=column_map,
     )
+    is_kept = (column_map >= 0).view(np.uint8)
+    array[kernels.IS_KEPT] = is_kept.ctypes.data
     array[kernels.DECODED_BYTES] = indices.nbytes
     scratch = np.empty(scratch_bytes(array[None]), np.uint8)
     kernels.place(indices.ctypes.data, segments, array, report, scratch.ctypes.data)

@@ -118,7 +118,7 @@ class CollectionReading:
         def planned_and_ahead(number: int) -> PlannedRead:
             read = planned(number)
             read.readahead()  # the system fetches it while the fetch before is decoded
-            return read
+            return reader.laid_out(read)
 
         with (
             one_ahead(planned_and_ahead, fetch_numbers) as plans,

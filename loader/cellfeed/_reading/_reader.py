@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -186,6 +186,23 @@ class Reader:
             obs={name: each.values[delivered] for name, each in self._collection.obs.items()},
             bounds=bounds,
         )
+
+    def laid_out(self, planned: PlannedRead) -> PlannedRead:
+        """Return the same read, where chunks that lengths follow from have been read already.
+
+        That is done while the read before is still under way. Rows that a source reads by itself
+        are left to `read_planned`, since a source is asked from one thread at a time.
+
+        Raises
+        ------
+        FormatError
+            A file is truncated or damaged.
+        """
+        elements = {
+            name: each.lay_out(self._threads, self._n_threads) if each.is_decoded_here else each
+            for name, each in planned.elements.items()
+        }
+        return replace(planned, elements=elements)
 
     def read_planned(self, planned: PlannedRead) -> Iterator[Cells]:
         """Read what was planned, and return its groups in the order of delivery.

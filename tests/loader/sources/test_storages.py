@@ -57,9 +57,7 @@ def test_files_and_folders(tmp_path, write_h5ad):
 def test_by_content(tmp_path):
     folder = tmp_path / "any name"
     folder.mkdir()
-    with pytest.raises(
-        PathError, match=r"holds nothing that can be opened \(\.h5ad, .*two"
-    ):
+    with pytest.raises(PathError, match=r"holds nothing that can be opened \(\.h5ad, .*two"):
         open_collection(folder)
     (folder / "mark.txt").touch()
     collection = open_collection(folder)

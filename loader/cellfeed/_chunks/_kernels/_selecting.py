@@ -24,6 +24,7 @@ from cellfeed._chunks._kernels._tables import (
     COUNT,
     FROM,
     INDEX_LIMIT,
+    IS_KEPT,
     ITEMSIZE,
     KEPT,
     N_KEPT,
@@ -81,22 +82,33 @@ def renumber(
     return 0
 
 
-@compiled(*(f"int64({index}[::1], int32[::1], int64, int64)" for index in ("int32", "int64")))
-def _list_kept(indices: NDArray[Any], columns: NDArray[np.int32], within: int, kept: int) -> int:
+@compiled(
+    "int64(int32[::1], int32[::1], uint8[::1], int64, int64)",
+    "int64(int64[::1], int32[::1], uint8[::1], int64, int64)",
+)
+def _list_kept(
+    indices: NDArray[Any],
+    columns: NDArray[np.int32],
+    is_kept: NDArray[np.uint8],
+    within: int,
+    kept: int,
+) -> int:
     """List those that are kept at an address; return how many, -1 if one is out of bounds.
 
     The first index is at ``within`` in its row.
     """
-    lowest = highest = indices[0]
-    for i in range(1, indices.size):
-        lowest, highest = min(lowest, indices[i]), max(highest, indices[i])
-    if lowest < 0 or highest >= columns.size:
+    outside = np.int32(0)
+    for i in range(indices.size):  # one that is negative is a large number
+        outside |= np.int32(np.uint64(indices[i]) >= np.uint64(columns.size))
+    if outside:
         return -1
     out, n = carray(pointer(kept), (indices.size,), np.int64), 0
     for i in range(indices.size):
-        column = np.int64(columns[indices[i]])
-        out[n] = (column << 32) | (within + i)  # and is written over if it is left out
-        n += int(column >= 0)
+        out[n] = i  # and is written over if it is left out
+        n += np.int64(is_kept[np.uint64(indices[i])])
+    for j in range(n):
+        i = out[j]
+        out[j] = (np.int64(columns[indices[i]]) << 32) | (within + i)
     return n
 
 
@@ -114,6 +126,7 @@ def select(
     ``scratch`` has 8 bytes for each element, and as many for each that is cast.
     """
     columns = carray(pointer(array[COLUMN_MAP]), (array[INDEX_LIMIT],), np.int32)
+    is_kept = carray(pointer(array[IS_KEPT]), (array[INDEX_LIMIT],), np.uint8)
     for k in range(len(segments)):
         begin, n = source + segments[k, FROM] * array[ITEMSIZE], segments[k, COUNT]
         within = segments[k, WITHIN]
@@ -123,10 +136,10 @@ def select(
             begin = cast
         if array[OUT_ITEMSIZE] == 4:
             narrow = carray(pointer(begin), (n,), np.int32)
-            n_kept = int(_list_kept(narrow, columns, within, scratch))
+            n_kept = int(_list_kept(narrow, columns, is_kept, within, scratch))
         else:
             wide = carray(pointer(begin), (n,), np.int64)
-            n_kept = int(_list_kept(wide, columns, within, scratch))
+            n_kept = int(_list_kept(wide, columns, is_kept, within, scratch))
         if n_kept < 0:
             return BAD_INDEX
         start = atomic_add(report.ctypes.data + N_KEPT * 8, n_kept)

@@ -16,8 +16,9 @@ Tables are int64 arrays of one row for each item; the names of their columns are
     STREAMED,  # whether elements go past the cache, since there are more than it holds
     PLACING,  # how elements go to their destinations; below
     COLUMN_MAP,  # address of an int32 for each column: what it becomes, -1 if it is left out
+    IS_KEPT,  # address of a byte for each column of what is SELECTED: 1 if it is kept, else 0
     N_ARRAY_COLUMNS,
-) = range(12)
+) = range(13)
 
 # How the elements of a segment go to their destination.
 (
