@@ -57,14 +57,18 @@ class Callbacks:
         if self.fetch_transform is not None:
             fetched = self.fetch_transform(fetched)
         for start in range(0, order.size, batch_size):
-            indices = order[start : start + batch_size]
-            if self.batch_callback is not None:
-                batch = self.batch_callback(fetched, indices)
-            else:
-                batch = fetched[indices]
-            if isinstance(batch, Cells):
-                batch = _minibatch(batch, dense=self.dense)
-            yield self.transformed(batch)
+            # Kept by nobody but the consumer: torch ends the process where a tensor goes with this
+            # frame, in a thread of its own, while Python shuts down.
+            yield self._minibatch(fetched, order[start : start + batch_size])
+
+    def _minibatch(self, fetched: Any, indices: NDArray[np.intp]) -> Any:
+        if self.batch_callback is not None:
+            batch = self.batch_callback(fetched, indices)
+        else:
+            batch = fetched[indices]
+        if isinstance(batch, Cells):
+            batch = _minibatch(batch, dense=self.dense)
+        return self.transformed(batch)
 
     def transformed(self, batch: Any) -> Any:
         """Return a minibatch as the user wants it."""
@@ -147,9 +151,10 @@ class PlacedDelivery:
         ):
             for groups in fetches:
                 for cells in reader.densified(groups) if self.callbacks.dense else groups:
-                    batch = _minibatch(cells)
-                    del cells  # so that the memory is free as soon as the consumer drops it
-                    yield self.callbacks.transformed(batch)
+                    # Memory is free, and tensors are gone, as soon as the consumer drops them.
+                    delivered = [_minibatch(cells)]
+                    del cells
+                    yield self.callbacks.transformed(delivered.pop())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

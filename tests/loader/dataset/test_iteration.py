@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import psutil
@@ -50,6 +51,17 @@ DATASETS = {
 
 class TestDropping:
     """Ctrl-C that arrives in Python code which a destructor runs is printed and forgotten."""
+
+    @pytest.mark.parametrize("kind", ["sparse", "dense", "transformed"])
+    def test_a_minibatch_is_kept_by_its_consumer_alone(self, path, kind):
+        """torch ends the process where a thread drops a tensor while Python shuts down."""
+        iterator = iter(DATASETS[kind](path))
+        for _ in range(5):
+            minibatch = next(iterator)
+            tensors = [weakref.ref(each) for each in (minibatch.X, minibatch.rows)]
+            del minibatch
+            assert [tensor() for tensor in tensors] == [None, None]
+        iterator.close()
 
     @pytest.mark.parametrize("kind", DATASETS)
     def test_a_minibatch_runs_no_python(self, path, kind, python_calls_of_dropping):
