@@ -102,14 +102,14 @@ def _list_kept(
         outside |= np.int32(np.uint64(indices[i]) >= np.uint64(columns.size))
     if outside:
         return -1
-    out, n = carray(pointer(kept), (indices.size,), np.int64), 0
+    out, n = carray(pointer(kept), (indices.size,), np.int64), np.int64(0)
     for i in range(indices.size):
         out[n] = i  # and is written over if it is left out
         n += np.int64(is_kept[np.uint64(indices[i])])
     for j in range(n):
         i = out[j]
         out[j] = (np.int64(columns[indices[i]]) << 32) | (within + i)
-    return n
+    return int(n)
 
 
 @compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64)")
