@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import ByteStore
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._grid import check_grid, chunk_grid
-from cellfeed._chunks._placing import array_row
+from cellfeed._chunks._placing import array_row, selecting_row
 from cellfeed._chunks._reads import ChunkReads
 from cellfeed._errors import ParameterError
 
@@ -271,18 +271,8 @@ class ChunkedArray:
         chunks, firsts, segments, _ = kernels.plan_flat(
             starts, counts, no_destinations, self.chunk_shape[0], 0
         )
-        # Compiled code knows these two; an index that does not fit becomes one out of bounds.
-        known = self.dtype in (np.int32, np.int64)
-        row = array_row(
-            self.dtype,
-            self.dtype if known else np.dtype(np.int64),
-            index_limit=len(column_map),
-            placing=kernels.SELECTED,
-            column_map=column_map,
-        )
-        is_kept = (column_map >= 0).view(np.uint8)
-        row[kernels.IS_KEPT] = is_kept.ctypes.data
-        return self._reads(chunks, firsts, segments, row, (column_map, is_kept))
+        row, tables = selecting_row(self.dtype, column_map)
+        return self._reads(chunks, firsts, segments, row, tables)
 
     def reads_of_kept(
         self,

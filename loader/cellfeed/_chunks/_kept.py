@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._placing import array_row, out_of_bounds, scratch_bytes
+from cellfeed._chunks._placing import out_of_bounds, scratch_bytes, selecting_row
 
 __all__ = ["KeptElements", "gathered", "kept_of"]
 
@@ -113,18 +113,11 @@ def kept_of(
     kept = np.empty(indices.size, np.int64)
     report = np.zeros(kernels.N_REPORTS, np.int64)
     report[kernels.KEPT] = kept.ctypes.data
-    array = array_row(
-        indices.dtype,
-        indices.dtype,
-        index_limit=column_map.size,
-        placing=kernels.SELECTED,
-        column_map=column_map,
-    )
-    is_kept = (column_map >= 0).view(np.uint8)
-    array[kernels.IS_KEPT] = is_kept.ctypes.data
+    array, tables = selecting_row(indices.dtype, column_map)
     array[kernels.DECODED_BYTES] = indices.nbytes
     scratch = np.empty(scratch_bytes(array[None]), np.uint8)
     kernels.place(indices.ctypes.data, segments, array, report, scratch.ctypes.data)
+    del tables  # whose addresses were used by now
     if report[kernels.FAILURE]:
         raise ValueError(out_of_bounds(column_map.size))
     return gathered(segments, kept[: report[kernels.N_KEPT]], lengths)

@@ -7,7 +7,14 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
 
-__all__ = ["array_row", "out_of_bounds", "place_elements", "place_kept", "scratch_bytes"]
+__all__ = [
+    "array_row",
+    "out_of_bounds",
+    "place_elements",
+    "place_kept",
+    "scratch_bytes",
+    "selecting_row",
+]
 
 
 def place_elements(
@@ -126,6 +133,32 @@ def array_row(
     row[kernels.PLACING] = placing
     row[kernels.COLUMN_MAP] = 0 if column_map is None else column_map.ctypes.data
     return row
+
+
+def selecting_row(
+    dtype: np.dtype[Any], column_map: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], object]:
+    """Return the row of column indices of which some are kept, and what has to live as long.
+
+    Parameters
+    ----------
+    dtype
+        Native dtype of the indices, for which `can_cast` holds to int64.
+    column_map
+        What each column becomes, -1 if it is left out, int32, shape (n_columns,).
+    """
+    # Compiled code knows these two; an index that does not fit becomes one out of bounds.
+    known = dtype in (np.int32, np.int64)
+    row = array_row(
+        dtype,
+        dtype if known else np.dtype(np.int64),
+        index_limit=len(column_map),
+        placing=kernels.SELECTED,
+        column_map=column_map,
+    )
+    is_kept = (column_map >= 0).view(np.uint8)
+    row[kernels.IS_KEPT] = is_kept.ctypes.data
+    return row, (column_map, is_kept)
 
 
 def scratch_bytes(arrays: NDArray[np.int64]) -> int:

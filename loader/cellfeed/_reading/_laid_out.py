@@ -256,7 +256,7 @@ class _Arriving:
         for first, stop in pairwise(self._batch_bounds()):
             batch = self.selected[first:stop]
             lengths = [each.stored_lengths for each in batch]
-            reads = ChunkReads.concatenate([each.reads_of_indices() for each in batch])
+            reads = ChunkReads.concatenate([each.indices for each in batch])
             kept = reads.select(np.concatenate(lengths), threads, n_threads)
             bounds = accumulate((each.size for each in lengths), initial=0)
             for each, (begin, end) in zip(batch, pairwise(bounds), strict=True):

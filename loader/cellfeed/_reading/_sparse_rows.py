@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cellfeed._cells import CsrRows
 from cellfeed._chunks import (
+    ChunkedArray,
     ChunkReads,
     KeptElements,
     can_cast,
@@ -63,7 +64,8 @@ def sparse_rows(part: Part, dtype: np.dtype[Any]) -> "KnownRows | SelectedRows |
         lengths = chunked.indptr[rows + 1] - starts
         if part.keeps_all or part.columns is None:
             return KnownRows(part, lengths, chunked, starts)
-        return SelectedRows(part, chunked, starts, lengths, part.columns)
+        indices = chunked.indices.reads_selecting(starts, lengths, column_map=part.columns)
+        return SelectedRows(part, chunked, starts, lengths, indices)
     known = part.stored.row_lengths(part.runs) if part.keeps_all else None
     return ArrivingRows(part) if known is None else KnownRows(part, known)
 
@@ -89,7 +91,8 @@ class KnownRows:
         """Return the chunks that they take, of which nothing can be placed."""
         if self.chunked is None or self.starts is None:
             return []
-        return _chunks(self.chunked, self.starts, self.lengths)
+        arrays = (self.chunked.indices, self.chunked.data)
+        return [_chunks(array, self.starts, self.lengths) for array in arrays]
 
     def to(self, target: CsrTarget) -> tuple[list[ChunkReads], list[PlacedRows]]:
         """See `SparseRows`."""
@@ -108,25 +111,19 @@ class SelectedRows:
         Whose they are, and where they are stored.
     starts, stored_lengths
         Where each begins there, and with how many elements, int64, shape (n_rows,).
-    columns
-        What each column becomes, -1 if it is left out.
+    indices
+        What is to be read for `with_kept`, by `ChunkReads.select`.
     """
 
     part: Part
     chunked: CsrChunks
     starts: NDArray[np.int64]
     stored_lengths: NDArray[np.int64]
-    columns: NDArray[np.int32]
-
-    def reads_of_indices(self) -> ChunkReads:
-        """Return what is to be read for `with_kept`, by `ChunkReads.select`."""
-        return self.chunked.indices.reads_selecting(
-            self.starts, self.stored_lengths, column_map=self.columns
-        )
+    indices: ChunkReads
 
     def chunks(self) -> list[ChunkReads]:
         """Return the chunks that they may take, of which nothing can be placed."""
-        return _chunks(self.chunked, self.starts, self.stored_lengths)
+        return [self.indices, _chunks(self.chunked.data, self.starts, self.stored_lengths)]
 
     def with_kept(self, kept: KeptElements) -> SparseRows:
         """Return the rows, of which these elements are kept."""
@@ -242,8 +239,6 @@ def _selected(part: Part, rows: CsrRows, columns: NDArray[np.int32], n_columns: 
 
 
 def _chunks(
-    chunked: CsrChunks, starts: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> list[ChunkReads]:
-    nowhere = np.zeros(len(starts), np.int64)
-    arrays = (chunked.indices, chunked.data)
-    return [array.reads_of_ranges(starts, lengths, nowhere, array.dtype) for array in arrays]
+    array: ChunkedArray, starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> ChunkReads:
+    return array.reads_of_ranges(starts, lengths, np.zeros(len(starts), np.int64), array.dtype)

@@ -1,10 +1,13 @@
 """Where rows come from: one protocol, one file per storage."""
 
 from cellfeed._sources._anndata import ANNDATA, open_sources
-from cellfeed._sources._base import Layout, Source, StoredElement
-from cellfeed._sources._chunked import ChunkedCsr, ChunkedDense
-from cellfeed._sources._storages import (
+from cellfeed._sources._base import (
+    ChunkedCsr,
+    ChunkedDense,
+    Layout,
+    Source,
     Storage,
+    StoredElement,
     find_storage,
     open_location,
     register,

@@ -27,8 +27,7 @@ from cellfeed._sources._anndata._mudata import (
 from cellfeed._sources._anndata._source import AnnDataSource
 from cellfeed._sources._anndata._zarr_groups import anndata_groups, is_zarr
 from cellfeed._sources._anndata._zarr_store import ZarrStore
-from cellfeed._sources._base import Source, StoredElement
-from cellfeed._sources._storages import Storage
+from cellfeed._sources._base import Source, Storage, StoredElement
 
 __all__ = ["ANNDATA", "open_sources"]
 

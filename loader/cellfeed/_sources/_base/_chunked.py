@@ -9,7 +9,7 @@ from cellfeed._cells import CsrRows
 from cellfeed._chunks import ChunkedArray, ChunkReads, SlowRead, can_cast
 from cellfeed._layouts import CsrChunks, DenseChunks, Layout
 from cellfeed._runs import Runs, expand
-from cellfeed._sources._base import StoredElement
+from cellfeed._sources._base._source import StoredElement
 
 __all__ = ["ChunkedCsr", "ChunkedDense"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cellfeed._bytes import Location
 from cellfeed._errors import FormatError, PathError
-from cellfeed._sources._base import Source
+from cellfeed._sources._base._source import Source
 
 __all__ = ["Storage", "find_storage", "open_location", "register", "storage_of", "suffixes"]
 

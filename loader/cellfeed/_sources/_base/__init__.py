@@ -1,0 +1,26 @@
+"""What a source is, and which storages there are."""
+
+from cellfeed._sources._base._chunked import ChunkedCsr, ChunkedDense
+from cellfeed._sources._base._source import Layout, Source, StoredElement
+from cellfeed._sources._base._storages import (
+    Storage,
+    find_storage,
+    open_location,
+    register,
+    storage_of,
+    suffixes,
+)
+
+__all__ = [
+    "ChunkedCsr",
+    "ChunkedDense",
+    "Layout",
+    "Source",
+    "Storage",
+    "StoredElement",
+    "find_storage",
+    "open_location",
+    "register",
+    "storage_of",
+    "suffixes",
+]
