@@ -19,6 +19,7 @@ from cellfeed._errors import (
     MismatchError,
     ParameterError,
     PathError,
+    StateError,
 )
 from cellfeed._version import __version__
 
@@ -53,6 +54,7 @@ __all__ = [
     "PathError",
     "Preshuffled",
     "SamplingStrategy",
+    "StateError",
     "Streaming",
     "__version__",
     "open_collection",

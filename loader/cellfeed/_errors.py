@@ -8,7 +8,8 @@
     ├── MismatchError    (ValueError)         files that do not belong to one collection
     ├── ColumnError      (LookupError)        an obs column that is absent or unusable
     ├── ParameterError   (ValueError)         a parameter outside what it may be
-    └── DeliveryError    (RuntimeError)       minibatches that cannot reach the training loop
+    ├── DeliveryError    (RuntimeError)       minibatches that cannot reach the training loop
+    └── StateError       (ValueError)         a state that a run cannot be resumed from
 
 Each message is one line: what is wrong, where, and the remedy.
 """
@@ -24,6 +25,7 @@ __all__ = [
     "MismatchError",
     "ParameterError",
     "PathError",
+    "StateError",
     "require_integer",
     "require_positive",
 ]
@@ -55,6 +57,10 @@ class ParameterError(CellfeedError, ValueError):
 
 class DeliveryError(CellfeedError, RuntimeError):
     """Minibatches cannot reach the training loop: a worker lost some, or the process is a fork."""
+
+
+class StateError(CellfeedError, ValueError):
+    """A run's state cannot be saved, or is damaged, newer, or of another run."""
 
 
 def require_integer(name: str, value: Any) -> int:

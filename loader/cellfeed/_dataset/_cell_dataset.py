@@ -17,22 +17,17 @@ from cellfeed._dataset._delivery import (
     PlacedDelivery,
     TransformedDelivery,
 )
-from cellfeed._dataset._epochs import EpochCounter, Start
 from cellfeed._dataset._how_to_read import AnyDtype, numpy_dtypes, require_that_they_apply
-from cellfeed._dataset._iteration import Iteration
-from cellfeed._dataset._loader import MinibatchLoader, errors_that_travel, n_that_fit, sent_whole
-from cellfeed._dataset._ranks import CommonSeed, Ranks
+from cellfeed._dataset._loader import MinibatchLoader, n_that_fit, sent_whole
+from cellfeed._dataset._planned import PlannedDataset
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._indexables import count_rows
 from cellfeed._layouts import dtypes_of
 from cellfeed._torch import (
-    DataLoader,
-    IterableDataset,
-    get_worker_info,
     require_torch,
 )
-from cellfeed.sampling import BlockShuffling, EpochPlan, SamplingStrategy
+from cellfeed.sampling import BlockShuffling, SamplingStrategy
 
 __all__ = ["CellDataset"]
 
@@ -43,7 +38,7 @@ _MINIBATCHES_AHEAD = 8
 _MOST_MINIBATCHES_AHEAD = 512
 
 
-class CellDataset(IterableDataset[Any]):
+class CellDataset(PlannedDataset):
     """Minibatches of a collection in the order of a sampling strategy.
 
     Each fetch reads ``batch_size * fetch_factor`` rows in storage order, shuffles them in memory
@@ -155,15 +150,17 @@ class CellDataset(IterableDataset[Any]):
         dtype: "AnyDtype | Mapping[str, AnyDtype] | None" = None,
         num_threads: int | None = None,
     ) -> None:
-        super().__init__()
-        if not isinstance(strategy, SamplingStrategy):
-            msg = f"`strategy` must be a SamplingStrategy, but got {strategy!r}"  # type: ignore[unreachable]
-            raise ParameterError(msg)
-        self.collection = collection
-        self.strategy = strategy
-        self.batch_size = require_positive("batch_size", batch_size)
-        self.fetch_factor = require_positive("fetch_factor", fetch_factor)
-        self.drop_last = drop_last
+        super().__init__(
+            collection,
+            count_rows(collection, is_indexed=fetch_callback is None),
+            strategy,
+            batch_size=batch_size,
+            fetch_factor=fetch_factor,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+            seed=seed,
+        )
         self.fetch_callback = fetch_callback
         self.fetch_transform = fetch_transform
         self.batch_callback = batch_callback
@@ -184,13 +181,7 @@ class CellDataset(IterableDataset[Any]):
             num_threads=self.num_threads,
         )
         self.num_workers = 0
-        self._ranks = Ranks(rank, world_size)
-        self._seed = CommonSeed(seed)
-        self._seed.agree(self._ranks.look()[1])
-        self._n_rows = count_rows(collection, is_indexed=fetch_callback is None)
-        self._epochs = EpochCounter()
         self._pool = BufferPool()  # for all epochs, so that memory is new to the system only once
-        self._plan(*self._ranks.look())  # which refuses what cannot be
         if isinstance(collection, Collection) and fetch_callback is None:
             collection.warn_if_slow(self.dtype)
             collection.load_tables()  # once, for all worker processes that are forked
@@ -252,36 +243,6 @@ class CellDataset(IterableDataset[Any]):
         dataset.num_workers = recommended.num_workers
         return dataset
 
-    def __len__(self) -> int:
-        """Return the number of minibatches that an epoch delivers to this rank."""
-        return self._plan(*self._ranks.now()).n_minibatches
-
-    def __iter__(self) -> Iteration[Any]:
-        worker = get_worker_info()
-        if worker is None:
-            self._meet()
-        # Claimed here and not in the generator, which starts at its first use.
-        plan = self.plan(epoch=self._epochs.claim())
-        if worker is None:
-            return Iteration(self._delivery().minibatches(plan, range(plan.n_fetches)))
-        fetch_numbers = range(worker.id, plan.n_fetches, worker.num_workers)
-        return Iteration(errors_that_travel(self._delivery().minibatches(plan, fetch_numbers)))
-
-    @property
-    def rank(self) -> int:
-        """Number of this process among those that train together, now."""
-        return self._ranks.look()[0]
-
-    @property
-    def world_size(self) -> int:
-        """The number of processes that train together, now."""
-        return self._ranks.look()[1]
-
-    @property
-    def seed(self) -> int:
-        """What fixes the order of all epochs."""
-        return self._seed.use(self.world_size)
-
     @property
     def buffer_bytes(self) -> int:
         """Memory that minibatches of a `Collection` take in each process that reads, in bytes.
@@ -295,64 +256,8 @@ class CellDataset(IterableDataset[Any]):
             2 * self.batch_size * self.fetch_factor * self.collection.mean_row_bytes(self.dtype)
         )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration the given epoch, as after a restart.
-
-        Not needed otherwise, as long as all ranks begin the same iterations: each is the next
-        epoch by itself.
-
-        Raises
-        ------
-        ParameterError
-            ``epoch`` is not an integer, negative or huge.
-        """
-        self._epochs.next_epoch = epoch
-
-    def plan(self, *, epoch: int) -> EpochPlan:
-        """Return the plan of an epoch: which rows come when, on this rank.
-
-        Raises
-        ------
-        ParameterError
-            ``epoch`` is not an integer, or ``seed`` was not given and ranks have not agreed on
-            one yet.
-        """
-        rank, world_size = self._ranks.now()
-        return self._plan(rank, world_size, seed=self._seed.use(world_size), epoch=epoch)
-
-    def _plan(self, rank: int, world_size: int, *, seed: int = 0, epoch: int = 0) -> EpochPlan:
-        plan = EpochPlan(
-            strategy=self.strategy,
-            n_rows=self._n_rows,
-            batch_size=self.batch_size,
-            fetch_factor=self.fetch_factor,
-            drop_last=self.drop_last,
-            seed=seed,
-            epoch=epoch,
-            rank=rank,
-            world_size=world_size,
-        )
-        if plan.n_minibatches == 0:
-            msg = (
-                f"nothing is left of {self._n_rows:,} rows, since `drop_last` drops what does not "
-                "fill a minibatch or a block; use smaller sizes, or keep what is left over"
-            )
-            raise ParameterError(msg)
-        return plan
-
-    def _meet(self) -> None:
-        """Agree on the seed with other ranks, which all come here when an epoch begins."""
-        _, world_size = self._ranks.now()
-        self._seed.agree(world_size)
-        self._seed.use(world_size)
-
-    def begin_for_workers(self, first: Start | None, iteration: int) -> Start:
-        """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
-        self._meet()
-        return self._epochs.claim_for_workers(first, iteration)
-
-    def loader(self, num_workers: int | None = None, **options: Any) -> DataLoader[Any]:
-        """Return a DataLoader that passes minibatches on as they are.
+    def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
+        """Return a DataLoader that passes minibatches on as they are, and has a state.
 
         Workers read one fetch ahead by themselves. Where a function of yours works on a whole
         fetch, or reads it, as many minibatches wait as a fetch has, so that the training loop

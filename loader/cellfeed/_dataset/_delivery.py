@@ -18,7 +18,7 @@ from cellfeed._layouts import Dtypes
 from cellfeed._reading import PlannedRead, Reader, one_ahead
 from cellfeed._torch import HAS_TORCH, get_worker_info
 from cellfeed.machine import threads_per_process
-from cellfeed.sampling import EpochPlan
+from cellfeed.sampling import Share
 
 __all__ = [
     "Callbacks",
@@ -34,10 +34,10 @@ Minibatches = Generator[Any, None, None]
 
 
 class Delivery(Protocol):
-    """Makes minibatches of the fetches of a plan."""
+    """Makes minibatches of the fetches of an epoch."""
 
-    def minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Minibatches:
-        """Deliver the minibatches of some fetches, in their order."""
+    def minibatches(self, share: Share) -> Minibatches:
+        """Deliver the minibatches of a worker's share, in their order."""
         ...
 
 
@@ -138,16 +138,16 @@ class PlacedDelivery:
     reading: CollectionReading
     callbacks: Callbacks
 
-    def minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Minibatches:
-        """Deliver the minibatches of some fetches, in their order."""
+    def minibatches(self, share: Share) -> Minibatches:
+        """Deliver the minibatches of a worker's share, in their order."""
 
         def planned(number: int) -> PlannedRead:
-            fetch = plan.fetch(number)
-            return reader.plan(fetch.rows, fetch.order, plan.batch_size)
+            fetch = share.fetch(number)
+            return reader.plan(fetch.rows, fetch.order, share.plan.batch_size)
 
         with (
             self.reading.reader() as reader,
-            self.reading.fetched(reader, planned, fetch_numbers) as fetches,
+            self.reading.fetched(reader, planned, share.numbers) as fetches,
         ):
             for groups in fetches:
                 for cells in reader.densified(groups) if self.callbacks.dense else groups:
@@ -164,22 +164,24 @@ class TransformedDelivery:
     reading: CollectionReading
     callbacks: Callbacks
 
-    def minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Minibatches:
-        """Deliver the minibatches of some fetches, in their order."""
+    def minibatches(self, share: Share) -> Minibatches:
+        """Deliver the minibatches of a worker's share, in their order."""
         orders = list[NDArray[np.intp]]()  # of fetches that are planned and not yet delivered
 
         def planned(number: int) -> PlannedRead:
-            fetch = plan.fetch(number)
+            fetch = share.fetch(number)
             orders.append(fetch.order)
             return reader.plan(fetch.rows, np.arange(fetch.rows.size), fetch.rows.size)
 
         with (
             self.reading.reader() as reader,
-            self.reading.fetched(reader, planned, fetch_numbers) as fetches,
+            self.reading.fetched(reader, planned, share.numbers) as fetches,
         ):
             for groups in fetches:
                 fetched = next(groups).to_scipy()
-                yield from self.callbacks.minibatches_of(fetched, orders.pop(0), plan.batch_size)
+                yield from self.callbacks.minibatches_of(
+                    fetched, orders.pop(0), share.plan.batch_size
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,15 +202,15 @@ class IndexedDelivery:
     fetch_callback: Callable[[Any, NDArray[Any]], Any] | None
     callbacks: Callbacks
 
-    def minibatches(self, plan: EpochPlan, fetch_numbers: range) -> Minibatches:
-        """Deliver the minibatches of some fetches, in their order."""
-        for number in fetch_numbers:
-            fetch = plan.fetch(number)
+    def minibatches(self, share: Share) -> Minibatches:
+        """Deliver the minibatches of a worker's share, in their order."""
+        for number in share.numbers:
+            fetch = share.fetch(number)
             if self.fetch_callback is not None:
                 fetched = self.fetch_callback(self.collection, fetch.rows)
             else:
                 fetched = in_memory(self.collection[fetch.rows])
-            yield from self.callbacks.minibatches_of(fetched, fetch.order, plan.batch_size)
+            yield from self.callbacks.minibatches_of(fetched, fetch.order, share.plan.batch_size)
 
 
 def _minibatch(cells: Cells, *, dense: bool = False) -> Any:

@@ -13,6 +13,9 @@ begins claims it for all. Worker processes that persist count their iterations.
 
 A process that is no worker counts epochs by itself, so that ranks that were started with one
 data set do not take each other's.
+
+The next epoch may be one that goes on where it was stopped. The memory says so too, so that all
+workers of that iteration go on, and nobody after them.
 """
 
 import fcntl
@@ -36,7 +39,7 @@ from cellfeed._bytes._descriptors import closed_with
 from cellfeed._errors import ParameterError, require_integer
 from cellfeed._torch import get_worker_info
 
-__all__ = ["EpochCounter", "Start"]
+__all__ = ["Claim", "EpochCounter", "Start"]
 
 _EPOCH_LIMIT = 1 << 62
 
@@ -45,9 +48,13 @@ _MEMORY = np.dtype(
     [
         ("clock", np.int64),
         # The next epoch of each process that iterates, and when it was last asked for.
-        ("counts", [("process", np.int64), ("epoch", np.int64), ("used", np.int64)], _N_PROCESSES),
+        (
+            "counts",
+            [("process", np.int64), ("epoch", np.int64), ("goes_on", np.int64), ("used", np.int64)],
+            _N_PROCESSES,
+        ),
         # The epochs of iterations by worker processes; the oldest are forgotten.
-        ("claims", [("key", np.int64, 4), ("epoch", np.int64)], _N_CLAIMS),
+        ("claims", [("key", np.int64, 4), ("epoch", np.int64), ("goes_on", np.int64)], _N_CLAIMS),
         ("n_claims", np.int64),
     ]
 )
@@ -68,6 +75,22 @@ class Start:
     process: int
     thread: int
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The epoch of an iteration.
+
+    Parameters
+    ----------
+    epoch
+        Its number.
+    goes_on
+        Whether it goes on where it was stopped.
+    """
+
+    epoch: int
+    goes_on: bool = False
 
 
 class _Starts(threading.local):
@@ -123,37 +146,51 @@ class EpochCounter:
     without a name, which goes with the last process however that one ends.
     """
 
-    def __init__(self, next_epoch: int = 0) -> None:
+    def __init__(self) -> None:
         fd = _file_without_name()
         os.ftruncate(fd, _MEMORY.itemsize)
         self._open(fd, counted_by=_this_process.number)
-        self.next_epoch = next_epoch
 
     @property
-    def next_epoch(self) -> int:
-        """The epoch that the next iteration will be; may be set."""
+    def next(self) -> Claim:
+        """What the next iteration will be."""
         with self._locked():
-            return int(self._count(self._iterating())["epoch"])
+            count = self._count(self._iterating())
+            return Claim(int(count["epoch"]), bool(count["goes_on"]))
 
-    @next_epoch.setter
-    def next_epoch(self, epoch: int) -> None:
+    def set_next(self, claim: Claim) -> None:
+        """Let the next iteration be another.
+
+        Raises
+        ------
+        ParameterError
+            The epoch is not an integer, negative or huge.
+        """
+        epoch = claim.epoch
         if not 0 <= require_integer("epoch", epoch) < _EPOCH_LIMIT:
             msg = f"`0 <= epoch < {_EPOCH_LIMIT}` must hold, but got {epoch=}"
             raise ParameterError(msg)
         with self._locked():
-            self._count(self._iterating())["epoch"] = epoch
+            self._set(self._count(self._iterating()), claim)
 
-    def claim(self) -> int:
-        """Return the epoch of an iteration that starts now in this process."""
+    def claim(self, wanted: Claim | None = None) -> Claim:
+        """Return what the iteration is that starts now in this process.
+
+        Parameters
+        ----------
+        wanted
+            What it is to be, in a worker process that was told by itself; others of the same
+            iteration were told the same.
+        """
         worker, start = get_worker_info(), self._start()
         with self._locked():
             if worker is None or start is None:
                 return self._advance(_this_process.number)
             self._iteration += 1
             first = replace(start, number=start.number - worker.id)
-            return self._claim_together(first, self._iteration)
+            return self._claim_together(first, self._iteration, wanted)
 
-    def claim_for_workers(self, first: Start | None, iteration: int) -> Start:
+    def claim_for_workers(self, first: Start | None, iteration: int) -> tuple[Start, Claim]:
         """Claim an epoch for worker processes, in the process that starts them.
 
         Parameters
@@ -165,14 +202,13 @@ class EpochCounter:
 
         Returns
         -------
-        The start of the first of them.
+        The start of the first of them, and what was claimed.
         """
         if first is None:
             last = _this_process.last_start()
             first = replace(last, number=last.number + 1)
         with self._locked():
-            self._claim_together(first, iteration)
-        return first
+            return first, self._claim_together(first, iteration)
 
     def _open(self, fd: int, *, counted_by: int) -> None:
         self._fd = fd
@@ -205,22 +241,30 @@ class EpochCounter:
             return _this_process.number
         return start.process
 
-    def _claim_together(self, first: Start, iteration: int) -> int:
+    def _claim_together(self, first: Start, iteration: int, wanted: Claim | None = None) -> Claim:
         key = (*astuple(first), iteration)
         claims = self._shared["claims"][0]
         (known,) = np.nonzero((claims["key"] == key).all(axis=1))
         if known.size:
-            return int(claims["epoch"][known[0]])
-        epoch = self._advance(first.process)
-        claims[int(self._shared["n_claims"][0]) % _N_CLAIMS] = key, epoch
+            claim = claims[known[0]]
+            return Claim(int(claim["epoch"]), bool(claim["goes_on"]))
+        if wanted is not None:
+            self._set(self._count(first.process), wanted)
+        claimed = self._advance(first.process)
+        row = int(self._shared["n_claims"][0]) % _N_CLAIMS
+        claims[row] = key, claimed.epoch, claimed.goes_on
         self._shared["n_claims"] += 1
-        return epoch
+        return claimed
 
-    def _advance(self, process: int) -> int:
+    def _advance(self, process: int) -> Claim:
         count = self._count(process)
-        epoch = int(count["epoch"])
-        count["epoch"] = epoch + 1
-        return epoch
+        claimed = Claim(int(count["epoch"]), bool(count["goes_on"]))
+        self._set(count, Claim(claimed.epoch + 1))
+        return claimed
+
+    @staticmethod
+    def _set(count: Any, claim: Claim) -> None:
+        count["epoch"], count["goes_on"] = claim.epoch, claim.goes_on
 
     def _count(self, process: int) -> Any:
         """Return the count of a process, which goes on from that of its ancestor."""
@@ -228,9 +272,11 @@ class EpochCounter:
         (known,) = np.nonzero(counts["process"] == process)
         if not known.size:
             (ancestor,) = np.nonzero(counts["process"] == self._counted_by)
-            epoch = int(counts["epoch"][ancestor[0]]) if ancestor.size else 0
+            epoch, goes_on = (
+                counts[["epoch", "goes_on"]][ancestor[0]] if ancestor.size else (0, False)
+            )
             known = np.array([counts["used"].argmin()])  # of those, the one that is longest unused
-            counts[known[0]] = process, epoch, 0
+            counts[known[0]] = process, epoch, goes_on, 0
         self._shared["clock"] += 1
         counts["used"][known[0]] = self._shared["clock"][0]
         if process == _this_process.number:
@@ -240,7 +286,7 @@ class EpochCounter:
     def __getstate__(self) -> dict[str, Any]:
         popen = get_spawning_popen()
         if popen is None:
-            return {"next_epoch": self.next_epoch}
+            return {"next": self.next}
         # A worker is being started: share the memory, and say which of the starts this is.
         _this_process.starts.count_spawn(popen)
         start = _this_process.last_start()
@@ -251,7 +297,8 @@ class EpochCounter:
             self._open(state["fd"].detach(), counted_by=state["counted_by"])
             self._spawned = _this_process.number, state["start"]
         else:
-            self.__init__(state["next_epoch"])  # type: ignore[misc]
+            self.__init__()  # type: ignore[misc]
+            self.set_next(state["next"])
 
 
 def _file_without_name() -> int:

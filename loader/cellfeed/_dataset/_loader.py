@@ -1,12 +1,13 @@
 """The DataLoader of a data set, on whose way from the workers no minibatch is lost unnoticed."""
 
 import errno
+import itertools
 import os
 import pickle
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -15,7 +16,8 @@ from typing import Any, Protocol
 
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, interrupts_held, wait_for_dropped
-from cellfeed._errors import CellfeedError, DeliveryError, ParameterError
+from cellfeed._dataset._run import Counted
+from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, StateError
 from cellfeed._torch import DataLoader, default_convert, get_worker_info
 from cellfeed.machine import local_world_size
 
@@ -37,9 +39,37 @@ class EpochDataset(Protocol):
 
     def __len__(self) -> int: ...
 
-    def begin_for_workers(self, first: Start | None, iteration: int) -> Start:
+    def begin_for_workers(
+        self, first: Start | None, iteration: int, num_workers: int
+    ) -> tuple[Start, Counted]:
         """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
         ...
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class _EpochSampler:
+    """What a DataLoader asks its workers for; trainers set the epoch of a sampler.
+
+    Parameters
+    ----------
+    dataset
+        Whose epoch it is.
+    """
+
+    def __init__(self, dataset: EpochDataset) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[None]:
+        return itertools.repeat(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `CellDataset.set_epoch`."""
+        self._dataset.set_epoch(epoch)
 
 
 class MinibatchLoader(DataLoader[Any]):
@@ -55,16 +85,47 @@ class MinibatchLoader(DataLoader[Any]):
     _n_iterations = 0  # by the workers that are there
     _ranks_of_workers: tuple[int, int] | None = None
 
+    def __init__(self, dataset: EpochDataset, **options: Any) -> None:
+        super().__init__(dataset, **options)  # type: ignore[arg-type]
+        # A DataLoader takes none for such a data set.
+        object.__setattr__(self, "sampler", _EpochSampler(dataset))
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self.num_workers:
             return Iteration(_passed_on(super().__iter__()))
         wait_for_dropped()  # their workers take memory and processors
         with interrupts_held():
-            self._begin_for_workers()
+            counted = self._begin_for_workers()
             minibatches = super().__iter__()
-        return Iteration(_complete(minibatches, len(self.dataset)), begun=True)
+        return Iteration(_complete(counted, minibatches), begun=True)
 
-    def _begin_for_workers(self) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the consumer is; see `CellDataset.state_dict`.
+
+        Raises
+        ------
+        StateError
+            Minibatches come in any order (``in_order=False``).
+        """
+        if self.num_workers > 1 and not getattr(self, "in_order", True):
+            msg = (
+                "minibatches come from workers in any order, so that how many came does not say "
+                "which; leave `in_order=False` out"
+            )
+            raise StateError(msg)
+        return self.dataset.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at a state; see `CellDataset.load_state_dict`.
+
+        The number of workers may be another than before.
+        """
+        self.dataset.load_state_dict(state)
+        # Workers that persist have a copy of the data set from before.
+        self._iterator = None
+        self._first_worker = None
+
+    def _begin_for_workers(self) -> Counted:
         ranks = self.dataset.rank, self.dataset.world_size
         if not self.persistent_workers or self._first_worker is None:
             self._first_worker, self._n_iterations, self._ranks_of_workers = None, 0, ranks
@@ -76,7 +137,10 @@ class MinibatchLoader(DataLoader[Any]):
             )
             raise ParameterError(msg)
         self._n_iterations += 1
-        self._first_worker = self.dataset.begin_for_workers(self._first_worker, self._n_iterations)
+        self._first_worker, counted = self.dataset.begin_for_workers(
+            self._first_worker, self._n_iterations, self.num_workers
+        )
+        return counted
 
 
 def _passed_on(minibatches: Iterator[Any]) -> Generator[Any, None, None]:
@@ -84,20 +148,16 @@ def _passed_on(minibatches: Iterator[Any]) -> Generator[Any, None, None]:
     yield from minibatches
 
 
-def _complete(minibatches: Iterable[Any], n_expected: int) -> Generator[Any, None, None]:
-    """Pass minibatches on, without keeping the last, and count them."""
-    iterator, n_delivered = iter(minibatches), 0
-    while True:
-        try:
-            yield next(iterator)
-        except StopIteration:
-            break
-        except CellfeedError as error:
-            raise _of_worker(error) from error
-        n_delivered += 1
-    if n_delivered != n_expected:
+def _complete(counted: Counted, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
+    """Pass minibatches on, without keeping the last, and check that none is missing."""
+    try:
+        yield from counted.counting(minibatches)
+    except CellfeedError as error:
+        raise _of_worker(error) from error
+    if counted.n_delivered != counted.n_left:
+        n_delivered, n_left = counted.n_delivered, counted.n_left
         msg = (
-            f"the epoch ended after {n_delivered:,} of {n_expected:,} minibatches; a worker lost "
+            f"the epoch ended after {n_delivered:,} of {n_left:,} minibatches; a worker lost "
             "some, and said why on stderr; mend that, or use num_workers=0"
         )
         raise DeliveryError(msg)

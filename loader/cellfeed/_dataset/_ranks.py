@@ -5,16 +5,19 @@ initialises torch.distributed, in ``fit``. So both are asked for when an epoch b
 is asked for, and not when a data set is made.
 """
 
+import itertools
+import json
 import os
 import secrets
 import warnings
+from collections.abc import Mapping
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-from cellfeed._errors import ParameterError, require_integer, require_positive
+from cellfeed._errors import ParameterError, StateError, require_integer, require_positive
 from cellfeed._torch import HAS_TORCH, dist, get_worker_info
 
-__all__ = ["CommonSeed", "Ranks"]
+__all__ = ["CommonSeed", "Ranks", "RanksCompared"]
 
 Rank = tuple[int, int]  # rank, and the number of ranks
 
@@ -54,6 +57,11 @@ class Ranks:
             msg = f"`0 <= rank < world_size` must hold, but got {rank=}, {world_size=}"
             raise ParameterError(msg)
         self._given = rank, world_size
+
+    @property
+    def are_asked_for(self) -> bool:
+        """Whether they are those of torch.distributed."""
+        return self._given is None
 
     def now(self) -> Rank:
         """Return rank and number of ranks; see `look` for one that says nothing.
@@ -131,7 +139,7 @@ class CommonSeed:
 
     def __init__(self, seed: int | None) -> None:
         self._seed = secrets.randbits(63) if seed is None else require_integer("seed", seed)
-        self._is_common = seed is not None
+        self._is_common = self._is_given = seed is not None
         self._is_used = False
 
     def agree(self, world_size: int) -> None:
@@ -160,6 +168,22 @@ class CommonSeed:
         dist.broadcast_object_list(drawn, src=0)
         self._seed, self._is_common = drawn[0], True
 
+    def take(self, seed: int) -> None:
+        """Use the seed of a run that goes on, on all ranks.
+
+        Raises
+        ------
+        StateError
+            Another was given.
+        """
+        if self._is_given and seed != self._seed:
+            msg = (
+                f"the state is of a run with seed={seed}, but seed={self._seed} was given; leave "
+                "`seed` out, or give the same"
+            )
+            raise StateError(msg)
+        self._seed, self._is_common = seed, True
+
     def use(self, world_size: int) -> int:
         """Return the seed, which must not change from now on.
 
@@ -176,6 +200,65 @@ class CommonSeed:
             raise ParameterError(msg)
         self._is_used = True
         return self._seed
+
+
+class RanksCompared:
+    """Compares what ranks read when they begin, so that a rank that differs is found there.
+
+    Nobody waits: each rank says what it reads, and looks at what others have said by then, so that
+    the last one sees all. Data sets are told apart by the order in which they begin, which is the
+    same on all ranks.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self._is_done = False
+
+    def compare(self, identity: Mapping[str, Any]) -> None:
+        """Compare, the first time that ranks have met.
+
+        Parameters
+        ----------
+        identity
+            What this rank reads, as JSON values.
+
+        Raises
+        ------
+        ParameterError
+            Another rank reads something else.
+        """
+        if self._is_done or not _is_in_group() or dist.get_world_size() == 1:
+            return
+        self._is_done = True
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no other way
+        rank, prefix = dist.get_rank(), f"cellfeed/{next(self._numbers)}"
+        mine = json.dumps(identity, sort_keys=True)
+        store.set(f"{prefix}/{rank}", mine)
+        for other in range(dist.get_world_size()) if rank == 0 else (0,):
+            key = f"{prefix}/{other}"
+            if other != rank and store.check([key]) and (its := store.get(key).decode()) != mine:
+                raise ParameterError(_difference(rank, identity, other, json.loads(its)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_is_done": True}  # it is not the copies that meet
+
+
+def _difference(rank: int, mine: Mapping[str, Any], other: int, its: Mapping[str, Any]) -> str:
+    """Return in one line what two ranks read that is not the same."""
+    differing = (
+        "; ".join(
+            f"{name}={value!r} on rank {rank}, {name}={its[part].get(name)!r} on rank {other}"
+            for part in mine
+            for name, value in mine[part].items()
+            if its[part].get(name) != value
+        )
+        or "they have other parameters"
+    )
+    return (
+        f"ranks read different things, and would wait for each other for ever: {differing}; give "
+        "all ranks the same files and parameters"
+    )
 
 
 def _is_in_group() -> bool:

@@ -8,7 +8,8 @@ and a number, with no state between.
 from cellfeed.sampling._base import EpochOrder, SamplingStrategy
 from cellfeed.sampling._block_shuffling import BlockShuffling
 from cellfeed.sampling._permutation import Permutation
-from cellfeed.sampling._plan import EpochPlan, Fetch
+from cellfeed.sampling._plan import EpochPlan, Fetch, Share
+from cellfeed.sampling._progress import Progress
 from cellfeed.sampling._random import derive_key, random_below, random_words
 from cellfeed.sampling._streaming import Streaming
 
@@ -18,7 +19,9 @@ __all__ = [
     "EpochPlan",
     "Fetch",
     "Permutation",
+    "Progress",
     "SamplingStrategy",
+    "Share",
     "Streaming",
     "derive_key",
     "random_below",

@@ -6,9 +6,11 @@ read together; a *position* is a place in the epoch's order, before it is divide
 Rows are permuted first and divided among ranks after. In round ``i``, rank ``r`` of ``R`` takes
 the fetch at positions ``[(i R + r) F, (i R + r + 1) F)``; in the last round all ranks take
 equally fewer. Every rank therefore delivers the same number of minibatches, of the same sizes.
+
+An epoch that was stopped goes on as a plan of what is left of it, on any number of ranks.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,11 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError, require_integer, require_positive
 from cellfeed.sampling._base import EpochOrder, SamplingStrategy
+from cellfeed.sampling._progress import Progress, delivered_by_worker, next_worker
 from cellfeed.sampling._random import derive_key, random_words
+from cellfeed.sampling._rest import Rest, minibatches_by_worker
 
-__all__ = ["EpochPlan", "Fetch"]
+__all__ = ["EpochPlan", "Fetch", "Share"]
 
 # Purposes of the random streams of one (seed, epoch).
 _STRATEGY, _WITHIN_FETCH = range(2)
@@ -69,6 +73,9 @@ class EpochPlan:
         The order depends on these two alone.
     rank, world_size
         This rank and the number of ranks.
+    after
+        How far the epoch had come, and how it was divided, each time that it was stopped and
+        divided anew. The plan is of what is left, as an epoch of its own.
 
     Raises
     ------
@@ -97,7 +104,9 @@ class EpochPlan:
     epoch: int = 0
     rank: int = 0
     world_size: int = 1
+    after: tuple[Progress, ...] = ()
     _order: EpochOrder | None = field(default=None, init=False, repr=False, compare=False)
+    _n_left: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the sizes and the rank."""
@@ -115,13 +124,21 @@ class EpochPlan:
         return self.batch_size * self.fetch_factor
 
     @property
+    def n_positions(self) -> int:
+        """Positions that all ranks divide: those of the epoch, or what is left of them."""
+        if not self.after:
+            return self.strategy.n_positions(self.n_rows)
+        if self._n_left is None:
+            self._epoch_order()
+        return self._n_left or 0
+
+    @property
     def n_delivered(self) -> int:
         """Rows that this rank delivers in the epoch."""
-        n_positions = self.strategy.n_positions(self.n_rows)
         if self.drop_last:
-            per_rank = n_positions // self.world_size
+            per_rank = self.n_positions // self.world_size
             return per_rank - per_rank % self.batch_size
-        return -(-n_positions // self.world_size)
+        return -(-self.n_positions // self.world_size)
 
     @property
     def n_minibatches(self) -> int:
@@ -138,17 +155,40 @@ class EpochPlan:
         """Fetches of exactly `fetch_size` rows."""
         return self.n_delivered // self.fetch_size
 
-    def fetch(self, number: int) -> Fetch:
+    def fetch(self, number: int, *, first_minibatch: int = 0) -> Fetch:
         """Return what to read for a fetch, and the order in which its rows leave.
+
+        Parameters
+        ----------
+        number
+            Which fetch.
+        first_minibatch
+            The first of its minibatches that is wanted.
 
         Raises
         ------
         IndexError
             ``number`` is outside [0, n_fetches).
         """
-        delivered = self.delivered_rows(number)[0]
+        delivered = self.delivered_rows(number)[0, first_minibatch * self.batch_size :]
         rows, order = np.unique(delivered, return_inverse=True)
         return Fetch(rows, order)
+
+    def share(self, *, worker: int = 0, num_workers: int = 1, n_delivered: int = 0) -> "Share":
+        """Return what one of the workers of this rank delivers.
+
+        Parameters
+        ----------
+        worker, num_workers
+            Which of how many; each takes every n-th fetch. They are asked in turn from 0 on.
+        n_delivered
+            Minibatches that all of them together have delivered before. The worker whose turn it
+            was then is the first now.
+        """
+        totals = minibatches_by_worker(self.n_minibatches, self.fetch_factor, num_workers)
+        done = delivered_by_worker(totals, n_delivered)
+        number = (worker + next_worker(totals, done)) % num_workers
+        return Share(self, number, num_workers, int(done[number]))
 
     def delivered_rows(self, first: int, n: int = 1) -> NDArray[np.int64]:
         """Return the rows of ``n`` consecutive fetches in the order of delivery.
@@ -176,31 +216,102 @@ class EpochPlan:
                 f"but this epoch has {self.n_fetches}, of which {self.n_whole_fetches} are whole"
             )
             raise IndexError(msg)
-        rounds = np.arange(first, first + n, dtype=np.int64)
-        starts = rounds * (self.fetch_size * self.world_size) + self.rank * size
-        places = starts[:, None] + np.arange(size, dtype=np.int64)
         # Beyond the last position, rows are repeated so that ranks are equal.
-        rows = self._epoch_order()(places % self.strategy.n_positions(self.n_rows))
-        if self.strategy.shuffles_fetch:
-            rows = np.take_along_axis(rows, self._shuffle(places), axis=1)
-        return rows
+        places = self._places(first, n, self.rank, size)
+        return self._delivered(places, self.rows_at(places % self.n_positions))
+
+    def delivery_order(self, number: int, rank: int) -> NDArray[np.int64]:
+        """Return the positions of a rank's fetch in the order of delivery.
+
+        Those from ``n_positions`` on stand for rows that are repeated.
+        """
+        size = min(self.fetch_size, self.n_delivered - number * self.fetch_size)
+        places = self._places(number, 1, rank, size)
+        return self._delivered(places, places).reshape(-1)
+
+    def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows at positions in [0, n_positions), in the shape of ``positions``."""
+        return self._epoch_order()(positions)
+
+    def _places(self, first: int, n: int, rank: int, size: int) -> NDArray[np.int64]:
+        """Return the positions of fetches of ``size`` rows, shape (n, size)."""
+        rounds = np.arange(first, first + n, dtype=np.int64)
+        starts = rounds * (self.fetch_size * self.world_size) + rank * size
+        return starts[:, None] + np.arange(size, dtype=np.int64)
+
+    def _delivered(self, places: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return rows of fetches, shape (n, size), in the order of delivery."""
+        if not self.strategy.shuffles_fetch:
+            return rows
+        return np.take_along_axis(rows, self._shuffle(places), axis=1)
 
     def _epoch_order(self) -> EpochOrder:
         order = self._order
         if order is None:  # in several threads at once, each prepares the same
-            order = self.strategy.epoch_order(
-                n_rows=self.n_rows, epoch_key=derive_key(self.seed, self.epoch, _STRATEGY)
-            )
+            order = self._rest() if self.after else self._whole()
             object.__setattr__(self, "_order", order)
         return order
+
+    def _whole(self) -> EpochOrder:
+        return self.strategy.epoch_order(
+            n_rows=self.n_rows, epoch_key=derive_key(self.seed, self.epoch, _STRATEGY)
+        )
+
+    def _rest(self) -> EpochOrder:
+        *before, last = self.after
+        stopped = replace(self, after=tuple(before), rank=0, world_size=last.world_size)
+        rest = Rest(stopped, last)
+        object.__setattr__(self, "_n_left", rest.n)
+        return rest
 
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in (state | {"_order": None}).items():
+        for name, value in (state | {"_order": None, "_n_left": None}).items():
             object.__setattr__(self, name, value)
 
     def _shuffle(self, places: NDArray[np.int64]) -> NDArray[np.intp]:
-        key = derive_key(self.seed, self.epoch, _WITHIN_FETCH)
+        stops = (len(self.after),) if self.after else ()
+        key = derive_key(self.seed, self.epoch, _WITHIN_FETCH, *stops)
         return np.argsort(random_words(key, places), axis=1, kind="stable")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The fetches of one worker of a rank, from where it was stopped.
+
+    Parameters
+    ----------
+    plan
+        The epoch of the rank.
+    worker, num_workers
+        Which of its workers, of how many.
+    n_delivered
+        Minibatches that this worker has delivered before.
+    """
+
+    plan: EpochPlan
+    worker: int = 0
+    num_workers: int = 1
+    n_delivered: int = 0
+
+    @property
+    def n_minibatches(self) -> int:
+        """Minibatches that are left."""
+        plan = self.plan
+        totals = minibatches_by_worker(plan.n_minibatches, plan.fetch_factor, self.num_workers)
+        return max(0, int(totals[self.worker]) - self.n_delivered)
+
+    @property
+    def numbers(self) -> range:
+        """The fetches, by their number in the plan; the first may have begun."""
+        if not self.n_minibatches:  # also where the last fetch, a short one, has been delivered
+            return range(0)
+        first = self.worker + self.num_workers * (self.n_delivered // self.plan.fetch_factor)
+        return range(first, self.plan.n_fetches, self.num_workers)
+
+    def fetch(self, number: int) -> Fetch:
+        """Return what is left of one of the fetches."""
+        begun = self.n_delivered % self.plan.fetch_factor if number == self.numbers.start else 0
+        return self.plan.fetch(number, first_minibatch=begun)

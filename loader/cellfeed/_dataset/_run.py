@@ -1,0 +1,276 @@
+"""Which epoch comes next and from where, and how much of it the consumer has got."""
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from cellfeed._dataset._epochs import Claim, EpochCounter, Start
+from cellfeed._errors import StateError
+from cellfeed._torch import get_worker_info
+from cellfeed.sampling import EpochPlan, Progress, Share
+
+__all__ = ["Counted", "Place", "Run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place in a run, at which it can be stopped and go on.
+
+    Parameters
+    ----------
+    epoch
+        Its epoch.
+    after
+        How far the epoch had come each time that it was divided anew.
+    progress
+        How far it has come since.
+    worker
+        The worker process that ``progress`` counts the minibatches of; None if it counts those of
+        all workers of a rank.
+    """
+
+    epoch: int = 0
+    after: tuple[Progress, ...] = ()
+    progress: Progress = field(default_factory=Progress)
+    worker: int | None = None
+
+    @property
+    def is_start(self) -> bool:
+        """Whether nothing of the epoch has been delivered."""
+        return not self.after and not self.progress.n_minibatches
+
+
+class PlanOf(Protocol):
+    """Makes the plan of an epoch on this rank."""
+
+    def __call__(self, *, epoch: int, after: tuple[Progress, ...]) -> EpochPlan:
+        """Return it."""
+        ...
+
+
+class Counted:
+    """An iteration, of which the minibatches are counted that its consumer gets.
+
+    Parameters
+    ----------
+    place
+        Where it begins.
+    n_left
+        Minibatches from there to the end of the epoch.
+    goes_on
+        Whether it begins where the epoch was stopped.
+    on_delivery
+        Called with this before each minibatch is handed over.
+    """
+
+    def __init__(
+        self, place: Place, n_left: int, *, goes_on: bool, on_delivery: Callable[["Counted"], None]
+    ) -> None:
+        self._begin = place
+        self._on_delivery = on_delivery
+        self.n_left = n_left
+        self.goes_on = goes_on
+        self.n_delivered = 0
+        self.has_ended = False
+
+    @property
+    def epoch(self) -> int:
+        """Its epoch."""
+        return self._begin.epoch
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nobody has asked for a minibatch of it."""
+        return not self.n_delivered and not self.has_ended
+
+    @property
+    def place(self) -> Place:
+        """Where its consumer is; after the last minibatch, at the start of the next epoch."""
+        if self._begin.worker is None and self.n_delivered == self.n_left:
+            return Place(epoch=self.epoch + 1)
+        progress = self._begin.progress
+        n = progress.n_minibatches + self.n_delivered
+        return replace(self._begin, progress=replace(progress, n_minibatches=n))
+
+    @property
+    def n_of_epoch(self) -> int:
+        """Minibatches of the epoch on this rank, with those from before it was stopped."""
+        parts = (*self._begin.after, self._begin.progress)
+        return sum(each.n_minibatches for each in parts) + self.n_left
+
+    def counting(self, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
+        """Pass minibatches on, without keeping the last."""
+        try:
+            while True:
+                try:
+                    delivered = [next(minibatches)]
+                except StopIteration:
+                    break
+                self.n_delivered += 1
+                self._on_delivery(self)
+                yield delivered.pop()
+        finally:
+            if isinstance(minibatches, Generator):
+                minibatches.close()
+        self.has_ended = True
+
+
+class Run:
+    """The epochs of a data set, one after the other, from wherever the first was stopped."""
+
+    def __init__(self) -> None:
+        self._counter = EpochCounter()
+        self._next = self._counter.next  # as this process left it
+        self._stopped: Place | None = None
+        self._latest: Counted | None = None
+        self._wanted: Claim | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration an epoch from its start.
+
+        One that goes on goes on, if it is this one and nothing of it was delivered.
+
+        Raises
+        ------
+        ParameterError
+            ``epoch`` is not an integer, negative or huge.
+        """
+        is_next = self._counter.next == Claim(epoch, goes_on=True)
+        if is_next or (self._goes_on_untouched and self._latest_epoch == epoch):
+            return
+        self._latest = None
+        self._set_next(Claim(epoch))
+
+    def go_on(self, place: Place) -> None:
+        """Make the next iteration go on at a place."""
+        self._latest, self._stopped = None, place
+        claim = Claim(place.epoch, goes_on=not place.is_start or place.worker is not None)
+        if get_worker_info() is None:
+            self._set_next(claim)
+        else:  # of a loader that saves and restores each of its workers
+            self._wanted = claim
+
+    @property
+    def place(self) -> Place:
+        """Where the consumer is.
+
+        Raises
+        ------
+        StateError
+            Minibatches were delivered by worker processes that this process does not count.
+        """
+        if get_worker_info() is None and self._counter.next != self._next:
+            msg = (
+                "minibatches came from a DataLoader that does not say how many were used; iterate "
+                "over `dataset.loader(...)`, or a torchdata StatefulDataLoader, and ask it"
+            )
+            raise StateError(msg)
+        if self._latest is not None:
+            return self._latest.place
+        upcoming = self._counter.next
+        if upcoming.goes_on and self._stopped is not None:
+            return self._stopped
+        return Place(epoch=upcoming.epoch)
+
+    @property
+    def n_of_epoch(self) -> int:
+        """Minibatches on this rank of an epoch that went on; 0 if it was not stopped."""
+        latest = self._latest
+        return latest.n_of_epoch if latest is not None and latest.goes_on else 0
+
+    def begin(self, plan_of: PlanOf) -> tuple[Share, Counted]:
+        """Begin an iteration of this process.
+
+        Raises
+        ------
+        StateError
+            It goes on from the place of another worker process.
+        """
+        worker = get_worker_info()
+        if worker is None:
+            self._again_if_untouched()
+        claim = self._counter.claim(self._wanted)
+        self._wanted = None
+        self._next = self._counter.next
+        if worker is None:
+            return self._begun(claim, plan_of, 0, 1)
+        return self._begun(claim, plan_of, worker.id, worker.num_workers)
+
+    def begin_for_workers(
+        self, plan_of: PlanOf, first: Start | None, iteration: int, num_workers: int
+    ) -> tuple[Start, Counted]:
+        """Begin an iteration of worker processes; see `EpochCounter.claim_for_workers`."""
+        self._again_if_untouched()
+        start, claim = self._counter.claim_for_workers(first, iteration)
+        self._next = self._counter.next
+        return start, self._begun(claim, plan_of, None, num_workers)[1]
+
+    def _begun(
+        self, claim: Claim, plan_of: PlanOf, worker: int | None, num_workers: int
+    ) -> tuple[Share, Counted]:
+        """Return what a worker delivers, and the count of it, or of all workers if it is None."""
+        stopped = self._stopped if claim.goes_on else None
+        plan, n_before = self._plan(claim.epoch, stopped, plan_of, num_workers)
+        if stopped is not None and stopped.worker is not None:
+            if (stopped.worker, stopped.progress.num_workers) != (worker, num_workers):
+                msg = (
+                    f"the state is of worker {stopped.worker} of {stopped.progress.num_workers}, "
+                    f"but this is worker {worker} of {num_workers}; use as many as before"
+                )
+                raise StateError(msg)
+            share = Share(plan, stopped.worker, num_workers, n_before)
+        else:
+            share = plan.share(worker=worker or 0, num_workers=num_workers, n_delivered=n_before)
+        is_counted_alone = get_worker_info() is not None
+        progress = Progress(
+            world_size=plan.world_size,
+            num_workers=num_workers,
+            n_minibatches=share.n_delivered if is_counted_alone else n_before,
+        )
+        place = Place(
+            epoch=claim.epoch,
+            after=plan.after,
+            progress=progress,
+            worker=worker if is_counted_alone else None,
+        )
+        n_left = share.n_minibatches if is_counted_alone else plan.n_minibatches - n_before
+        counted = Counted(place, n_left, goes_on=claim.goes_on, on_delivery=self._delivered)
+        self._latest = counted
+        return share, counted
+
+    @staticmethod
+    def _plan(
+        epoch: int, stopped: Place | None, plan_of: PlanOf, num_workers: int
+    ) -> tuple[EpochPlan, int]:
+        """Return the plan of an iteration, and how many of its minibatches came before."""
+        if stopped is None:
+            return plan_of(epoch=epoch, after=()), 0
+        plan, last = plan_of(epoch=epoch, after=stopped.after), stopped.progress
+        if (last.world_size, last.num_workers) == (plan.world_size, num_workers):
+            return plan, last.n_minibatches
+        if not last.n_minibatches:
+            return plan, 0
+        return plan_of(epoch=epoch, after=(*stopped.after, last)), 0
+
+    def _delivered(self, counted: Counted) -> None:
+        self._latest = counted
+
+    @property
+    def _goes_on_untouched(self) -> bool:
+        return self._latest is not None and self._latest.goes_on and self._latest.is_untouched
+
+    @property
+    def _latest_epoch(self) -> int | None:
+        return None if self._latest is None else self._latest.epoch
+
+    def _again_if_untouched(self) -> None:
+        """Go on at the same place if nothing came of the iteration that went on there."""
+        if self._goes_on_untouched and self._latest is not None:
+            self._counter.set_next(Claim(self._latest.epoch, goes_on=True))
+
+    def _set_next(self, claim: Claim) -> None:
+        self._counter.set_next(claim)
+        self._next = self._counter.next
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_latest": None}

@@ -1,0 +1,182 @@
+"""A run's state as plain values: what it is of, and the place in it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cellfeed._collection import Collection
+from cellfeed._dataset._run import Place
+from cellfeed._errors import CellfeedError, StateError
+from cellfeed.sampling import Progress, SamplingStrategy
+
+__all__ = ["data_identity", "place_of", "state_of", "strategy_identity"]
+
+_FORMAT, _VERSION = "cellfeed state", 1
+_MOST_SHOWN = 80  # characters of what is no state
+_REMEDY = {
+    "data": "resume with the files that it was saved with",
+    "configuration": "resume with the same parameters",
+    "seed": "leave `seed` out, or give the same",
+}
+
+
+def state_of(identity: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Return a state: a dictionary of JSON values, a few hundred bytes.
+
+    Parameters
+    ----------
+    identity
+        What it is of: ``data``, ``configuration`` and ``seed``, as JSON values.
+    place
+        Where the run is.
+    """
+    state = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        **identity,
+        "epoch": place.epoch,
+        "after": [_written(each) for each in place.after],
+        "progress": _written(place.progress),
+        "worker": place.worker,
+    }
+    return state | {"checksum": _checksum(state)}
+
+
+def place_of(state: Any, identity: Mapping[str, Any]) -> Place:
+    """Return the place that a state holds.
+
+    Parameters
+    ----------
+    state
+        What `state_of` returned, perhaps by way of JSON.
+    identity
+        What it has to be of. Without ``seed``, any will do.
+
+    Raises
+    ------
+    StateError
+        It is damaged, of a newer version, or of something else.
+    """
+    if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
+        msg = f"the state must be what `state_dict` returned, but got {_shortened(state)}"
+        raise StateError(f"{msg}; load the one that was saved")
+    if isinstance(state.get("version"), int) and state["version"] > _VERSION:
+        msg = (
+            f"the state has version {state['version']}, but this cellfeed knows up to {_VERSION}; "
+            "update cellfeed"
+        )
+        raise StateError(msg)
+    content = {name: value for name, value in state.items() if name != "checksum"}
+    if state.get("checksum") != _checksum(content):
+        msg = "the state is damaged: its checksum does not match; load an earlier one"
+        raise StateError(msg)
+    for name, here in identity.items():
+        _require_same(name, state[name], here)
+    try:
+        return Place(
+            epoch=int(state["epoch"]),
+            after=tuple(map(_read, state["after"])),
+            progress=_read(state["progress"]),
+            worker=state["worker"],
+        )
+    except (KeyError, TypeError, ValueError, CellfeedError) as error:
+        msg = f"the state is damaged: {error}; load an earlier one"
+        raise StateError(msg) from error
+
+
+def data_identity(collection: Any, n_rows: int) -> dict[str, Any]:
+    """Return what tells data from other data, wherever they lie.
+
+    Of a collection, the names, cells and sizes of its files in their order. Of anything else, its
+    type, length, shape and dtype.
+    """
+    if not isinstance(collection, Collection):
+        marks = [str(getattr(collection, name, None)) for name in ("shape", "dtype")]
+        return {"n_rows": n_rows, "type": type(collection).__name__, "array": marks}
+    locations = collection.locations
+    digest = hashlib.blake2b(digest_size=16)
+    for location, n_cells in zip(locations, collection.cells_per_location, strict=True):
+        path = location.path
+        size = path.stat().st_size if path is not None and path.is_file() else None
+        digest.update(repr((location.name, n_cells, size)).encode())
+    return {"n_rows": n_rows, "n_files": len(locations), "files": digest.hexdigest()}
+
+
+def strategy_identity(strategy: SamplingStrategy) -> dict[str, Any]:
+    """Return the name of a strategy and its fields, of which arrays are hashed."""
+    kind = type(strategy)
+    known: Mapping[str, Any] = getattr(strategy, "__dataclass_fields__", None) or vars(strategy)
+    return {"strategy": kind.__qualname__} | {
+        name: _plain(getattr(strategy, name)) for name in sorted(known)
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of JSON that tells a value from others."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    plain: Any = getattr(value, "__qualname__", type(value).__qualname__)
+    if value is None or isinstance(value, bool | int | str):
+        plain = value
+    elif isinstance(value, float):
+        plain = repr(value)
+    elif isinstance(value, SamplingStrategy):
+        plain = strategy_identity(value)
+    elif isinstance(value, Mapping):
+        plain = {str(name): _plain(each) for name, each in value.items()}
+    elif isinstance(value, np.ndarray | pd.Series | pd.Index | pd.api.extensions.ExtensionArray):
+        plain = _hashed(value)
+    elif isinstance(value, list | tuple):
+        plain = [_plain(each) for each in value]
+    return plain
+
+
+def _hashed(values: Any) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        digest.update(f"{values.dtype.str}{values.shape}".encode())
+        digest.update(np.ascontiguousarray(values).data)
+    else:
+        hashes: NDArray[np.uint64] = pd.util.hash_array(pd.array(values).astype(object))
+        digest.update(hashes.data)
+    return f"{len(values)} values, blake2b {digest.hexdigest()}"
+
+
+def _require_same(name: str, there: Any, here: Any) -> None:
+    if there == here:
+        return
+    if not isinstance(there, Mapping) or not isinstance(here, Mapping):
+        differing = [f"{name}={there!r} there, {name}={here!r} here"]
+    else:
+        differing = [
+            f"{each}={there.get(each)!r} there, {each}={here.get(each)!r} here"
+            for each in sorted({*there, *here})
+            if there.get(each) != here.get(each)
+        ]
+    what = {"data": "data", "configuration": "parameters"}.get(name, name)
+    msg = f"the state is of other {what}: {'; '.join(differing)}; {_REMEDY[name]}"
+    raise StateError(msg)
+
+
+def _written(progress: Progress) -> list[int]:
+    return [progress.world_size, progress.num_workers, progress.n_minibatches]
+
+
+def _read(written: Any) -> Progress:
+    world_size, num_workers, n_minibatches = written
+    return Progress(world_size=world_size, num_workers=num_workers, n_minibatches=n_minibatches)
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -1,0 +1,115 @@
+"""The rest of an epoch that was stopped: exactly what would have come, or divided anew."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellfeed import BlockShuffling, EpochPlan, Streaming
+from cellfeed.sampling import Progress, SamplingStrategy, Share
+
+_strategies = st.one_of(
+    st.builds(BlockShuffling, st.integers(1, 6), drop_last=st.booleans()),
+    st.just(Streaming()),
+    st.just(Streaming(shuffle=True)),
+)
+_sizes = st.fixed_dictionaries(
+    {
+        "strategy": _strategies,
+        "n_rows": st.integers(1, 40),
+        "batch_size": st.integers(1, 9),
+        "fetch_factor": st.integers(1, 5),
+        "drop_last": st.booleans(),
+        "seed": st.integers(0, 3),
+        "epoch": st.integers(0, 3),
+    }
+)
+
+
+def _of_share(share: Share) -> Iterator[list[int]]:
+    for number in share.numbers:
+        fetch = share.fetch(number)
+        delivered = fetch.rows[fetch.order]
+        for start in range(0, delivered.size, share.plan.batch_size):
+            yield delivered[start : start + share.plan.batch_size].tolist()
+
+
+def _in_turns(plan: EpochPlan, num_workers: int, n_delivered: int = 0) -> Iterator[list[int]]:
+    """Yield what a DataLoader does, of workers that go on there."""
+    waiting = [
+        _of_share(plan.share(worker=k, num_workers=num_workers, n_delivered=n_delivered))
+        for k in range(num_workers)
+    ]
+    while waiting:
+        for each in list(waiting):
+            minibatch = next(each, None)
+            if minibatch is None:
+                waiting.remove(each)
+            else:
+                yield minibatch
+
+
+@settings(max_examples=5000, deadline=None)
+@given(sizes=_sizes, data=st.data())
+def test_no_row_comes_twice_and_none_is_missing(sizes, data):
+    """Stopped up to three times, on other numbers of ranks and workers each time."""
+    after, seen, n_repeated = tuple[Progress, ...](), Counter[int](), 0
+    while True:
+        n_ranks, n_workers = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+        plans = [
+            EpochPlan(**sizes, rank=rank, world_size=n_ranks, after=after)
+            for rank in range(n_ranks)
+        ]
+        n = plans[0].n_minibatches
+        n_wanted = n if len(after) == 3 else data.draw(st.integers(0, n))
+        n_again = data.draw(st.integers(0, n_wanted))
+        sizes_of_ranks = list[list[int]]()
+        for plan in plans:
+            assert plan.n_minibatches == n
+            whole = list(_in_turns(plan, n_workers))
+            assert list(_in_turns(plan, n_workers, n_again)) == whole[n_again:]
+            assert len(whole) == n
+            sizes_of_ranks.append([len(each) for each in whole])
+            seen.update(row for each in whole[:n_wanted] for row in each)
+        assert all(each == sizes_of_ranks[0] for each in sizes_of_ranks)
+        n_repeated += n_ranks - 1
+        if n_wanted == n:
+            break
+        after += (Progress(world_size=n_ranks, num_workers=n_workers, n_minibatches=n_wanted),)
+    strategy: SamplingStrategy = sizes["strategy"]
+    n_positions = strategy.n_positions(sizes["n_rows"])
+    if sizes["drop_last"]:
+        assert max(seen.values(), default=1) == 1
+        assert n_positions - seen.total() < n_ranks * sizes["batch_size"]
+    else:
+        assert len(seen) == n_positions
+        assert seen.total() - len(seen) <= n_repeated
+
+
+def test_a_thousand_ranks_take_over_from_eight():
+    """By arithmetic alone: nothing grows with the rows, and each rank asks for its own."""
+    sizes: dict[str, Any] = {
+        "strategy": BlockShuffling(16),
+        "n_rows": 1_000_000_007,
+        "batch_size": 64,
+        "fetch_factor": 64,
+        "drop_last": True,
+        "seed": 1,
+    }
+    stopped = EpochPlan(**sizes, world_size=8)
+    progress = Progress(world_size=8, num_workers=4, n_minibatches=stopped.n_minibatches - 2_000)
+    plans = [
+        EpochPlan(**sizes, rank=rank, world_size=1000, after=(progress,))
+        for rank in (0, 1, 500, 999)
+    ]
+    assert plans[0].n_positions == 1_000_000_007 - 8 * progress.n_minibatches * 64
+    rows = [_rows(plan) for plan in plans]
+    assert len({each.size for each in rows}) == 1
+    assert np.unique(np.concatenate(rows)).size == 4 * rows[0].size
+
+
+def _rows(plan: EpochPlan) -> np.ndarray:
+    return np.concatenate([plan.delivered_rows(k)[0] for k in range(plan.n_fetches)])
