@@ -1,0 +1,84 @@
+"""A training that is killed at random moments, and goes on from its last checkpoint.
+
+Run as a script with a folder, the number of kills and a seed. The folder is left with the rows of
+all minibatches that count: those up to the last checkpoint of each attempt.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import anndata
+import numpy as np
+import scipy.sparse as sp
+
+from cellfeed import BlockShuffling, CellDataset, open_collection
+
+N_CELLS, N_EPOCHS = 403, 12
+
+
+def train(folder: Path, num_workers: int) -> None:
+    """Train from the last checkpoint to the end."""
+    collection = open_collection(folder / "cells.h5ad")
+    dataset = CellDataset(
+        collection, BlockShuffling(4), batch_size=5, fetch_factor=6, seed=1, num_threads=1
+    )
+    loader: Any = dataset.loader(num_workers)
+    checkpoint = folder / "checkpoint.json"
+    saved = json.loads(checkpoint.read_text()) if checkpoint.exists() else None
+    epoch = 0
+    with (folder / "rows.txt").open("a") as log:
+        if saved is not None:
+            loader.load_state_dict(saved["state"])
+            epoch = saved["state"]["epoch"]
+            log.truncate(saved["n_bytes"])
+            log.seek(0, os.SEEK_END)
+        for number in range(epoch, N_EPOCHS):
+            for step, minibatch in enumerate(loader):
+                log.write(f"{number} {' '.join(map(str, minibatch.rows.tolist()))}\n")
+                log.flush()
+                time.sleep(0.001)
+                if step % 3 == 0:
+                    save(checkpoint, loader.state_dict(), log.tell())
+        save(checkpoint, loader.state_dict(), log.tell())
+
+
+def save(path: Path, state: dict[str, Any], n_bytes: int) -> None:
+    """Write a checkpoint, whole or not at all."""
+    path.with_suffix(".new").write_text(json.dumps({"state": state, "n_bytes": n_bytes}))
+    path.with_suffix(".new").replace(path)
+
+
+def main(folder: Path, n_kills: int, seed: int) -> None:
+    """Train until it is done; write the number of kills, of places of these, and the exit code."""
+    warnings.simplefilter("ignore")
+    moments = random.Random(seed)
+    values = sp.random(N_CELLS, 20, density=0.3, format="csr", dtype=np.float32)
+    anndata.AnnData(values).write_h5ad(folder / "cells.h5ad")
+    n_killed, places = 0, set[str]()
+    while True:
+        process = os.fork()
+        if process == 0:
+            train(folder, num_workers=moments.choice([0, 0, 0, 1, 2]))
+            os._exit(0)
+        moments.random()  # as the child does, so that the next one draws anew
+        if n_killed < n_kills:
+            time.sleep(moments.uniform(0.05, 0.35))
+            os.kill(process, signal.SIGKILL)
+        _, status = os.waitpid(process, 0)
+        n_killed += os.WIFSIGNALED(status)
+        if (folder / "checkpoint.json").exists():
+            places.add((folder / "checkpoint.json").read_text())
+        if not os.WIFSIGNALED(status):
+            break
+    sys.stdout.write(f"{n_killed} {len(places)} {os.waitstatus_to_exitcode(status)}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

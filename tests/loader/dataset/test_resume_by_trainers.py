@@ -1,0 +1,135 @@
+"""Runs that others stop and resume: torchdata, Lightning, and whoever kills a process."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from cellfeed import BlockShuffling, CellDataset
+
+
+def _dataset() -> CellDataset:
+    return CellDataset(np.arange(90), BlockShuffling(3), 4, 3, seed=5)
+
+
+def _stateful(num_workers: int, **options: Any) -> StatefulDataLoader[Any]:
+    return StatefulDataLoader(_dataset(), batch_size=None, num_workers=num_workers, **options)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize("n_before", [1, 8, 22, 23, 30])
+def test_the_loader_of_torchdata(num_workers, persistent, n_before):
+    """Stopped after so many minibatches of epochs of 23."""
+    reference = _stateful(num_workers, persistent_workers=persistent)
+    whole = [each.tolist() for _ in range(3) for each in reference]
+    stopped = _stateful(num_workers, persistent_workers=persistent)
+    for _ in range(n_before // 23):
+        list(stopped)
+    iterator = iter(stopped)
+    for _ in range(n_before % 23):
+        next(iterator)
+    state = stopped.state_dict()
+    del iterator
+    goes_on = _stateful(num_workers, persistent_workers=persistent)
+    goes_on.load_state_dict(state)
+    rest = [each.tolist() for _ in range(2) for each in goes_on]
+    assert rest[:24] == whole[n_before : n_before + 24]
+
+
+def test_lightning_saves_and_restores_it(tmp_path):
+    """In the middle of an epoch, at its end and after it, with and without workers."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(_LIGHTNING))
+    result = subprocess.run(
+        [sys.executable, script, tmp_path / "last.ckpt"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stderr
+    for n_workers, n_before, whole, before, after in json.loads(result.stdout):
+        assert len(whole) == 36, (n_workers, n_before)
+        assert before == whole[:n_before], (n_workers, n_before)
+        assert after == whole[n_before:], (n_workers, n_before)
+
+
+_LIGHTNING = """
+    import json, logging, sys, warnings
+    import numpy as np
+    import torch
+    warnings.simplefilter("ignore")
+    import pytorch_lightning as pl
+    from cellfeed import BlockShuffling, CellDataset
+
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    path = sys.argv[1]
+
+    class Model(pl.LightningModule):
+        def __init__(self, n_wanted):
+            super().__init__()
+            self.layer, self.n_wanted, self.seen = torch.nn.Linear(1, 1), n_wanted, []
+
+        def training_step(self, batch, number):
+            self.seen.append([self.current_epoch, batch.tolist()])
+            return self.layer(batch.float()[:, None]).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+        def on_train_batch_end(self, *arguments):
+            if len(self.seen) == self.n_wanted:
+                self.trainer.save_checkpoint(path)
+                raise KeyboardInterrupt
+
+    def fit(n_workers, n_wanted=None, checkpoint=None):
+        model = Model(n_wanted)
+        trainer = pl.Trainer(
+            max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        )
+        dataset = CellDataset(np.arange(90), BlockShuffling(4), 8, 2, seed=3)
+        try:
+            trainer.fit(model, dataset.loader(n_workers), ckpt_path=checkpoint)
+        except (KeyboardInterrupt, SystemExit):
+            pass
+        return model.seen
+
+    found = []
+    for n_workers, stops in ((0, (5, 12, 17, 24, 30)), (2, (5, 12, 30))):
+        whole = fit(n_workers)
+        for n in stops:
+            before = fit(n_workers, n)
+            found.append((n_workers, n, whole, before, fit(n_workers, checkpoint=path)))
+    print(json.dumps(found))
+"""
+
+
+def test_a_training_that_is_killed_a_hundred_times(tmp_path):
+    """At random moments, with other numbers of workers each time; every row is accounted for."""
+    script = Path(__file__).with_name("killed_training.py")
+    result = subprocess.run(
+        [sys.executable, script, tmp_path, "100", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert result.returncode == 0, result.stderr
+    n_killed, n_places, exit_code = map(int, result.stdout.split())
+    assert exit_code == 0, result.stderr
+    assert n_killed > n_places > 1
+    seen = dict[int, Counter[int]]()
+    for line in (tmp_path / "rows.txt").read_text().splitlines():
+        epoch, *rows = map(int, line.split())
+        seen.setdefault(epoch, Counter()).update(rows)
+    assert sorted(seen) == list(range(12))
+    assert all(rows == Counter(range(403)) for rows in seen.values())
