@@ -29,14 +29,24 @@ if typing.TYPE_CHECKING:
     from cellfeed._dataset import CellDataset
     from cellfeed._indexables import HuggingFaceCells, MemoryMappedCells, MultiIndexable
     from cellfeed._preshuffle import Preshuffled, preshuffle
-    from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch, SamplingStrategy, Streaming
+    from cellfeed.sampling import (
+        BlockShuffling,
+        BlockWeightedSampling,
+        ClassBalancedSampling,
+        EpochPlan,
+        Fetch,
+        SamplingStrategy,
+        Streaming,
+    )
 
 __all__ = [
     "BlockShuffling",
+    "BlockWeightedSampling",
     "CategoricalColumn",
     "CellDataset",
     "CellfeedError",
     "Cells",
+    "ClassBalancedSampling",
     "Collection",
     "ColumnError",
     "DeliveryError",
@@ -62,9 +72,11 @@ __all__ = [
 # What needs other packages is imported when it is asked for, as is said above to type checkers.
 _IMPORTED_WHEN_USED = {
     "BlockShuffling": "cellfeed.sampling",
+    "BlockWeightedSampling": "cellfeed.sampling",
     "CategoricalColumn": "cellfeed._cells",
     "CellDataset": "cellfeed._dataset",
     "Cells": "cellfeed._cells",
+    "ClassBalancedSampling": "cellfeed.sampling",
     "Collection": "cellfeed._collection",
     "EpochPlan": "cellfeed.sampling",
     "Fetch": "cellfeed.sampling",

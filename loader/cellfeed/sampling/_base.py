@@ -1,7 +1,7 @@
 """What a sampling strategy is."""
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,24 @@ class SamplingStrategy(ABC):
         epoch_key
             64 bits that stand for (seed, epoch).
         """
+
+    def bound_to(self, collection: Any) -> "SamplingStrategy":  # noqa: ARG002 - for subclasses
+        """Return this strategy with what it is to take from the collection, such as labels.
+
+        A `CellDataset` calls it once, when it is made. What it returns has everything that fixes
+        the order in its fields; the strategy itself unless a subclass says otherwise.
+
+        Parameters
+        ----------
+        collection
+            What is read.
+
+        Raises
+        ------
+        ColumnError
+            The collection has no such column.
+        """
+        return self
 
     def prepared_bytes(self, n_rows: int) -> int:  # noqa: ARG002 - for subclasses
         """Return how much memory an `epoch_order` takes while it is kept, in bytes.

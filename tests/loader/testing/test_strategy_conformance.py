@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from cellfeed import BlockShuffling, SamplingStrategy, Streaming
+from cellfeed import (
+    BlockShuffling,
+    BlockWeightedSampling,
+    ClassBalancedSampling,
+    SamplingStrategy,
+    Streaming,
+)
 from cellfeed.sampling import Permutation, random_words
 from cellfeed.testing import StrategyCase, StrategyConformance
 
@@ -48,6 +54,57 @@ class TestStreaming(StrategyConformance):
             rows, shuffle = draw(some_rows(n_rows)), draw(st.booleans())
             strategy = Streaming(rows, shuffle=shuffle)
             return StrategyCase(strategy=strategy, n_rows=n_rows, rows=rows, is_random=shuffle)
+
+        return cases
+
+
+class TestBlockWeightedSampling(StrategyConformance):
+    @pytest.fixture
+    def cases(self):
+        @st.composite
+        def cases(draw, n_rows):
+            indices = draw(some_rows(n_rows))
+            n = n_rows if indices is None else indices.size
+            rng = np.random.default_rng(draw(st.integers(0, 99)))
+            weights = draw(st.sampled_from([None, rng.gamma(0.3, size=n), np.ones(n_rows)]))
+            total, replace = draw(st.integers(1, n)), draw(st.booleans())
+            size = None if replace else draw(st.none() | st.integers(1, total))
+            return StrategyCase(
+                strategy=BlockWeightedSampling(
+                    draw(st.integers(1, 40)), indices, weights, total, replace, size
+                ),
+                n_rows=n_rows,
+                rows=indices,
+                n_positions=total,
+                is_repeating=replace or size is not None,
+            )
+
+        return cases
+
+
+class TestClassBalancedSampling(StrategyConformance):
+    @pytest.fixture
+    def cases(self):
+        @st.composite
+        def cases(draw, n_rows):
+            indices = draw(some_rows(n_rows))
+            n = n_rows if indices is None else indices.size
+            n_labels, seed = draw(st.sampled_from([1, 3, 40])), draw(st.integers(0, 99))
+            labels = np.random.default_rng(seed).integers(-1, n_labels, n)
+            labels[0] = 0
+            total, replace = draw(st.none() | st.integers(1, 2 * n)), draw(st.booleans())
+            if not replace:
+                total = draw(st.integers(1, int(np.count_nonzero(labels >= 0))))
+            labelled = np.flatnonzero(labels >= 0)
+            return StrategyCase(
+                strategy=ClassBalancedSampling(
+                    labels, draw(st.integers(1, 40)), indices, total, replace=replace
+                ),
+                n_rows=n_rows,
+                rows=labelled if indices is None else indices[labelled],
+                n_positions=n if total is None else total,
+                is_repeating=replace,
+            )
 
         return cases
 
