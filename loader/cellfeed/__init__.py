@@ -35,6 +35,7 @@ if typing.TYPE_CHECKING:
         ClassBalancedSampling,
         EpochPlan,
         Fetch,
+        GroupedSampling,
         SamplingStrategy,
         Streaming,
     )
@@ -53,6 +54,7 @@ __all__ = [
     "EpochPlan",
     "Fetch",
     "FormatError",
+    "GroupedSampling",
     "HuggingFaceCells",
     "MemoryMappedCells",
     "Minibatch",
@@ -80,6 +82,7 @@ _IMPORTED_WHEN_USED = {
     "Collection": "cellfeed._collection",
     "EpochPlan": "cellfeed.sampling",
     "Fetch": "cellfeed.sampling",
+    "GroupedSampling": "cellfeed.sampling",
     "HuggingFaceCells": "cellfeed._indexables",
     "MemoryMappedCells": "cellfeed._indexables",
     "Minibatch": "cellfeed._cells._minibatch",

@@ -8,6 +8,7 @@ and a number, with no state between.
 from cellfeed.sampling._base import EpochOrder, SamplingStrategy
 from cellfeed.sampling._block_shuffling import BlockShuffling
 from cellfeed.sampling._class_balanced import ClassBalancedSampling
+from cellfeed.sampling._grouped import GroupedSampling
 from cellfeed.sampling._permutation import Permutation
 from cellfeed.sampling._plan import EpochPlan, Fetch
 from cellfeed.sampling._random import derive_key, random_below, random_words
@@ -21,6 +22,7 @@ __all__ = [
     "EpochOrder",
     "EpochPlan",
     "Fetch",
+    "GroupedSampling",
     "Permutation",
     "SamplingStrategy",
     "Streaming",

@@ -62,6 +62,16 @@ class SamplingStrategy(ABC):
     def shuffles_fetch(self) -> bool:
         """Whether the rows of one fetch leave in random order."""
 
+    @property
+    def n_together(self) -> int:
+        """How many consecutive positions are delivered together and in order.
+
+        Neither the shuffling of a fetch nor the end of a minibatch separates them, so that
+        ``n_positions`` and ``batch_size`` have to be multiples of it. 1 unless a strategy says
+        otherwise.
+        """
+        return 1
+
     @abstractmethod
     def n_positions(self, n_rows: int) -> int:
         """Return the number of rows that an epoch over ``n_rows`` rows visits.

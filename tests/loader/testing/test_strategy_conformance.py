@@ -11,6 +11,7 @@ from cellfeed import (
     BlockShuffling,
     BlockWeightedSampling,
     ClassBalancedSampling,
+    GroupedSampling,
     SamplingStrategy,
     Streaming,
 )
@@ -109,6 +110,36 @@ class TestClassBalancedSampling(StrategyConformance):
         return cases
 
 
+class TestGroupedSampling(StrategyConformance):
+    @pytest.fixture
+    def cases(self):
+        @st.composite
+        def cases(draw, n_rows):
+            indices = draw(some_rows(n_rows))
+            n = n_rows if indices is None else indices.size
+            labels = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 5, n)
+            block_size, leftover = draw(st.integers(1, 3)), draw(st.sampled_from(["drop", "pad"]))
+            size = block_size * draw(st.integers(1, 4))
+            weights = draw(st.sampled_from([None, "equal"]))
+            n_sets = None if weights is None else draw(st.none() | st.integers(1, 2 * n))
+            if np.bincount(labels).max() < size:
+                leftover = "pad"
+            of_group = np.bincount(labels) // size
+            if leftover == "pad":
+                of_group = -(-np.bincount(labels) // size)
+            return StrategyCase(
+                strategy=GroupedSampling(
+                    labels, size, block_size, indices, leftover, weights, n_sets
+                ),
+                n_rows=n_rows,
+                rows=indices,
+                n_positions=(n_sets or int(of_group.sum())) * size,
+                is_repeating=leftover == "pad" or weights is not None,
+            )
+
+        return cases
+
+
 @dataclass
 class Wrong(SamplingStrategy):
     """Rows in random order; subclasses get one thing wrong."""
@@ -199,6 +230,10 @@ class CannotBePickled(Wrong):
         self.key = lambda: 0
 
 
+class SaysThatPairsStayTogether(Wrong):
+    n_together = 2
+
+
 class TakesAnyRows(Wrong):
     """Asks for the last rows, whether there are so many or not."""
 
@@ -216,6 +251,7 @@ WRONG = {
     HidesItsMemory: "test_memory",
     KeepsPythonObjects: "test_memory",
     CannotBePickled: "test_pickled",
+    SaysThatPairsStayTogether: "test_what_stays_together",
     TakesAnyRows: "test_rows_that_are_not_there",
 }
 
