@@ -26,7 +26,7 @@ if typing.TYPE_CHECKING:
     from cellfeed._cells import CategoricalColumn, Cells, NumericColumn
     from cellfeed._cells._minibatch import Minibatch
     from cellfeed._collection import Collection, open_collection
-    from cellfeed._dataset import CellDataset
+    from cellfeed._dataset import CellDataset, InterleavedDatasets
     from cellfeed._indexables import HuggingFaceCells, MemoryMappedCells, MultiIndexable
     from cellfeed._preshuffle import Preshuffled, preshuffle
     from cellfeed.sampling import (
@@ -56,6 +56,7 @@ __all__ = [
     "FormatError",
     "GroupedSampling",
     "HuggingFaceCells",
+    "InterleavedDatasets",
     "MemoryMappedCells",
     "Minibatch",
     "MismatchError",
@@ -84,6 +85,7 @@ _IMPORTED_WHEN_USED = {
     "Fetch": "cellfeed.sampling",
     "GroupedSampling": "cellfeed.sampling",
     "HuggingFaceCells": "cellfeed._indexables",
+    "InterleavedDatasets": "cellfeed._dataset",
     "MemoryMappedCells": "cellfeed._indexables",
     "Minibatch": "cellfeed._cells._minibatch",
     "MultiIndexable": "cellfeed._indexables",

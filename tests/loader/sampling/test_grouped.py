@@ -226,7 +226,7 @@ class TestBadParameters:
 
     def test_leftover(self):
         with pytest.raises(ParameterError, match=r"one of \('drop', 'pad'\), but got 'keep'"):
-            GroupedSampling([0, 0], 2, leftover="keep")
+            GroupedSampling([0, 0], 2, leftover="keep")  # type: ignore[arg-type]
 
     def test_number_of_sets_without_weights(self):
         with pytest.raises(ParameterError, match="n_sets=3 needs `weights`"):

@@ -37,8 +37,8 @@ def counts_of(strategy: SamplingStrategy, n_rows: int, key: int = 0) -> np.ndarr
 
 
 def totals_of(strategy: SamplingStrategy, n_rows: int, n_epochs: int) -> np.ndarray:
-    epochs = np.array([counts_of(strategy, n_rows, key) for key in range(n_epochs)])
-    return epochs.sum(axis=0)
+    epochs = [epoch_of(strategy, n_rows, key) for key in range(n_epochs)]
+    return np.bincount(np.concatenate(epochs), minlength=n_rows)
 
 
 def expected_counts(weights: list[float], n_draws: int) -> list[Fraction]:
