@@ -19,7 +19,7 @@ _N_BITS = 62  # of the total: sums of two masses fit into int64
 _LEAST_CAP = 1 << 20  # a largest mass below is too coarse for the others
 _CHUNK = 128  # cells of which only the total is kept
 _CHUNKS_AT_ONCE = 64  # in which cells are located together; in the CPU's cache
-_CELLS_AT_ONCE = 1 << 18  # whose masses are computed together; in the CPU's cache
+_CELLS_AT_ONCE = 1 << 16  # whose masses are computed together; in the CPU's cache
 
 Integers = NDArray[np.int64]
 
@@ -117,14 +117,14 @@ class CellWeights:
             at = self.codes[at]
         return self.values[at]
 
-    def extremes(self) -> tuple[float, float]:
-        """Return the smallest weight that is above 0, and the largest."""
-        smallest, largest = np.inf, 0.0
-        for part in self.parts():
-            weights = self.at(part)
-            smallest = min(smallest, float(weights.min(where=weights > 0, initial=np.inf)))
-            largest = max(largest, float(weights.max()))
-        return smallest, largest
+    def largest(self) -> float:
+        """Return the largest weight."""
+        return max(float(self.at(part).max()) for part in self.parts())
+
+    def smallest(self) -> float:
+        """Return the smallest weight that is above 0."""
+        each = (self.at(part) for part in self.parts())
+        return min(float(weights.min(where=weights > 0, initial=np.inf)) for weights in each)
 
     def n_positive(self) -> int:
         """Return how many cells have a weight above 0."""
@@ -150,9 +150,11 @@ class _Rounded:
 
     def at(self, cells: slice | Integers) -> Integers:
         """Return the masses of some cells."""
-        shares = np.minimum(self.weights.at(cells), self.unit) / self.unit
-        masses = np.ceil(shares * 2.0**self.bits).astype(np.int64)
-        return np.minimum(masses, self.cap)
+        shares = np.minimum(self.weights.at(cells), self.unit)
+        shares /= self.unit
+        shares *= 2.0**self.bits
+        masses = np.ceil(shares, out=shares).astype(np.int64)
+        return np.minimum(masses, self.cap, out=masses)
 
     def total(self) -> int:
         """Return the sum over all cells."""
@@ -163,9 +165,9 @@ class _Rounded:
         total = n_capped = 0
         for part in self.weights.parts():
             masses = self.at(part)
-            is_capped = masses >= cap
-            n_capped += int(np.count_nonzero(is_capped))
-            total += int(masses.sum(where=~is_capped))
+            n_here = int(np.count_nonzero(masses >= cap))
+            total += int(np.minimum(masses, cap, out=masses).sum()) - n_here * cap
+            n_capped += n_here
         return total, n_capped
 
 
@@ -180,7 +182,7 @@ def _rounded(weights: CellWeights, unit: float) -> _Rounded:
 
 def masses_of(weights: CellWeights) -> "CellMasses":
     """Return masses in proportion to weights, of which at least one is above 0."""
-    return CellMasses(_rounded(weights, weights.extremes()[1]))
+    return CellMasses(_rounded(weights, weights.largest()))
 
 
 def capped_masses(weights: CellWeights, n_draws: int) -> "CellMasses":
@@ -197,7 +199,7 @@ def capped_masses(weights: CellWeights, n_draws: int) -> "CellMasses":
     n_draws
         How many cells are drawn, none of them twice.
     """
-    smallest, unit = weights.extremes()
+    unit = weights.largest()
     while True:
         rounded = _rounded(weights, unit)
         cap = rounded.cap
@@ -209,7 +211,7 @@ def capped_masses(weights: CellWeights, n_draws: int) -> "CellMasses":
         if cap >= min(_LEAST_CAP, rounded.cap):
             return CellMasses(replace(rounded, cap=cap))
         # What weighs more is drawn always, so that all bits are left to what weighs less.
-        unit = max(smallest, cap * 2.0**-rounded.bits * unit)
+        unit = max(weights.smallest(), cap * 2.0**-rounded.bits * unit)
 
 
 @dataclass(frozen=True, eq=False)

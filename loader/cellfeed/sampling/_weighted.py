@@ -234,7 +234,7 @@ def require_some(weights: CellWeights, name: str) -> CellWeights:
     ParameterError
         None may.
     """
-    if weights.extremes()[1] <= 0:
+    if weights.largest() <= 0:
         what = "weight above 0" if name == "weights" else "label"
         msg = f"`{name}` leave nothing to draw: none of {weights.n:,} cells has a {what}"
         raise ParameterError(msg)

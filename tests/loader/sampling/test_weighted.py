@@ -238,6 +238,35 @@ class TestBlocks:
         assert abs(np.corrcoef(firsts, np.arange(1000))[0, 1]) < 0.2
 
 
+WEIGHTS_OF_GOLDEN = [0, 1, 2, 3, 4, 0.5] * 4
+LABELS_OF_GOLDEN = np.repeat([0, 1, 2], [15, 6, 3])
+GOLDEN = {
+    "weighted": (
+        BlockWeightedSampling(4, weights=WEIGHTS_OF_GOLDEN),
+        [21, 7, 22, 19, 21, 4, 22, 16, 20, 16, 8, 4, 15, 3, 13, 3, 10, 1, 9, 15, 10, 9, 14, 2],
+    ),
+    "without replacement": (
+        BlockWeightedSampling(4, weights=WEIGHTS_OF_GOLDEN, total_size=12, replace=False),
+        [9, 4, 15, 21, 10, 3, 14, 16, 22, 19, 7, 1],
+    ),
+    "balanced": (
+        ClassBalancedSampling(LABELS_OF_GOLDEN, 4),
+        [22, 11, 23, 21, 22, 9, 23, 21, 22, 21, 13, 7, 20, 6, 18, 4, 16, 0, 15, 19, 17, 15, 18, 2],
+    ),
+}
+
+
+@pytest.mark.parametrize(("strategy", "expected"), GOLDEN.values(), ids=GOLDEN)
+def test_golden_order(strategy, expected):
+    """Golden: pins the order across versions; a run that is resumed relies on it.
+
+    If this fails, training runs cannot be resumed across the change. Say so in CHANGELOG.md.
+    """
+    plan = EpochPlan(strategy=strategy, n_rows=24, batch_size=6, fetch_factor=2, seed=42, epoch=3)
+    rows = np.concatenate([plan.delivered_rows(k)[0] for k in range(plan.n_fetches)])
+    assert rows.tolist() == expected
+
+
 class TestLargeCollections:
     def test_a_billion_cells_alike_need_no_memory(self):
         strategy = BlockWeightedSampling(8, total_size=10**7, replace=False)
