@@ -29,7 +29,10 @@ _MOST_DRAWS = 1 << 40  # so that weights have 20 bits each
 
 
 class WeightedBlocks(SamplingStrategy):
-    """What strategies share that draw cells by weight; they call `_prepare` when they are made."""
+    """What strategies share that draw cells by weight.
+
+    When they are made, they call `_prepare_sizes`, and then `_prepare_masses`.
+    """
 
     block_size: int
     indices: ArrayLike | None
@@ -73,7 +76,7 @@ class WeightedBlocks(SamplingStrategy):
         return SystematicDraws(masses=masses, n=n, block_size=self.block_size, key=key)
 
     def _prepare_sizes(self) -> None:
-        """Check the sizes, and check and sort the indices."""
+        """Check the sizes."""
         object.__setattr__(self, "block_size", require_positive("block_size", self.block_size))
         for name in ("total_size", "sampling_size"):
             if getattr(self, name) is not None:
@@ -116,9 +119,11 @@ class WeightedBlocks(SamplingStrategy):
 
     def _require_enough(self, n: int) -> None:
         """Check that so many cells suffice to draw none of them twice in a round."""
-        name = "total_size" if self.sampling_size is None else "sampling_size"
-        size = getattr(self, name)
-        if not self.replace and size > n:
+        if self.replace:
+            return
+        given = {name: getattr(self, name) for name in ("total_size", "sampling_size")}
+        size, name = min((size, name) for name, size in given.items() if size is not None)
+        if size > n:
             msg = (
                 f"`{name} <= {n}` (cells with a weight above 0) must hold without replacement, "
                 f"but got {name}={size}"

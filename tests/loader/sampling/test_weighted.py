@@ -183,6 +183,12 @@ class TestWithoutReplacement:
         assert strategy.n_positions(4) == 4
         assert counts_of(strategy, 4).max() <= 2
 
+    def test_a_round_that_is_longer_than_the_epoch(self):
+        strategy = BlockWeightedSampling(
+            weights=[1, 0, 2], total_size=2, replace=False, sampling_size=9
+        )
+        assert counts_of(strategy, 3).tolist() == [1, 0, 1]
+
     def test_on_ranks_no_cell_comes_twice(self):
         weights = np.random.default_rng(0).gamma(1.0, size=500)
         strategy = BlockWeightedSampling(4, weights=weights, total_size=200, replace=False)

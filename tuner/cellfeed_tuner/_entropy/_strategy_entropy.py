@@ -98,14 +98,21 @@ def strategy_entropy(
 
     (replay,) = replay_plan(plan, [counted], n_rows=n_rows)
     drawn = counts[counts > 0]
-    homogeneous = None
-    if isinstance(plan.strategy, BlockShuffling | BlockWeightedSampling | ClassBalancedSampling):
-        sizes = plan.batch_size, plan.strategy.block_size, plan.fetch_factor
-        homogeneous = theory.expected_entropy_bits(drawn, *sizes) if drawn.size else 0.0
     return StrategyEntropy(
         bits=replay.mean,
         n_minibatches=replay.n_minibatches,
         drawn_bits=theory.entropy_bits(drawn) if drawn.size else 0.0,
         random_bits=theory.independent_entropy_bits(drawn, plan.batch_size, n_missing=n_missing),
-        homogeneous_bits=homogeneous,
+        homogeneous_bits=_homogeneous_bits(drawn, plan),
     )
+
+
+def _homogeneous_bits(drawn: NDArray[np.int64], plan: EpochPlan) -> float | None:
+    if not isinstance(
+        plan.strategy, BlockShuffling | BlockWeightedSampling | ClassBalancedSampling
+    ):
+        return None
+    if not drawn.size:
+        return 0.0
+    block_size = plan.strategy.block_size
+    return theory.expected_entropy_bits(drawn, plan.batch_size, block_size, plan.fetch_factor)
