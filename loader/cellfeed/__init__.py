@@ -27,24 +27,37 @@ if typing.TYPE_CHECKING:
     from cellfeed._cells import CategoricalColumn, Cells, NumericColumn
     from cellfeed._cells._minibatch import Minibatch
     from cellfeed._collection import Collection, open_collection
-    from cellfeed._dataset import CellDataset
+    from cellfeed._dataset import CellDataset, InterleavedDatasets
     from cellfeed._indexables import HuggingFaceCells, MemoryMappedCells, MultiIndexable
     from cellfeed._preshuffle import Preshuffled, preshuffle
-    from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch, SamplingStrategy, Streaming
+    from cellfeed.sampling import (
+        BlockShuffling,
+        BlockWeightedSampling,
+        ClassBalancedSampling,
+        EpochPlan,
+        Fetch,
+        GroupedSampling,
+        SamplingStrategy,
+        Streaming,
+    )
 
 __all__ = [
     "BlockShuffling",
+    "BlockWeightedSampling",
     "CategoricalColumn",
     "CellDataset",
     "CellfeedError",
     "Cells",
+    "ClassBalancedSampling",
     "Collection",
     "ColumnError",
     "DeliveryError",
     "EpochPlan",
     "Fetch",
     "FormatError",
+    "GroupedSampling",
     "HuggingFaceCells",
+    "InterleavedDatasets",
     "MemoryMappedCells",
     "Minibatch",
     "MismatchError",
@@ -64,13 +77,17 @@ __all__ = [
 # What needs other packages is imported when it is asked for, as is said above to type checkers.
 _IMPORTED_WHEN_USED = {
     "BlockShuffling": "cellfeed.sampling",
+    "BlockWeightedSampling": "cellfeed.sampling",
     "CategoricalColumn": "cellfeed._cells",
     "CellDataset": "cellfeed._dataset",
     "Cells": "cellfeed._cells",
+    "ClassBalancedSampling": "cellfeed.sampling",
     "Collection": "cellfeed._collection",
     "EpochPlan": "cellfeed.sampling",
     "Fetch": "cellfeed.sampling",
+    "GroupedSampling": "cellfeed.sampling",
     "HuggingFaceCells": "cellfeed._indexables",
+    "InterleavedDatasets": "cellfeed._dataset",
     "MemoryMappedCells": "cellfeed._indexables",
     "Minibatch": "cellfeed._cells._minibatch",
     "MultiIndexable": "cellfeed._indexables",

@@ -24,6 +24,7 @@ if typing.TYPE_CHECKING:
     )
     from cellfeed_tuner._entropy._minibatch_entropy import minibatch_entropies
     from cellfeed_tuner._entropy._storage_order import StorageOrder, storage_order
+    from cellfeed_tuner._entropy._strategy_entropy import StrategyEntropy, strategy_entropy
     from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
     from cellfeed_tuner._explain._stage_model import StageModel
     from cellfeed_tuner._explain._storage_advice import StorageAdvice
@@ -84,6 +85,7 @@ __all__ = [
     "StageModel",
     "StorageAdvice",
     "StorageOrder",
+    "StrategyEntropy",
     "Verdict",
     "autotune",
     "block_mixing",
@@ -107,6 +109,7 @@ __all__ = [
     "replay",
     "storage_order",
     "storage_throughputs",
+    "strategy_entropy",
     "theory",
     "training",
 ]
@@ -144,6 +147,7 @@ _IMPORTED_WHEN_USED = {
     "StageModel": "cellfeed_tuner._explain._stage_model",
     "StorageAdvice": "cellfeed_tuner._explain._storage_advice",
     "StorageOrder": "cellfeed_tuner._entropy._storage_order",
+    "StrategyEntropy": "cellfeed_tuner._entropy._strategy_entropy",
     "Verdict": "cellfeed_tuner._verdicts._verdict",
     "autotune": "cellfeed_tuner._autotune",
     "block_mixing": "cellfeed_tuner._entropy._block_mixing",
@@ -166,6 +170,7 @@ _IMPORTED_WHEN_USED = {
     "replay": "cellfeed_tuner._replaying._replay",
     "storage_order": "cellfeed_tuner._entropy._storage_order",
     "storage_throughputs": "cellfeed_tuner._measuring._storage_throughputs",
+    "strategy_entropy": "cellfeed_tuner._entropy._strategy_entropy",
 }
 _MODULES = ("plots", "theory", "training")
 

@@ -18,6 +18,7 @@ from cellfeed import ParameterError
 __all__ = [
     "entropy_bits",
     "expected_entropy_bits",
+    "independent_entropy_bits",
     "lower_bound_bits",
     "random_entropy_bits",
     "upper_bound_bits",
@@ -198,6 +199,40 @@ def expected_entropy_bits(
             n_labels @ _bits_by_label(distinct, fetch, block, int(n_blocks), alike, contribution)
         )
     return total / offsets.size
+
+
+def independent_entropy_bits(p: ArrayLike, batch_size: int, *, n_missing: int = 0) -> float:
+    """Return the exact expected entropy of minibatches whose rows are drawn with replacement.
+
+    What a weighted strategy is held against: the counts of labels in a minibatch are multinomial.
+
+    Parameters
+    ----------
+    p
+        How often each label is drawn, shape (K,); 0 is returned where there is none.
+    batch_size
+        Rows of a minibatch.
+    n_missing
+        How often rows without a label are drawn, which are left out of the entropy.
+
+    Examples
+    --------
+    >>> round(independent_entropy_bits([1, 1], batch_size=2), 6)
+    0.5
+    """
+    drawn = np.asarray(p, dtype=np.float64)
+    if not drawn.size:
+        return 0.0
+    share_known = 1.0 if not n_missing else float(drawn.sum() / (drawn.sum() + n_missing))
+    known = np.arange(1, batch_size + 1)
+    probability = binom.pmf(known, batch_size, share_known)
+    return float(
+        sum(
+            share * expected_entropy_bits(drawn, int(n), block_size=1, fetch_factor=1)
+            for n, share in zip(known, probability, strict=True)
+            if share > _NEGLIGIBLE
+        )
+    )
 
 
 def _frequencies(p: ArrayLike) -> NDArray[np.float64]:

@@ -47,7 +47,7 @@ class PlannedDataset(IterableDataset[Any], ABC):
             msg = f"`strategy` must be a SamplingStrategy, but got {strategy!r}"  # type: ignore[unreachable]
             raise ParameterError(msg)
         self.collection = collection
-        self.strategy = strategy
+        self.strategy = strategy.bound_to(collection)
         self.batch_size = require_positive("batch_size", batch_size)
         self.fetch_factor = require_positive("fetch_factor", fetch_factor)
         self.drop_last = drop_last

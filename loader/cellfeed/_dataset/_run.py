@@ -64,7 +64,12 @@ class Counted:
     """
 
     def __init__(
-        self, place: Place, n_left: int, *, goes_on: bool, on_delivery: Callable[["Counted"], None]
+        self,
+        place: Place,
+        n_left: int,
+        *,
+        goes_on: bool = False,
+        on_delivery: Callable[["Counted"], None] | None = None,
     ) -> None:
         self._begin = place
         self._on_delivery = on_delivery
@@ -107,7 +112,8 @@ class Counted:
                 except StopIteration:
                     break
                 self.n_delivered += 1
-                self._on_delivery(self)
+                if self._on_delivery is not None:
+                    self._on_delivery(self)
                 yield delivered.pop()
         finally:
             if isinstance(minibatches, Generator):

@@ -7,17 +7,23 @@ and a number, with no state between.
 
 from cellfeed.sampling._base import EpochOrder, SamplingStrategy
 from cellfeed.sampling._block_shuffling import BlockShuffling
+from cellfeed.sampling._class_balanced import ClassBalancedSampling
+from cellfeed.sampling._grouped import GroupedSampling
 from cellfeed.sampling._permutation import Permutation
 from cellfeed.sampling._plan import EpochPlan, Fetch, Share
 from cellfeed.sampling._progress import Progress
 from cellfeed.sampling._random import derive_key, random_below, random_words
 from cellfeed.sampling._streaming import Streaming
+from cellfeed.sampling._weighted import BlockWeightedSampling
 
 __all__ = [
     "BlockShuffling",
+    "BlockWeightedSampling",
+    "ClassBalancedSampling",
     "EpochOrder",
     "EpochPlan",
     "Fetch",
+    "GroupedSampling",
     "Permutation",
     "Progress",
     "SamplingStrategy",

@@ -1,7 +1,7 @@
 """What a sampling strategy is."""
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,16 @@ class SamplingStrategy(ABC):
     def shuffles_fetch(self) -> bool:
         """Whether the rows of one fetch leave in random order."""
 
+    @property
+    def n_together(self) -> int:
+        """How many consecutive positions are delivered together and in order.
+
+        Neither the shuffling of a fetch nor the end of a minibatch separates them, so that
+        ``n_positions`` and ``batch_size`` have to be multiples of it. 1 unless a strategy says
+        otherwise.
+        """
+        return 1
+
     @abstractmethod
     def n_positions(self, n_rows: int) -> int:
         """Return the number of rows that an epoch over ``n_rows`` rows visits.
@@ -90,6 +100,24 @@ class SamplingStrategy(ABC):
         epoch_key
             64 bits that stand for (seed, epoch).
         """
+
+    def bound_to(self, collection: Any) -> "SamplingStrategy":  # noqa: ARG002 - for subclasses
+        """Return this strategy with what it is to take from the collection, such as labels.
+
+        A `CellDataset` calls it once, when it is made. What it returns has everything that fixes
+        the order in its fields; the strategy itself unless a subclass says otherwise.
+
+        Parameters
+        ----------
+        collection
+            What is read.
+
+        Raises
+        ------
+        ColumnError
+            The collection has no such column.
+        """
+        return self
 
     def prepared_bytes(self, n_rows: int) -> int:  # noqa: ARG002 - for subclasses
         """Return how much memory an `epoch_order` takes while it is kept, in bytes.

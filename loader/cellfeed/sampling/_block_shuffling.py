@@ -11,7 +11,7 @@ from cellfeed.sampling._indices import among, n_available, sorted_indices
 from cellfeed.sampling._permutation import Permutation
 from cellfeed.sampling._random import derive_key, random_below
 
-__all__ = ["BlockShuffling"]
+__all__ = ["BlockShuffling", "shuffled_blocks"]
 
 # Purposes of the random streams of one epoch.
 _BLOCK_ORDER, _SHORT_BLOCK, _GRID_OFFSET = range(3)
@@ -65,18 +65,26 @@ class BlockShuffling(SamplingStrategy):
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
         """Return the order of the blocks in one epoch; keeps nothing that grows."""
-        n_blocks, n_left = divmod(n_available(self.indices, n_rows), self.block_size)
-        has_short = n_left > 0 and not self.drop_last
-        slot = random_below(derive_key(epoch_key, _SHORT_BLOCK), n_blocks + 1)
-        first = random_below(derive_key(epoch_key, _GRID_OFFSET), n_left + 1)
-        order = _BlockOrder(
-            block_size=self.block_size,
-            permute=Permutation(n_blocks, derive_key(epoch_key, _BLOCK_ORDER)),
-            first=0 if has_short else first,
-            short_start=slot * self.block_size,
-            short_size=n_left if has_short else 0,
-        )
+        n = n_available(self.indices, n_rows)
+        order = shuffled_blocks(n, self.block_size, epoch_key, drop_last=self.drop_last)
         return among(self.indices, order)
+
+
+def shuffled_blocks(
+    n: int, block_size: int, epoch_key: int, *, drop_last: bool = False
+) -> EpochOrder:
+    """Return the numbers below ``n`` in contiguous blocks in random order; see `BlockShuffling`."""
+    n_blocks, n_left = divmod(n, block_size)
+    has_short = n_left > 0 and not drop_last
+    slot = random_below(derive_key(epoch_key, _SHORT_BLOCK), n_blocks + 1)
+    first = random_below(derive_key(epoch_key, _GRID_OFFSET), n_left + 1)
+    return _BlockOrder(
+        block_size=block_size,
+        permute=Permutation(n_blocks, derive_key(epoch_key, _BLOCK_ORDER)),
+        first=0 if has_short else first,
+        short_start=slot * block_size,
+        short_size=n_left if has_short else 0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The rows that a strategy may visit: all of them, or those it was given."""
 
 import warnings
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -8,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed._errors import ParameterError
 from cellfeed.sampling._base import EpochOrder
 
-__all__ = ["among", "n_available", "sorted_indices"]
+__all__ = ["among", "n_available", "sorted_indices", "sorted_with"]
 
 
 def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
@@ -47,6 +48,15 @@ def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
         msg = f"`indices >= 0` must hold, but the smallest is {rows[0]}"
         raise ParameterError(msg)
     return rows
+
+
+def sorted_with(indices: ArrayLike | None, values: NDArray[Any]) -> NDArray[Any]:
+    """Return one value for each index in the order of `sorted_indices`; others as they are."""
+    given = None if indices is None else np.asarray(indices)
+    if given is None or given.shape != values.shape or not np.any(given[1:] < given[:-1]):
+        return values
+    in_order: NDArray[Any] = values[np.argsort(given, kind="stable")]
+    return in_order
 
 
 def n_available(indices: ArrayLike | None, n_rows: int) -> int:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from cellfeed.sampling._random import derive_key, random_words
 
-__all__ = ["Permutation"]
+__all__ = ["Permutation", "permute_within"]
 
 # Four rounds make a Feistel network a pseudorandom permutation on large domains (Luby and
 # Rackoff 1988). Small domains need more: with 8 rounds the 120 permutations of 5 elements are
@@ -82,3 +82,40 @@ class Permutation:
                 high ^= random_words(key, low) & high_mask
         images: NDArray[np.uint64] = (high << low_bits) | low
         return images
+
+
+def permute_within(
+    elements: NDArray[np.int64], sizes: NDArray[np.int64], keys: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """Return the image of each element in a permutation of its own range; see `Permutation`.
+
+    Parameters
+    ----------
+    elements
+        Values in [0, size) of each.
+    sizes
+        Numbers of elements of the ranges, above 0.
+    keys
+        Choose the permutations.
+    """
+    images, outside = elements.astype(np.uint64), np.arange(elements.size)
+    bits = np.maximum(2, np.ceil(np.log2(np.maximum(sizes, 2)))).astype(np.uint64)
+    while outside.size:
+        images[outside] = _feistel_of(images[outside], bits[outside], keys[outside])
+        outside = outside[images[outside] >= sizes[outside].astype(np.uint64)]
+    return images.astype(np.int64)
+
+
+def _feistel_of(
+    words: NDArray[np.uint64], n_bits: NDArray[np.uint64], keys: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    one, low_bits = np.uint64(1), n_bits // np.uint64(2)
+    low_mask, high_mask = (one << low_bits) - one, (one << (n_bits - low_bits)) - one
+    high, low = words >> low_bits, words & low_mask
+    for number in range(_N_ROUNDS):
+        if number % 2:
+            low ^= random_words(number, keys ^ random_words(0, high)) & low_mask
+        else:
+            high ^= random_words(number, keys ^ random_words(0, low)) & high_mask
+    images: NDArray[np.uint64] = (high << low_bits) | low
+    return images

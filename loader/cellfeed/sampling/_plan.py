@@ -67,8 +67,8 @@ class EpochPlan:
     drop_last
         What happens where rows do not divide evenly: if true, leave out rows until every rank
         has the same number of full minibatches; if false, keep all rows, so that the last
-        minibatch may be short, and with several ranks repeat up to ``world_size - 1`` rows, so
-        that all ranks have equally many.
+        minibatch may be short, and with several ranks repeat up to ``world_size - 1`` rows, or
+        as many sets of rows that stay together, so that all ranks have equally many.
     seed, epoch
         The order depends on these two alone.
     rank, world_size
@@ -80,7 +80,8 @@ class EpochPlan:
     Raises
     ------
     ParameterError
-        A size or ``n_rows`` is below one, or ``rank`` is outside [0, world_size).
+        A size or ``n_rows`` is below one, ``rank`` is outside [0, world_size), or minibatches
+        would tear apart what the strategy keeps together.
 
     Examples
     --------
@@ -117,6 +118,12 @@ class EpochPlan:
         if not 0 <= self.rank < self.world_size:
             msg = f"`0 <= rank < world_size` must hold, but got {self.rank=}, {self.world_size=}"
             raise ParameterError(msg.replace("self.", ""))
+        if self.batch_size % self.strategy.n_together:
+            msg = (
+                f"`batch_size` must be a multiple of {self.strategy.n_together}, the number of "
+                f"cells that the strategy keeps together, but got batch_size={self.batch_size}"
+            )
+            raise ParameterError(msg)
 
     @property
     def fetch_size(self) -> int:
@@ -138,7 +145,8 @@ class EpochPlan:
         if self.drop_last:
             per_rank = self.n_positions // self.world_size
             return per_rank - per_rank % self.batch_size
-        return -(-self.n_positions // self.world_size)
+        together = self.strategy.n_together
+        return -(-self.n_positions // (together * self.world_size)) * together
 
     @property
     def n_minibatches(self) -> int:
@@ -274,7 +282,9 @@ class EpochPlan:
     def _shuffle(self, places: NDArray[np.int64]) -> NDArray[np.intp]:
         stops = (len(self.after),) if self.after else ()
         key = derive_key(self.seed, self.epoch, _WITHIN_FETCH, *stops)
-        return np.argsort(random_words(key, places), axis=1, kind="stable")
+        # What stays together has one word, and its order, since sorting is stable.
+        words = random_words(key, places // self.strategy.n_together)
+        return np.argsort(words, axis=1, kind="stable")
 
 
 @dataclass(frozen=True, slots=True)

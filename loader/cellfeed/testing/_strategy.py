@@ -167,7 +167,7 @@ class StrategyConformance:
         """Equal numbers of minibatches of equal sizes; disjoint, since divided after permuting."""
 
         def check(plan: EpochPlan) -> None:
-            n_ranks = plan.world_size
+            n_ranks, together = plan.world_size, plan.strategy.n_together
             plans = [replace(plan, rank=rank) for rank in range(n_ranks)]
             sizes = [plan.delivered_rows(number).size for number in range(plan.n_fetches)]
             assert set(sizes[:-1]) <= {plan.fetch_size}
@@ -183,8 +183,26 @@ class StrategyConformance:
                 assert visited.total() - counts.total() < n_ranks * plan.batch_size
                 assert counts <= visited
             else:
-                assert counts.total() - visited.total() < n_ranks
+                assert counts.total() - visited.total() < n_ranks * together
                 assert visited <= counts
+
+        self._try_plans(cases, check)
+
+    def test_what_stays_together(self, cases: Cases) -> None:
+        """Rows that a strategy keeps together, whatever the fetches and ranks."""
+
+        def check(plan: EpochPlan) -> None:
+            together = plan.strategy.n_together
+            assert plan.strategy.n_positions(plan.n_rows) % together == 0
+            alone = replace(plan, rank=0, world_size=1, drop_last=False)
+            sets = Counter(_in_sets(alone))
+            one_fetch = replace(alone, batch_size=together, fetch_factor=1)
+            assert Counter(_in_sets(one_fetch)) == sets
+            for rank in range(plan.world_size):
+                assert set(_in_sets(replace(plan, rank=rank))) <= set(sets)
+            if together > 1:
+                with pytest.raises(ParameterError, match="multiple"):
+                    replace(plan, batch_size=plan.batch_size + 1)
 
         self._try_plans(cases, check)
 
@@ -292,8 +310,14 @@ def _small(cases: Cases, *, least: int = 1) -> st.SearchStrategy[StrategyCase]:
 
 
 def _plan(case: StrategyCase, **parameters: Any) -> EpochPlan:
+    parameters["batch_size"] *= case.strategy.n_together
     return EpochPlan(strategy=case.strategy, n_rows=case.n_rows, **parameters)
 
 
 def _delivered(plan: EpochPlan) -> list[int]:
     return [row for k in range(plan.n_fetches) for row in plan.delivered_rows(k)[0].tolist()]
+
+
+def _in_sets(plan: EpochPlan) -> list[tuple[int, ...]]:
+    rows = np.array(_delivered(plan), np.int64).reshape(-1, plan.strategy.n_together)
+    return [tuple(each) for each in rows.tolist()]

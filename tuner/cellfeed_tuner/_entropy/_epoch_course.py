@@ -15,7 +15,7 @@ from scipy.stats import norm
 from scipy.stats import t as student_t
 
 from cellfeed import EpochPlan, ParameterError
-from cellfeed_tuner._entropy._label_counts import as_codes
+from cellfeed_tuner._entropy._label_counts import as_codes, require_a_label_for_each
 from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
 from cellfeed_tuner._entropy._plan_replay import fetches_per_block
 from cellfeed_tuner._interval import BEYOND_CHANCE, Estimate, mean_with_interval
@@ -118,11 +118,7 @@ def entropy_over_epoch(labels: ArrayLike, plan: EpochPlan, *, n_rows: int = 262_
     False
     """
     codes = as_codes(labels)
-    if codes.size != plan.n_rows:
-        msg = (
-            f"there must be a label for each of {plan.n_rows:,} rows, but there are {codes.size:,}"
-        )
-        raise ParameterError(msg)
+    require_a_label_for_each(codes, plan.n_rows)
     n_minibatches = plan.n_delivered // plan.batch_size
     if n_minibatches < LEAST_MINIBATCHES:
         msg = f"an epoch must have at least 10 full minibatches, but it has {n_minibatches}"

@@ -9,7 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed import ParameterError
 from cellfeed_tuner import theory
 
-__all__ = ["LabelCounts", "as_codes", "count_in_parts", "count_labels"]
+__all__ = [
+    "LabelCounts",
+    "as_codes",
+    "count_in_parts",
+    "count_labels",
+    "require_a_label_for_each",
+]
 
 # Counted at once; NumPy takes 8 bytes for each.
 _ROWS_AT_ONCE = 1 << 20
@@ -96,3 +102,16 @@ def as_codes(labels: ArrayLike) -> NDArray[np.integer]:
         )
         raise ParameterError(msg)
     return codes
+
+
+def require_a_label_for_each(codes: NDArray[np.integer], n_rows: int) -> None:
+    """Check that there are as many labels as rows.
+
+    Raises
+    ------
+    ParameterError
+        There are not.
+    """
+    if codes.size != n_rows:
+        msg = f"there must be a label for each of {n_rows:,} rows, but there are {codes.size:,}"
+        raise ParameterError(msg)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed import BlockShuffling, EpochPlan
+from cellfeed import EpochPlan
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 
 __all__ = [
@@ -161,9 +161,7 @@ def _parts(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
 
 def fetches_per_block(plan: EpochPlan) -> int:
     """Return how many consecutive fetches one block may fill."""
-    if isinstance(plan.strategy, BlockShuffling):
-        return -(-plan.strategy.block_size // plan.fetch_size)
-    return 1
+    return -(-getattr(plan.strategy, "block_size", 1) // plan.fetch_size)
 
 
 def minibatches_by_fetch(
@@ -178,8 +176,8 @@ def minibatches_by_fetch(
     yield from _whole_fetches(plan, 0, plan.n_whole_fetches)
     if plan.n_fetches > plan.n_whole_fetches:
         last = plan.delivered_rows(plan.n_fetches - 1)
-        # A short minibatch counts only where the collection has no other.
-        size = min(plan.batch_size, plan.n_rows)
+        # A short minibatch counts only where the epoch has no other.
+        size = min(plan.batch_size, plan.n_delivered)
         n_full = last.shape[1] // size
         if n_full:
             yield last[:, : n_full * size].reshape(1, n_full, size)

@@ -1,0 +1,265 @@
+"""Minibatches of several data sets in turn."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from fractions import Fraction
+from itertools import islice
+from math import ceil, floor
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._dataset._cell_dataset import CellDataset
+from cellfeed._dataset._epochs import Claim, EpochCounter, Start
+from cellfeed._dataset._iteration import Iteration
+from cellfeed._dataset._loader import MinibatchLoader, errors_that_travel, n_that_fit, sent_whole
+from cellfeed._dataset._run import Counted, Place
+from cellfeed._errors import ParameterError, StateError, require_positive
+from cellfeed._torch import DataLoader, IterableDataset, get_worker_info, require_torch
+from cellfeed.sampling import Permutation, derive_key
+from cellfeed.sampling._rest import minibatches_by_worker
+
+__all__ = ["InterleavedDatasets", "Stop"]
+
+Stop = Literal["first_exhausted", "all_exhausted"]
+Minibatches = Generator[Any, None, None]
+
+# Proportions are taken for fractions, so that 0.1 is a tenth.
+_LARGEST_DENOMINATOR = 10**9
+_MINIBATCHES_AHEAD = 8
+_ORDER = 0x1E  # apart from the keys of the data sets, which derive theirs from the same seed
+
+
+class InterleavedDatasets(IterableDataset[Any]):
+    """Minibatches of several data sets in random turns, in given proportions.
+
+    Each minibatch is one of one data set, with its own collection, strategy, sizes and
+    transforms, in the order in which that delivers them. How many each gives is the same in every
+    epoch; in which turns follows from the seed of the first data set, the epoch and the number of
+    the minibatch, on all ranks alike. Worker processes share the fetches of each data set, and
+    take turns of their own.
+
+    Parameters
+    ----------
+    datasets
+        The data sets, at least one, all with the same ranks.
+    proportions
+        How many minibatches of each, in relation to those of the others; as many as each has if
+        None, so that each is delivered once.
+    stop
+        Where an epoch ends. "first_exhausted": where the first data set has delivered all its
+        minibatches, and the others what goes with that in proportion. "all_exhausted": where all
+        have delivered theirs; others then begin anew, with their next epoch.
+    n_minibatches
+        Minibatches of an epoch, in place of ``stop``; exhausted data sets begin anew.
+
+    Raises
+    ------
+    ParameterError
+        There is no data set, or proportions are not positive numbers, one for each. Also when an
+        epoch begins: data sets have different ranks.
+
+    Examples
+    --------
+    >>> from cellfeed import Streaming
+    >>> few, many = (CellDataset(np.arange(n), Streaming(), 1, seed=0) for n in (10, 1000))
+    >>> mixed = InterleavedDatasets([few, many], [1, 3])
+    >>> len(mixed), np.bincount(mixed.turns(epoch=0))
+    (40, array([10, 30]))
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[CellDataset],
+        proportions: Sequence[float] | None = None,
+        *,
+        stop: Stop = "first_exhausted",
+        n_minibatches: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.datasets = tuple(datasets)
+        if not self.datasets or not all(isinstance(each, CellDataset) for each in self.datasets):
+            msg = f"`datasets` must be CellDatasets, at least one, but got {datasets!r}"
+            raise ParameterError(msg)
+        if stop not in get_args(Stop):
+            msg = f"`stop` must be one of {get_args(Stop)}, but got {stop!r}"
+            raise ParameterError(msg)
+        self.proportions = None if proportions is None else self._checked(proportions)
+        self.stop = stop
+        self.n_minibatches = (
+            None if n_minibatches is None else require_positive("n_minibatches", n_minibatches)
+        )
+        self._epochs = EpochCounter()
+
+    def __len__(self) -> int:
+        """Return the number of minibatches that an epoch delivers to this rank."""
+        return sum(self.minibatches_of_each)
+
+    def __iter__(self) -> Iteration[Any]:
+        worker = get_worker_info()
+        if worker is None:
+            self._meet()
+            return Iteration(self._minibatches(self._epochs.claim().epoch, 0, 1))
+        epoch = self._epochs.claim().epoch
+        minibatches = self._minibatches(epoch, worker.id, worker.num_workers)
+        return Iteration(errors_that_travel(minibatches))
+
+    @property
+    def minibatches_of_each(self) -> tuple[int, ...]:
+        """How many minibatches each data set delivers in an epoch, to this rank."""
+        lengths = [len(each) for each in self.datasets]
+        shares = self.proportions or tuple(map(Fraction, lengths))
+        if self.n_minibatches is not None:
+            return _apportioned(self.n_minibatches, shares)
+        turns = [length / share for length, share in zip(lengths, shares, strict=True)]
+        if self.stop == "first_exhausted":
+            return tuple(floor(min(turns) * share) for share in shares)
+        return tuple(ceil(max(turns) * share) for share in shares)
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among those that train together, now."""
+        return self.datasets[0].rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes that train together, now."""
+        return self.datasets[0].world_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration the given epoch, as after a restart.
+
+        Raises
+        ------
+        ParameterError
+            ``epoch`` is not an integer, negative or huge.
+        """
+        self._epochs.set_next(Claim(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Refuse: where several data sets are cannot be saved.
+
+        Raises
+        ------
+        StateError
+            Always.
+        """
+        msg = (
+            "the state of InterleavedDatasets cannot be saved; save the epoch at its end, and "
+            "begin the next with `set_epoch`"
+        )
+        raise StateError(msg)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Refuse; see `state_dict`."""
+        del state
+        self.state_dict()
+
+    def turns(self, *, epoch: int, worker: int = 0, n_workers: int = 1) -> NDArray[np.int64]:
+        """Return the number of the data set that gives each minibatch of an epoch.
+
+        How many each data set has delivered when ``n`` minibatches were is
+        ``np.bincount(turns[:n])``.
+
+        Parameters
+        ----------
+        epoch
+            Which epoch.
+        worker, n_workers
+            A worker process, which has a share of each data set, and their number.
+        """
+        counts = [
+            sum(self._shares(number, worker, n_workers)) for number in range(len(self.datasets))
+        ]
+        key = derive_key(self.datasets[0].seed, _ORDER, epoch, worker, n_workers)
+        places = Permutation(sum(counts), key)(np.arange(sum(counts)))
+        return np.searchsorted(np.cumsum(counts), places, side="right")
+
+    def loader(self, num_workers: int = 0, **options: Any) -> DataLoader[Any]:
+        """Return a DataLoader that passes minibatches on as they are; see `CellDataset.loader`.
+
+        Parameters
+        ----------
+        num_workers
+            Worker processes.
+        **options
+            Other parameters of `torch.utils.data.DataLoader`.
+        """
+        require_torch("`loader`")
+        if num_workers:
+            size = max(each._minibatch_bytes for each in self.datasets)  # noqa: SLF001
+            ahead = min(_MINIBATCHES_AHEAD, n_that_fit(size, num_workers))
+            options.setdefault("prefetch_factor", ahead)
+            options["collate_fn"] = sent_whole(options.get("collate_fn"))
+        return MinibatchLoader(self, batch_size=None, num_workers=num_workers, **options)
+
+    def begin_for_workers(
+        self,
+        first: Start | None,
+        iteration: int,
+        num_workers: int,  # noqa: ARG002 - of the protocol
+    ) -> tuple[Start, Counted]:
+        """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
+        self._meet()
+        start, claim = self._epochs.claim_for_workers(first, iteration)
+        return start, Counted(Place(epoch=claim.epoch), len(self))
+
+    def _meet(self) -> None:
+        """Agree on the seeds with other ranks."""
+        ranks = {(each.rank, each.world_size) for each in self.datasets}
+        if len(ranks) > 1:
+            msg = f"`datasets` must all have the same rank and world_size, but got {sorted(ranks)}"
+            raise ParameterError(msg)
+        for each in self.datasets:
+            each._meet()  # noqa: SLF001
+
+    def _minibatches(self, epoch: int, worker: int, n_workers: int) -> Minibatches:
+        turns = self.turns(epoch=epoch, worker=worker, n_workers=n_workers)
+        with ExitStack() as stack:
+            parts = [
+                stack.enter_context(closing(self._part(number, epoch, worker, n_workers)))
+                for number in range(len(self.datasets))
+            ]
+            for turn in turns.tolist():
+                yield next(parts[turn])
+
+    def _part(self, number: int, epoch: int, worker: int, n_workers: int) -> Minibatches:
+        """Deliver the minibatches of one data set that are this process's."""
+        dataset, shares = self.datasets[number], self._shares(number, worker, n_workers)
+        for times, n_minibatches in enumerate(shares):
+            plan = dataset.plan(epoch=epoch * len(shares) + times)
+            delivery = dataset._delivery()  # noqa: SLF001
+            own = plan.share(worker=worker, num_workers=n_workers)
+            with closing(delivery.minibatches(own)) as minibatches:
+                yield from islice(minibatches, n_minibatches)
+
+    def _shares(self, number: int, worker: int, n_workers: int) -> list[int]:
+        """Return how many minibatches a worker delivers of each epoch of a data set."""
+        dataset, n = self.datasets[number], self.minibatches_of_each[number]
+        length, factor = len(dataset), dataset.fetch_factor
+        return [
+            int(minibatches_by_worker(min(length, n - start), factor, n_workers)[worker])
+            for start in range(0, n, length)
+        ]
+
+    def _checked(self, proportions: Sequence[float]) -> tuple[Fraction, ...]:
+        shares = [float(each) for each in proportions]
+        if len(shares) != len(self.datasets) or not all(0 < each < np.inf for each in shares):
+            msg = (
+                f"`proportions` must be positive numbers, one for each of {len(self.datasets)} "
+                f"data sets, but got {list(proportions)}"
+            )
+            raise ParameterError(msg)
+        fractions = [Fraction(each).limit_denominator(_LARGEST_DENOMINATOR) for each in shares]
+        return tuple(each or Fraction(share) for each, share in zip(fractions, shares, strict=True))
+
+
+def _apportioned(n: int, shares: Sequence[Fraction]) -> tuple[int, ...]:
+    """Return ``n`` divided in proportion to shares, by largest remainders."""
+    exact = [n * each / sum(shares) for each in shares]
+    counts = [floor(each) for each in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda k: counts[k] - exact[k])
+    for k in by_remainder[: n - sum(counts)]:
+        counts[k] += 1
+    return tuple(counts)

@@ -1,0 +1,110 @@
+"""Cells drawn so that all classes are equally frequent."""
+
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed._errors import ParameterError
+from cellfeed.sampling._base import EpochOrder
+from cellfeed.sampling._indices import n_available, sorted_indices, sorted_with
+from cellfeed.sampling._labels import codes_of_columns, label_codes
+from cellfeed.sampling._masses import CellWeights
+from cellfeed.sampling._weighted import WeightedBlocks, require_length, require_some, rows_of
+
+__all__ = ["ClassBalancedSampling"]
+
+
+@dataclass(frozen=True, eq=False)
+class ClassBalancedSampling(WeightedBlocks):
+    """Draw cells so that every class is equally frequent, in contiguous blocks.
+
+    It is `BlockWeightedSampling` with the weight 1 / (cells of its class) for each cell; see there
+    for how cells are drawn. Of 3 classes, each has a third of the draws on average over epochs,
+    and nearly so in each.
+
+    Parameters
+    ----------
+    labels
+        The class of each cell: integers, text or categories. Cells without one (NaN, None, -1)
+        are never drawn. As many as the collection has rows, so that classes are counted in the
+        whole collection; or as many as ``indices``, so that they are counted among these. Or the
+        name of an obs column of the collection, of which the ``indices`` are counted.
+    block_size
+        Draws in a block.
+    indices
+        The rows to draw from; all rows if None. They are sorted, with a warning if they were not.
+    total_size, replace, sampling_size
+        As in `BlockWeightedSampling`. Without replacement, a class of few cells is drawn as a
+        whole, and the rest is divided among the others.
+
+    Raises
+    ------
+    ParameterError
+        A size is below one, labels cannot be used, or there are too few to draw none twice.
+
+    Notes
+    -----
+    Labels take as much as their codes, an eighth of what weights would where classes are few.
+
+    Examples
+    --------
+    >>> strategy = ClassBalancedSampling(["B", "B", "B", "NK", None], total_size=6, block_size=1)
+    >>> np.bincount(strategy.epoch_order(n_rows=5, epoch_key=0)(np.arange(6)))
+    array([1, 1, 1, 3])
+    """
+
+    labels: ArrayLike | str
+    block_size: int = 8
+    indices: ArrayLike | None = None
+    total_size: int | None = None
+    replace: bool = True
+    sampling_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the parameters; count the classes."""
+        self._prepare_sizes()
+        if isinstance(self.labels, str):
+            object.__setattr__(self, "indices", sorted_indices(self.indices))
+            self._prepare_masses(None)
+            return
+        codes = sorted_with(self.indices, label_codes(self.labels))
+        object.__setattr__(self, "indices", sorted_indices(self.indices))
+        object.__setattr__(self, "labels", codes)
+        rows = rows_of(self.indices, codes.size, "labels")
+        weights = CellWeights(_class_weights(codes), codes, rows)
+        self._prepare_masses(require_some(weights, "labels"))
+
+    def bound_to(self, collection: Any) -> "ClassBalancedSampling":
+        """Return the strategy with the labels that ``labels`` names."""
+        if not isinstance(self.labels, str):
+            return self
+        codes = codes_of_columns(collection, (self.labels,))
+        if self.indices is not None:
+            n_available(self.indices, codes.size)
+            codes = codes[np.asarray(self.indices)]
+        return changed(self, labels=codes)
+
+    def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
+        """Return the draws of one epoch; keeps nothing that grows."""
+        if isinstance(self.labels, str):
+            msg = (
+                f"`labels` is the name {self.labels!r}, and what it holds is not known yet; "
+                "give the strategy to a CellDataset, or call bound_to(collection)"
+            )
+            raise ParameterError(msg)
+        return super().epoch_order(n_rows=n_rows, epoch_key=epoch_key)
+
+    def _require_length(self, n_rows: int) -> None:
+        if not isinstance(self.labels, str):
+            require_length("labels", np.size(self.labels), self.indices, n_rows)
+
+
+def _class_weights(codes: NDArray[np.signedinteger[Any]]) -> NDArray[np.float64]:
+    """Return the weight of a cell of each class, and 0 for cells without one."""
+    counts = np.bincount(codes[codes >= 0]) if codes.min() < 0 else np.bincount(codes)
+    weights = np.zeros(counts.size + 1)
+    np.divide(1.0, counts, out=weights[:-1], where=counts > 0)
+    return weights

@@ -1,0 +1,114 @@
+"""Labels of cells as codes, from an array or from the obs columns of a collection."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed._errors import ColumnError, ParameterError
+
+__all__ = ["codes_of_columns", "label_codes"]
+
+# Integers below are codes as they are; so are those below a few times the number of cells.
+_FEW = 1 << 16
+_PER_CELL = 4
+
+Codes = NDArray[np.signedinteger[Any]]
+
+
+def label_codes(labels: Any) -> Codes:
+    """Return a number for each cell's label, -1 where it is missing.
+
+    Parameters
+    ----------
+    labels
+        One for each cell: integers (-1 where it is missing), text, categories, anything that
+        pandas tells apart; or a column of a collection.
+
+    Raises
+    ------
+    ParameterError
+        They are not a line of labels, or all of them are missing.
+    """
+    given = labels.cat if hasattr(labels, "cat") else labels
+    if hasattr(given, "codes"):
+        codes = np.asarray(given.codes)
+    else:
+        codes = _numbered(getattr(given, "values", given))
+    if codes.size and codes.max() < 0:
+        msg = f"`labels` of all {codes.size:,} cells are missing; give some that are there"
+        raise ParameterError(msg)
+    return codes
+
+
+def _numbered(labels: ArrayLike) -> Codes:
+    values = np.asarray(labels)
+    if values.ndim != 1 or not values.size:
+        msg = (
+            "`labels` must be one-dimensional, one for each cell, but got "
+            f"shape {values.shape} and dtype {values.dtype}"
+        )
+        raise ParameterError(msg)
+    if values.dtype.kind == "b":
+        return values.astype(np.int8)
+    is_integer = values.dtype.kind in "iu"
+    if is_integer and values.min() >= -1 and values.max() < max(_FEW, _PER_CELL * values.size):
+        return values.astype(np.int64) if values.dtype.kind == "u" else np.array(values)
+    import pandas as pd  # noqa: PLC0415 - it takes long, and few need it
+
+    codes = np.asarray(pd.factorize(values)[0])
+    return np.where(values == -1, -1, codes) if is_integer else codes
+
+
+def codes_of_columns(collection: Any, names: tuple[str, ...]) -> Codes:
+    """Return a number for each combination of what some obs columns hold, -1 where one is missing.
+
+    Parameters
+    ----------
+    collection
+        Anything with ``obs``, which gives a column for a name.
+    names
+        Names of columns, at least one.
+
+    Raises
+    ------
+    ColumnError
+        There is no such column.
+    """
+    return combined([label_codes(_column(collection, name)) for name in names])
+
+
+def combined(columns: list[Codes]) -> Codes:
+    """Return a number for each combination of codes, -1 where one is missing.
+
+    Raises
+    ------
+    ParameterError
+        There are not as many of each.
+    """
+    if len({each.size for each in columns}) > 1:
+        msg = f"`labels` must all be as many, but got {[each.size for each in columns]}"
+        raise ParameterError(msg)
+    joint, *others = columns
+    is_missing = joint < 0
+    for codes in others:
+        is_missing |= codes < 0
+        joint = _numbered(joint.astype(np.int64) * (int(codes.max()) + 1) + codes)
+    return np.where(is_missing, -1, joint)
+
+
+def _column(collection: Any, name: str) -> Any:
+    columns = getattr(collection, "obs", None)
+    if columns is None:
+        msg = (
+            f"`labels` names the obs column {name!r}, but a {type(collection).__name__} has none; "
+            "give the labels themselves"
+        )
+        raise ColumnError(msg)
+    if name not in columns:
+        msg = (
+            f"there is no obs column {name!r} in the collection, which has {list(columns)}; "
+            f"open it with obs=[{name!r}]"
+        )
+        raise ColumnError(msg)
+    return columns[name]

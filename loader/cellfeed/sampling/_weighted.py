@@ -1,0 +1,315 @@
+"""Cells drawn in proportion to weights, in blocks."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed._errors import ParameterError, require_positive
+from cellfeed.sampling._base import EpochOrder, SamplingStrategy
+from cellfeed.sampling._block_shuffling import shuffled_blocks
+from cellfeed.sampling._indices import among, n_available, sorted_indices, sorted_with
+from cellfeed.sampling._masses import CellWeights, EvenMasses, Masses, capped_masses, masses_of
+from cellfeed.sampling._random import derive_key
+from cellfeed.sampling._systematic import SystematicDraws
+
+__all__ = [
+    "BlockWeightedSampling",
+    "WeightedBlocks",
+    "checked_weights",
+    "require_length",
+    "require_some",
+    "rows_of",
+]
+
+# Purposes of the random streams of one epoch.
+_BLOCKS, _ROUNDS, _LAST_ROUND = range(3)
+_MOST_DRAWS = 1 << 40  # so that weights have 20 bits each
+
+
+class WeightedBlocks(SamplingStrategy):
+    """What strategies share that draw cells by weight.
+
+    When they are made, they call `_prepare_sizes`, and then `_prepare_masses`.
+    """
+
+    block_size: int
+    indices: ArrayLike | None
+    total_size: int | None
+    replace: bool
+    sampling_size: int | None
+    # Of all rounds but the last, and of the last, which may be smaller; None without weights.
+    _masses: tuple[Masses, Masses] | None
+
+    @property
+    def shuffles_fetch(self) -> bool:
+        """Always true: blocks are mixed in memory."""
+        return True
+
+    @abstractmethod
+    def _require_length(self, n_rows: int) -> None:
+        """Check that weights fit a collection of so many rows."""
+
+    def n_positions(self, n_rows: int) -> int:
+        """Return the number of cells that an epoch draws."""
+        n = n_available(self.indices, n_rows)
+        self._require_length(n_rows)
+        self._require_enough(n)
+        return self.total_size or n
+
+    def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
+        """Return the draws of one epoch; keeps nothing that grows."""
+        n_draws = self.n_positions(n_rows)
+        even = EvenMasses(n_available(self.indices, n_rows))
+        whole, last = self._masses or (even, even)
+        size = min(self.sampling_size or n_draws, n_draws)
+        order = _DrawnBlocks(
+            blocks=shuffled_blocks(n_draws, self.block_size, derive_key(epoch_key, _BLOCKS)),
+            whole=self._draws(whole, size, derive_key(epoch_key, _ROUNDS)),
+            last=self._draws(last, n_draws % size or size, derive_key(epoch_key, _LAST_ROUND)),
+            n_whole=n_draws // size,
+        )
+        return among(self.indices, order)
+
+    def _draws(self, masses: Masses, n: int, key: int) -> SystematicDraws:
+        return SystematicDraws(masses=masses, n=n, block_size=self.block_size, key=key)
+
+    def _prepare_sizes(self) -> None:
+        """Check the sizes."""
+        object.__setattr__(self, "block_size", require_positive("block_size", self.block_size))
+        for name in ("total_size", "sampling_size"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, require_positive(name, getattr(self, name)))
+        if (self.total_size or 0) > _MOST_DRAWS:
+            msg = f"`total_size <= {_MOST_DRAWS}` must hold, but got {self.total_size}"
+            raise ParameterError(msg)
+        if self.replace and self.sampling_size is not None:
+            msg = (
+                "`sampling_size` is the size of a round without replacement, but got "
+                f"sampling_size={self.sampling_size} with replace=True; leave one of them out"
+            )
+            raise ParameterError(msg)
+        if not self.replace and self.total_size is None and self.sampling_size is None:
+            msg = (
+                "replace=False needs `total_size` or `sampling_size`: each cell is drawn at most "
+                "once, so that weights say nothing where as many are drawn as there are"
+            )
+            raise ParameterError(msg)
+
+    def _prepare_masses(self, weights: CellWeights | None) -> None:
+        """Sum the weights, of which one is above 0."""
+        rows = np.asarray([] if self.indices is None else self.indices)
+        if not self.replace and np.any(rows[1:] == rows[:-1]):
+            first = rows[1:][rows[1:] == rows[:-1]][0]
+            msg = f"`indices` must differ without replacement, but {first} comes more than once"
+            raise ParameterError(msg)
+        masses: tuple[Masses, Masses] | None = None
+        if weights is not None and self.replace:
+            masses = (masses_of(weights),) * 2
+        elif weights is not None:
+            n_positive = weights.n_positive()
+            self._require_enough(n_positive)
+            n_draws = self.total_size or weights.n
+            size = min(self.sampling_size or n_draws, n_draws)
+            whole = capped_masses(weights, size)
+            rest = n_draws % size
+            masses = whole, capped_masses(weights, rest) if rest else whole
+        object.__setattr__(self, "_masses", masses)
+
+    def _require_enough(self, n: int) -> None:
+        """Check that so many cells suffice to draw none of them twice in a round."""
+        if self.replace:
+            return
+        given = {name: getattr(self, name) for name in ("total_size", "sampling_size")}
+        size, name = min((size, name) for name, size in given.items() if size is not None)
+        if size > n:
+            msg = (
+                f"`{name} <= {n}` (cells with a weight above 0) must hold without replacement, "
+                f"but got {name}={size}"
+            )
+            raise ParameterError(msg)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockWeightedSampling(WeightedBlocks):
+    """Draw cells in proportion to weights, in contiguous blocks, and shuffle within each fetch.
+
+    Draws are systematic (Madow 1949): on average over epochs, a cell is drawn exactly
+    ``total_size * weight / sum(weights)`` times, and in each epoch so often, rounded up or down.
+    Draws that follow each other in storage form a block, and blocks come in random order.
+    Neighbours of equal weight are read together: of a region of which one cell in ten is wanted,
+    a block of ten times as many rows is chosen from, and its cells lie side by side.
+
+    Without replacement, a cell is drawn with a probability in proportion to its weight, but at
+    most 1: cells whose weight asks for more are drawn always, and the rest is divided among the
+    others (Särndal, Swensson and Wretman, "Model assisted survey sampling", 1992, section 3.6).
+
+    Parameters
+    ----------
+    block_size
+        Draws in a block.
+    indices
+        The rows to draw from, one-dimensional integers; all rows if None. They are sorted, with
+        a warning if they were not.
+    weights
+        Weight of each row of the collection, or of each of the ``indices`` if there are as many:
+        finite, not negative, at least one above 0. They need not sum to 1. All alike if None.
+    total_size
+        Draws of an epoch; as many as there are rows to draw from if None.
+    replace
+        Whether a cell may be drawn more than once in an epoch. If not, give ``total_size``, of
+        which no cell comes twice, or ``sampling_size``.
+    sampling_size
+        Without replacement: an epoch is made of rounds of so many draws, in each of which no cell
+        comes twice; the last may be shorter. One round if None.
+
+    Raises
+    ------
+    ParameterError
+        A size is below one, weights cannot be used, or too few are above 0 to draw none twice.
+
+    Notes
+    -----
+    Weights take 8 bytes a row, and what is summed of them, once, another eighth of a byte. Sums
+    are those of integers, exact in any order: weights are rounded to 2^-61 of their sum.
+
+    Examples
+    --------
+    >>> strategy = BlockWeightedSampling(block_size=1, weights=[0, 1, 1, 2], total_size=8)
+    >>> drawn = strategy.epoch_order(n_rows=4, epoch_key=0)(np.arange(8))
+    >>> np.bincount(drawn)
+    array([0, 2, 2, 4])
+    """
+
+    block_size: int = 8
+    indices: ArrayLike | None = None
+    weights: ArrayLike | None = None
+    total_size: int | None = None
+    replace: bool = True
+    sampling_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the parameters; sum the weights."""
+        self._prepare_sizes()
+        weights = None if self.weights is None else checked_weights(self.weights)
+        if weights is not None:
+            weights = sorted_with(self.indices, weights)
+        object.__setattr__(self, "indices", sorted_indices(self.indices))
+        object.__setattr__(self, "weights", weights)
+        if weights is None:
+            self._prepare_masses(None)
+            return
+        rows = rows_of(self.indices, weights.size, "weights")
+        self._prepare_masses(require_some(CellWeights(weights, indices=rows), "weights"))
+
+    def _require_length(self, n_rows: int) -> None:
+        if self.weights is not None:
+            require_length("weights", np.size(self.weights), self.indices, n_rows)
+
+
+def checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
+    """Return weights as float64, a copy.
+
+    Raises
+    ------
+    ParameterError
+        They are not one-dimensional numbers, finite and not negative.
+    """
+    given = np.asarray(weights)
+    if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "biuf":
+        msg = (
+            "`weights` must be one-dimensional numbers, one for each cell, but got "
+            f"shape {given.shape} and dtype {given.dtype}"
+        )
+        raise ParameterError(msg)
+    values = given.astype(np.float64)
+    if not (values.min() >= 0 and values.max() < np.inf):  # which is not so for NaN, too
+        first = int(np.argmin((values >= 0) & (values < np.inf)))
+        msg = f"`weights` must be finite and not negative, but weights[{first}] is {values[first]}"
+        raise ParameterError(msg)
+    return values
+
+
+def require_some(weights: CellWeights, name: str) -> CellWeights:
+    """Check that a cell may be drawn.
+
+    Raises
+    ------
+    ParameterError
+        None may.
+    """
+    if weights.largest() <= 0:
+        what = "weight above 0" if name == "weights" else "label"
+        msg = f"`{name}` leave nothing to draw: none of {weights.n:,} cells has a {what}"
+        raise ParameterError(msg)
+    return weights
+
+
+def rows_of(indices: ArrayLike | None, n: int, name: str) -> NDArray[np.int64] | None:
+    """Return which of ``n`` values are those of the cells; all of them in their order if None.
+
+    Raises
+    ------
+    ParameterError
+        There are fewer than the largest index asks for.
+    """
+    if indices is None or np.size(indices) == n:
+        return None
+    rows: NDArray[np.int64] = np.asarray(indices)
+    if rows[-1] >= n:
+        msg = (
+            f"`{name}` must be as many as the collection has rows, or as `indices` "
+            f"({rows.size:,}), but got {n:,} and an index {rows[-1]:,}"
+        )
+        raise ParameterError(msg)
+    return rows
+
+
+def require_length(name: str, n: int, indices: ArrayLike | None, n_rows: int) -> None:
+    """Check that there are as many values as rows or indices.
+
+    Raises
+    ------
+    ParameterError
+        There are not.
+    """
+    if n == n_rows or (indices is not None and np.size(indices) == n):
+        return
+    among_them = "" if indices is None else f", or as `indices` ({np.size(indices):,})"
+    msg = (
+        f"`{name}` must be as many as the collection has rows ({n_rows:,}){among_them}, "
+        f"but got {n:,}"
+    )
+    raise ParameterError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DrawnBlocks:
+    """Draws in blocks in random order.
+
+    Parameters
+    ----------
+    blocks
+        The numbers of draws in their order.
+    whole, last
+        Draws of whole rounds, and of the last.
+    n_whole
+        Number of whole rounds.
+    """
+
+    blocks: EpochOrder
+    whole: SystematicDraws
+    last: SystematicDraws
+    n_whole: int
+
+    def __call__(self, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
+        """Return the cells at the given positions."""
+        rounds, draws = np.divmod(self.blocks(positions.ravel()), self.whole.n)
+        is_whole = rounds < self.n_whole
+        if is_whole.all():
+            return self.whole.cells(rounds, draws).reshape(positions.shape)
+        cells = np.empty_like(draws)
+        for drawn, of_it in ((self.whole, is_whole), (self.last, ~is_whole)):
+            cells[of_it] = drawn.cells(rounds[of_it], draws[of_it])
+        return cells.reshape(positions.shape)

@@ -1,0 +1,184 @@
+"""Several data sets in turn: how many of each, in which turns, with workers and ranks."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    InterleavedDatasets,
+    ParameterError,
+    Streaming,
+    open_collection,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+
+FIRST = 10**6  # the rows of data set k begin with k times this
+
+
+def numbered(number: int, n_rows: int, batch_size: int = 4, factor: int = 3, **parameters):
+    rows = np.arange(n_rows) + number * FIRST
+    strategy = BlockShuffling(2)
+    return CellDataset(rows, strategy, batch_size, factor, **({"seed": number} | parameters))
+
+
+def delivered(minibatches) -> list[list[int]]:
+    return [np.asarray(each).tolist() for each in minibatches]
+
+
+def of_each(minibatches: list[list[int]], n_datasets: int) -> list[list[list[int]]]:
+    """The minibatches of each data set, in their order; none mixes data sets."""
+    assert all(len({row // FIRST for row in each}) == 1 for each in minibatches)
+    return [[each for each in minibatches if each[0] // FIRST == k] for k in range(n_datasets)]
+
+
+class TestOneProcess:
+    @given(
+        st.lists(st.tuples(st.integers(1, 60), st.integers(1, 7)), min_size=1, max_size=3),
+        st.sampled_from(["first_exhausted", "all_exhausted", 25]),
+        st.booleans(),
+        st.integers(0, 3),
+    )
+    def test_each_data_set_delivers_its_own_epochs(self, sizes, stop, is_given, epoch):
+        datasets = [numbered(k, n_rows) for k, (n_rows, _) in enumerate(sizes)]
+        proportions = [share for _, share in sizes] if is_given else None
+        ending = {"n_minibatches": stop} if stop == 25 else {"stop": stop}
+        mixed = InterleavedDatasets(datasets, proportions, **ending)
+        mixed.set_epoch(epoch)
+        minibatches = delivered(mixed)
+        assert len(minibatches) == len(mixed)
+        turns = mixed.turns(epoch=epoch)
+        assert turns.tolist() == [each[0] // FIRST for each in minibatches]
+        for number, part in enumerate(of_each(minibatches, len(datasets))):
+            assert len(part) == mixed.minibatches_of_each[number]
+            n_epochs = -(-len(part) // len(datasets[number]))
+            alone = numbered(number, sizes[number][0])
+            alone.set_epoch(epoch * n_epochs)
+            expected = [each for _ in range(n_epochs) for each in delivered(alone)]
+            assert part == expected[: len(part)]
+
+    def test_without_proportions_every_cell_comes_once(self):
+        mixed = InterleavedDatasets([numbered(0, 50), numbered(1, 31)])
+        rows = Counter(row for each in mixed for row in each.tolist())
+        assert rows == Counter([*range(50), *range(FIRST, FIRST + 31)])
+
+    @pytest.mark.parametrize(
+        ("parameters", "counts"),
+        [
+            ({}, (10, 30)),
+            ({"stop": "all_exhausted"}, (25, 75)),
+            ({"n_minibatches": 8}, (2, 6)),
+            ({"n_minibatches": 10}, (3, 7)),
+            ({"n_minibatches": 1000}, (250, 750)),
+        ],
+    )
+    def test_how_many_each_delivers(self, parameters, counts):
+        datasets = [numbered(0, 40), numbered(1, 300)]
+        mixed = InterleavedDatasets(datasets, [0.1, 0.3], **parameters)
+        assert mixed.minibatches_of_each == counts
+        assert len(list(mixed)) == len(mixed) == sum(counts)
+
+    def test_turns_are_random_and_the_same_for_the_same_epoch(self):
+        def make():
+            return InterleavedDatasets([numbered(0, 400), numbered(1, 400)], [1, 1])
+
+        mixed = make()
+        epochs = [mixed.turns(epoch=epoch).tolist() for epoch in range(3)]
+        assert len(set(map(tuple, epochs))) == 3
+        assert 60 < np.count_nonzero(np.diff(epochs[0])) < 140
+        assert [delivered(mixed) for _ in range(2)] == [delivered(again) for again in [make()] * 2]
+        again = make()
+        again.set_epoch(1)
+        assert delivered(again) != delivered(make())
+
+    def test_of_collections_with_transforms_of_their_own(self, plates):
+        collections = [open_collection([path], obs=["plate"]) for path in plates]
+        mixed = InterleavedDatasets(
+            [
+                CellDataset(collections[0], Streaming(), 8, seed=0),
+                CellDataset(collections[1], Streaming(), 4, seed=0, dense=True),
+            ]
+        )
+        minibatches = list(mixed)
+        assert len(minibatches) == len(mixed) == 5 + 7
+        sparse = [each for each in minibatches if each.X.is_sparse_csr]
+        assert [len(each.rows) for each in sparse] == [8, 8, 8, 8, 5]
+
+    def test_that_is_dropped_ends_what_its_parts_read(self, plates):
+        collection = open_collection(plates)
+        parts = [CellDataset(collection, Streaming(), 2, 2, seed=k) for k in range(2)]
+        mixed = InterleavedDatasets(parts)
+        for _ in range(3):
+            iterator = iter(mixed)
+            next(iterator)
+            iterator.close()
+        assert len(list(mixed)) == len(mixed)
+
+
+class TestWorkers:
+    @pytest.mark.parametrize("num_workers", [1, 2])
+    @pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted"])
+    def test_deliver_the_same_minibatches(self, num_workers, stop):
+        def make():
+            datasets = [numbered(0, 90), numbered(1, 40), numbered(2, 10)]
+            return InterleavedDatasets(datasets, [5, 2, 1], stop=stop)
+
+        mixed, alone = make(), make()
+        for _ in range(2):
+            minibatches = delivered(mixed.loader(num_workers=num_workers))
+            assert len(minibatches) == len(mixed)
+            assert sorted(minibatches) == sorted(delivered(alone))
+
+    def test_shares_are_what_workers_deliver(self):
+        mixed = InterleavedDatasets([numbered(0, 90), numbered(1, 40)], [2, 1])
+        turns = [mixed.turns(epoch=0, worker=k, n_workers=3) for k in range(3)]
+        together = np.bincount(np.concatenate(turns), minlength=2)
+        assert tuple(together.tolist()) == mixed.minibatches_of_each
+
+
+class TestRanks:
+    def test_take_the_same_turns_and_no_cell_twice(self):
+        of_ranks = []
+        for rank in range(3):
+            ranks = {"rank": rank, "world_size": 3, "drop_last": True}
+            mixed = InterleavedDatasets([numbered(0, 200, **ranks), numbered(1, 90, **ranks)])
+            of_ranks.append((mixed.turns(epoch=0).tolist(), delivered(mixed)))
+        assert all(turns == of_ranks[0][0] for turns, _ in of_ranks)
+        rows = [row for _, minibatches in of_ranks for each in minibatches for row in each]
+        assert len(rows) == len(set(rows))
+
+    def test_have_to_be_the_same(self):
+        datasets = [numbered(0, 50, rank=k, world_size=2) for k in range(2)]
+        with pytest.raises(ParameterError, match=r"same rank and world_size, .*\[\(0, 2\), \(1, 2"):
+            list(InterleavedDatasets(datasets))
+
+
+class TestBadParameters:
+    @pytest.mark.parametrize("datasets", [[], [np.arange(3)]])
+    def test_datasets(self, datasets):
+        with pytest.raises(ParameterError, match="must be CellDatasets, at least one"):
+            InterleavedDatasets(datasets)
+
+    @pytest.mark.parametrize(
+        "proportions", [[1], [1, 2, 3], [1, 0], [1, -1], [1, float("nan")], [1, float("inf")]]
+    )
+    def test_proportions(self, proportions):
+        with pytest.raises(ParameterError, match=r"`proportions` must be positive .* each of 2 "):
+            InterleavedDatasets([numbered(0, 9), numbered(1, 9)], proportions)
+
+    def test_stop(self):
+        with pytest.raises(ParameterError, match="`stop` must be one of"):
+            InterleavedDatasets([numbered(0, 9)], stop="never")  # type: ignore[arg-type]
+        with pytest.raises(ParameterError, match="`n_minibatches >= 1`"):
+            InterleavedDatasets([numbered(0, 9)], n_minibatches=0)
+
+    def test_a_share_of_less_than_a_minibatch(self):
+        mixed = InterleavedDatasets([numbered(0, 4), numbered(1, 400)], [1, 1e-12])
+        assert mixed.minibatches_of_each == (1, 0)

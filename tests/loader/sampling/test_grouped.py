@@ -1,0 +1,273 @@
+"""Sets of cells of one group: whole, in every minibatch, as often as asked for."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cellfeed import (
+    CellDataset,
+    ColumnError,
+    EpochPlan,
+    GroupedSampling,
+    ParameterError,
+    open_collection,
+)
+
+keys = st.integers(0, 2**64 - 1)
+GOLDEN = [12, 13, 16, 18, 19, 17, 23, 21, 20, 5, 0, 6, 8, 11, 1, 10, 9, 3, 7, 4, 2]
+
+
+def sets_of(strategy: GroupedSampling, n_rows: int, key: int = 0) -> np.ndarray:
+    positions = np.arange(strategy.n_positions(n_rows)).reshape(-1, strategy.set_size)
+    return strategy.epoch_order(n_rows=n_rows, epoch_key=key)(positions)
+
+
+@st.composite
+def grouped(draw):
+    """Labels, the size of sets, and of blocks."""
+    labels = draw(st.lists(st.integers(-1, 4), min_size=1, max_size=60).map(np.array))
+    assume((labels >= 0).any())
+    block_size = draw(st.integers(1, 4))
+    return labels, draw(st.integers(1, 4)) * block_size, block_size
+
+
+class TestSets:
+    @given(grouped(), keys)
+    def test_are_of_one_group_and_leave_out_what_fills_none(self, case, key):
+        labels, size, block_size = case
+        sizes = np.bincount(labels[labels >= 0])
+        assume(sizes.max() >= size)
+        sets = sets_of(GroupedSampling(labels, size, block_size), labels.size, key)
+        groups = labels[sets]
+        assert (groups == groups[:, :1]).all()
+        assert np.unique(sets).size == sets.size
+        assert np.bincount(groups[:, 0], minlength=sizes.size).tolist() == (sizes // size).tolist()
+
+    @given(grouped(), keys)
+    def test_are_filled_with_cells_of_their_group(self, case, key):
+        labels, size, block_size = case
+        strategy = GroupedSampling(labels, size, block_size, leftover="pad")
+        sets = sets_of(strategy, labels.size, key)
+        groups = labels[sets]
+        assert (groups == groups[:, :1]).all()
+        sizes = np.bincount(labels[labels >= 0])
+        n_sets = -(-sizes // size)
+        assert np.bincount(groups[:, 0], minlength=sizes.size).tolist() == n_sets.tolist()
+        counts = np.bincount(sets.ravel(), minlength=labels.size)
+        for group in np.unique(labels[labels >= 0]):
+            n = n_sets[group] * size
+            often = {n // sizes[group], -(-n // sizes[group])}
+            assert set(counts[labels == group].tolist()) == often
+        assert not counts[labels < 0].any()
+
+    @pytest.mark.parametrize("block_size", [1, 2, 4])
+    def test_are_made_of_blocks_of_neighbours_in_the_group(self, block_size):
+        labels = np.tile([0, 1, 2], 400)
+        sets = sets_of(GroupedSampling(labels, 8, block_size), 1200)
+        blocks = sets.reshape(-1, block_size)
+        wrapped = np.diff(blocks, axis=1) < 0
+        assert wrapped.sum() <= 3  # once in each group
+        assert (np.diff(blocks, axis=1)[~wrapped] == 3).all()
+        if block_size == 1:
+            assert np.mean(np.diff(sets, axis=1) == 3) < 0.1
+
+    def test_come_in_random_order_and_differ_between_epochs(self):
+        labels = np.repeat([0, 1], 400)
+        strategy = GroupedSampling(labels, 8)
+        epochs = [sets_of(strategy, 800, key) for key in range(20)]
+        for sets in epochs:
+            n_changes = np.count_nonzero(np.diff(labels[sets[:, 0]]))
+            assert 25 < n_changes < 75
+        as_sets = {frozenset(each) for sets in epochs for each in sets.tolist()}
+        assert len(as_sets) == 20 * 100
+
+    @pytest.mark.parametrize("n_groups", [1, 70_000])
+    def test_of_few_and_of_many_groups(self, n_groups):
+        labels = np.random.default_rng(0).permutation(np.repeat(np.arange(n_groups), 3))
+        sets = sets_of(GroupedSampling(labels, 3), labels.size)
+        assert (np.diff(labels[sets], axis=1) == 0).all()
+        assert np.unique(sets).size == labels.size
+
+    def test_golden_order(self):
+        """Golden: pins the order across versions; a run that is resumed relies on it."""
+        labels = np.repeat([0, 1, 2], [12, 8, 4])
+        plan = EpochPlan(
+            strategy=GroupedSampling(labels, 3),
+            n_rows=24,
+            batch_size=6,
+            fetch_factor=2,
+            seed=42,
+            epoch=3,
+        )
+        rows = np.concatenate([plan.delivered_rows(k)[0] for k in range(plan.n_fetches)])
+        assert rows.tolist() == GOLDEN
+
+    def test_every_cell_of_a_group_is_as_likely_to_be_left_out(self):
+        labels = np.zeros(11, int)
+        n_epochs = 2000
+        strategy = GroupedSampling(labels, 4, 2)
+        counts = np.bincount(
+            np.concatenate([sets_of(strategy, 11, key).ravel() for key in range(n_epochs)])
+        )
+        expected = n_epochs * 8 / 11
+        assert abs(counts - expected).max() < 5 * np.sqrt(n_epochs * 8 / 11 * 3 / 11)
+
+
+class TestInPlans:
+    @given(
+        st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(1, 4)
+    )
+    def test_no_minibatch_fetch_or_rank_tears_a_set(self, batch, factor, world, drop_last, size):
+        labels = np.random.default_rng(0).integers(0, 7, 230)
+        plan = EpochPlan(
+            strategy=GroupedSampling(labels, size),
+            n_rows=230,
+            batch_size=batch * size,
+            fetch_factor=factor,
+            drop_last=drop_last,
+            world_size=world,
+        )
+        delivered = list[np.ndarray]()
+        for rank in range(world):
+            each = dataclasses.replace(plan, rank=rank)
+            rows = [each.delivered_rows(number)[0] for number in range(each.n_fetches)]
+            delivered.append(np.concatenate([np.zeros(0, int), *rows]).reshape(-1, size))
+            assert delivered[-1].size == plan.n_delivered
+        groups = labels[np.concatenate(delivered)]
+        assert (groups == groups[:, :1]).all()
+        n_sets = np.sum(np.bincount(labels) // size)
+        n_delivered = sum(map(len, delivered))
+        if drop_last:
+            assert 0 <= n_sets - n_delivered < world * batch
+        else:
+            assert 0 <= n_delivered - n_sets < world
+
+    def test_sets_are_mixed_within_a_fetch(self):
+        labels = np.repeat(np.arange(50), 40)
+        plan = EpochPlan(
+            strategy=GroupedSampling(labels, 8), n_rows=2000, batch_size=32, fetch_factor=8
+        )
+        positions = np.arange(256).reshape(-1, 8)
+        rows = plan.delivered_rows(0)[0].reshape(-1, 8)
+        in_order = {tuple(each): k for k, each in enumerate(rows.tolist())}
+        unshuffled = dataclasses.replace(plan, batch_size=8, fetch_factor=1)
+        order = [in_order[tuple(unshuffled.delivered_rows(k)[0].tolist())] for k in range(32)]
+        assert sorted(order) == list(range(positions.shape[0]))
+        assert order != sorted(order)
+
+    def test_a_batch_size_that_tears_sets(self):
+        with pytest.raises(ParameterError, match=r"multiple of 8, .*, but got batch_size=12"):
+            CellDataset(np.arange(100), GroupedSampling(np.zeros(100, int), 8), 12)
+
+
+class TestWeights:
+    def test_equal(self):
+        labels = np.repeat([0, 1, 2], [600, 60, 8])
+        strategy = GroupedSampling(labels, 8, weights="equal", n_sets=90)
+        groups = labels[sets_of(strategy, 668)]
+        assert np.bincount(groups[:, 0]).tolist() == [30, 30, 30]
+        assert (groups == groups[:, :1]).all()
+        assert strategy.n_positions(668) == 720
+
+    def test_a_group_that_begins_anew_does_so_in_other_sets(self):
+        labels = np.repeat([0, 1], [800, 80])
+        sets = sets_of(GroupedSampling(labels, 8, weights="equal", n_sets=200), 880)
+        rare = np.sort(sets[labels[sets[:, 0]] == 1], axis=1)
+        counts = np.bincount(rare.ravel())[800:]
+        assert (counts == 10).all()
+        assert np.unique(rare, axis=0).shape[0] > 90
+
+    def test_of_cells(self):
+        labels = np.repeat([0, 1, 2, -1], [600, 60, 6, 10])
+        weights = np.repeat([1 / 600, 3 / 60, 1.0, 1.0], [600, 60, 6, 10])
+        strategy = GroupedSampling(labels, 8, weights=weights, n_sets=100)
+        groups = labels[sets_of(strategy, 676)][:, 0]
+        assert np.bincount(groups).tolist() == [25, 75]  # the third fills no set
+
+    def test_expected_number_is_exact_over_epochs(self):
+        labels = np.repeat(np.arange(4), 20)
+        weights = np.repeat([0.1, 0.2, 0.3, 0.37], 20)
+        strategy = GroupedSampling(labels, 5, weights=weights, n_sets=7)
+        n_epochs = 1500
+        counts = np.zeros(4)
+        for key in range(n_epochs):
+            counts += np.bincount(labels[sets_of(strategy, 80, key)][:, 0], minlength=4)
+        expected = 7 * np.array([0.1, 0.2, 0.3, 0.37]) / 0.97
+        assert abs(counts / n_epochs - expected).max() < 5 * 0.5 / np.sqrt(n_epochs)
+
+
+class TestLabels:
+    def test_of_several_obs_columns(self, plates):
+        collection = open_collection(plates, obs=["plate", "cell_type"])
+        strategy = GroupedSampling(("plate", "cell_type"), 4)
+        dataset = CellDataset(collection, strategy, 8, seed=0)
+        n_sets = 0
+        for batch in dataset:
+            pairs = np.stack([batch.obs[name].numpy() for name in ("plate", "cell_type")], axis=1)
+            for first in range(0, len(pairs), 4):
+                assert (pairs[first : first + 4] == pairs[first]).all()
+                n_sets += 1
+        codes = [np.asarray(collection.obs[name].values) for name in ("plate", "cell_type")]
+        _, sizes = np.unique(np.stack(codes), axis=1, return_counts=True)
+        assert n_sets == (sizes // 4).sum()
+
+    def test_among_indices(self, plates):
+        collection = open_collection(plates, obs=["plate"])
+        indices = np.arange(30, 63)
+        by_name = GroupedSampling("plate", 3, indices=indices).bound_to(collection)
+        labels = np.repeat([0, 1], [37, 26])
+        for strategy in (
+            by_name,
+            GroupedSampling(labels, 3, indices=indices),
+            GroupedSampling(labels[indices], 3, indices=indices),
+        ):
+            sets = sets_of(strategy, 63)
+            assert np.isin(sets, indices).all()
+            assert np.array_equal(sets, sets_of(by_name, 63))
+
+    def test_are_needed(self, plates):
+        with pytest.raises(ParameterError, match="is not known yet"):
+            GroupedSampling("plate", 3).n_positions(63)
+        with pytest.raises(ColumnError, match="no obs column 'line'"):
+            CellDataset(open_collection(plates, obs=["plate"]), GroupedSampling("line", 2), 8)
+
+
+class TestBadParameters:
+    @pytest.mark.parametrize("name", ["set_size", "block_size", "n_sets"])
+    @pytest.mark.parametrize("value", [0, -1, 2.0, True, "4"])
+    def test_sizes(self, name, value):
+        with pytest.raises(ParameterError, match=f"`{name}"):
+            GroupedSampling([0, 0], **({"set_size": 1, "weights": "equal"} | {name: value}))
+
+    def test_blocks_that_do_not_fill_a_set(self):
+        with pytest.raises(ParameterError, match="`set_size` must be a multiple of `block_size`"):
+            GroupedSampling([0] * 8, 6, 4)
+
+    def test_leftover(self):
+        with pytest.raises(ParameterError, match=r"one of \('drop', 'pad'\), but got 'keep'"):
+            GroupedSampling([0, 0], 2, leftover="keep")  # type: ignore[arg-type]
+
+    def test_number_of_sets_without_weights(self):
+        with pytest.raises(ParameterError, match="n_sets=3 needs `weights`"):
+            GroupedSampling([0, 0], 2, n_sets=3)
+
+    def test_no_group_is_large_enough(self):
+        with pytest.raises(ParameterError, match=r"`set_size <= 2` .* got set_size=3; or fill"):
+            GroupedSampling([0, 0, 1], 3)
+
+    def test_labels(self):
+        with pytest.raises(ParameterError, match="none of 1 cells has a label"):
+            GroupedSampling([0, -1], 1, indices=[1])
+        with pytest.raises(ParameterError, match=r"`labels` must be as many as .* but got 2"):
+            GroupedSampling([0, 0], 1).n_positions(3)
+
+    def test_weights(self):
+        with pytest.raises(ParameterError, match="`weights` leave nothing"):
+            GroupedSampling([0, 0, 1], 2, weights=[0, 0, 1])
+        with pytest.raises(ParameterError, match=r"`weights` must be as many .* but got 2"):
+            GroupedSampling([0, 0, 1], 2, weights=[0, 0])
+        with pytest.raises(ParameterError, match="`weights` must be one-dimensional"):
+            GroupedSampling([0, 0, 1], 2, weights="even")

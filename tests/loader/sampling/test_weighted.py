@@ -1,0 +1,508 @@
+"""Cells drawn by weight: how often, which together, and what is refused."""
+
+import dataclasses
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy.stats import binom, chi2, chi2_contingency
+
+from cellfeed import (
+    BlockWeightedSampling,
+    CategoricalColumn,
+    CellDataset,
+    ClassBalancedSampling,
+    ColumnError,
+    EpochPlan,
+    ParameterError,
+    SamplingStrategy,
+    open_collection,
+)
+
+keys = st.integers(0, 2**64 - 1)
+WEIGHTS = st.integers(0, 9) | st.floats(0, 1e3, allow_subnormal=False) | st.sampled_from([0, 1e-9])
+
+
+def epoch_of(strategy: SamplingStrategy, n_rows: int, key: int = 0) -> np.ndarray:
+    positions = np.arange(strategy.n_positions(n_rows))
+    return strategy.epoch_order(n_rows=n_rows, epoch_key=key)(positions)
+
+
+def counts_of(strategy: SamplingStrategy, n_rows: int, key: int = 0) -> np.ndarray:
+    return np.bincount(epoch_of(strategy, n_rows, key), minlength=n_rows)
+
+
+def totals_of(strategy: SamplingStrategy, n_rows: int, n_epochs: int) -> np.ndarray:
+    epochs = [epoch_of(strategy, n_rows, key) for key in range(n_epochs)]
+    return np.bincount(np.concatenate(epochs), minlength=n_rows)
+
+
+def expected_counts(weights: list[float], n_draws: int) -> list[Fraction]:
+    """By definition, in fractions."""
+    exact = [Fraction(each) for each in weights]
+    return [n_draws * each / sum(exact) for each in exact]
+
+
+def inclusions(weights: list[float], n_draws: int) -> list[Fraction]:
+    """By definition: in proportion to weights, but at most 1, one take-all round after another."""
+    exact = [Fraction(each) for each in weights]
+    certain = set[int]()
+    while True:
+        rest = sum(each for k, each in enumerate(exact) if k not in certain)
+        left = n_draws - len(certain)
+        found = [
+            Fraction(1) if k in certain else (left * each / rest if rest else Fraction(0))
+            for k, each in enumerate(exact)
+        ]
+        above = {k for k, each in enumerate(found) if each > 1}
+        if not above:
+            return found
+        certain |= above
+
+
+@st.composite
+def weighted(draw, *, positive: bool = False):
+    weights = draw(st.lists(WEIGHTS, min_size=1, max_size=60))
+    assume(any(weights))
+    return weights
+
+
+class TestWithReplacement:
+    @given(weighted(), st.integers(1, 200), st.integers(1, 40), keys)
+    def test_each_cell_as_often_as_expected_rounded_up_or_down(self, weights, total, block, key):
+        strategy = BlockWeightedSampling(block, weights=weights, total_size=total)
+        counts = counts_of(strategy, len(weights), key)
+        assert counts.sum() == total
+        for count, expected in zip(counts, expected_counts(weights, total), strict=True):
+            assert abs(count - expected) < 1 + 1e-6
+
+    @pytest.mark.parametrize("block_size", [1, 4, 16])
+    def test_expected_draws_are_exact_over_epochs(self, block_size):
+        rng = np.random.default_rng(block_size)
+        weights = np.concatenate([rng.gamma(0.5, size=60), np.zeros(5), np.full(60, 0.2)])
+        strategy = BlockWeightedSampling(block_size, weights=weights, total_size=90)
+        n_epochs = 1500
+        counts = totals_of(strategy, weights.size, n_epochs)
+        expected = 90 * weights / weights.sum()
+        # In an epoch it is floor or ceil; how often it is ceil is binomial.
+        n_up = counts - n_epochs * np.floor(expected)
+        share = expected - np.floor(expected)
+        p_values = 2 * np.minimum(
+            binom.cdf(n_up, n_epochs, share), binom.sf(n_up - 1, n_epochs, share)
+        )
+        assert p_values.min() > 1e-6
+
+    def test_cells_are_as_frequent_as_those_that_numpy_draws(self):
+        rng = np.random.default_rng(0)
+        weights = rng.gamma(0.7, size=50)
+        strategy = BlockWeightedSampling(4, weights=weights, total_size=100)
+        ours = totals_of(strategy, 50, 500)
+        p = weights / weights.sum()
+        theirs = np.bincount(rng.choice(50, size=ours.sum(), p=p), minlength=50)
+        both = np.stack([ours, theirs])[:, (ours + theirs) > 10]
+        assert chi2_contingency(both).pvalue > 1e-6
+        # Ours vary less than draws at random would.
+        assert np.sum((ours - ours.sum() * p) ** 2 / (ours.sum() * p)) < chi2.isf(0.01, 49)
+
+    def test_which_cells_come_together_differs_between_epochs(self):
+        strategy = BlockWeightedSampling(8, weights=np.full(1000, 0.1), total_size=100)
+        epochs = [frozenset(epoch_of(strategy, 1000, key).tolist()) for key in range(50)]
+        assert len(set(epochs)) == 50
+        assert len(frozenset().union(*epochs)) > 980
+
+    def test_without_weights_every_cell_comes_once(self):
+        assert sorted(epoch_of(BlockWeightedSampling(7), 100)) == list(range(100))
+
+    def test_equal_weights_are_as_none(self):
+        for total in (30, 100, 250):
+            without = BlockWeightedSampling(7, total_size=total)
+            alike = BlockWeightedSampling(7, weights=np.full(100, 0.3), total_size=total)
+            for key in range(5):
+                counts = counts_of(without, 100, key), counts_of(alike, 100, key)
+                assert all(abs(each - total / 100).max() < 1 for each in counts)
+
+    def test_more_draws_than_cells(self):
+        counts = counts_of(BlockWeightedSampling(weights=[1, 2, 0], total_size=3000), 3)
+        assert counts.tolist() == [1000, 2000, 0]
+
+
+class TestWithoutReplacement:
+    @given(weighted(), st.data(), st.integers(1, 40), keys)
+    def test_no_cell_comes_twice(self, weights, data, block, key):
+        total = data.draw(st.integers(1, int(np.count_nonzero(weights))))
+        strategy = BlockWeightedSampling(block, weights=weights, total_size=total, replace=False)
+        counts = counts_of(strategy, len(weights), key)
+        assert counts.sum() == total
+        assert counts.max() == 1
+        assert not counts[np.array(weights) == 0].any()
+
+    @given(weighted(), st.data(), keys)
+    def test_cells_whose_weight_asks_for_it_come_always(self, weights, data, key):
+        total = data.draw(st.integers(1, int(np.count_nonzero(weights))))
+        strategy = BlockWeightedSampling(4, weights=weights, total_size=total, replace=False)
+        counts = counts_of(strategy, len(weights), key)
+        certain = [each == 1 for each in inclusions(weights, total)]
+        # What is rounded to 2^-61 may be a little less than certain.
+        assert counts[certain].all()
+
+    @pytest.mark.parametrize(("block_size", "total"), [(1, 30), (4, 60), (8, 110)])
+    def test_inclusion_is_in_proportion_but_at_most_one(self, block_size, total):
+        rng = np.random.default_rng(total)
+        weights = np.concatenate([rng.gamma(0.4, size=60), np.full(60, 0.2)])
+        strategy = BlockWeightedSampling(
+            block_size, weights=weights, total_size=total, replace=False
+        )
+        n_epochs = 1500
+        counts = totals_of(strategy, weights.size, n_epochs)
+        expected = np.array([float(each) for each in inclusions(weights.tolist(), total)])
+        tails = binom.cdf(counts, n_epochs, expected), binom.sf(counts - 1, n_epochs, expected)
+        assert 2 * np.minimum(*tails).min() > 1e-6
+
+    def test_all_cells_where_as_many_are_asked_for(self):
+        weights = [1e-300, 5e-324, 1, 1e300, 0, 3]
+        strategy = BlockWeightedSampling(weights=weights, total_size=5, replace=False)
+        assert counts_of(strategy, 6).tolist() == [1, 1, 1, 1, 0, 1]
+
+    @given(weighted(), st.data(), st.integers(1, 20), keys)
+    def test_rounds(self, weights, data, block, key):
+        size = data.draw(st.integers(1, int(np.count_nonzero(weights))))
+        total = data.draw(st.integers(1, 150))
+        strategy = BlockWeightedSampling(
+            block, weights=weights, total_size=total, replace=False, sampling_size=size
+        )
+        counts = counts_of(strategy, len(weights), key)
+        assert counts.sum() == total
+        assert counts.max() <= -(-total // size)
+
+    def test_rounds_are_as_long_as_the_collection_together(self):
+        strategy = BlockWeightedSampling(4, weights=[1, 2, 3, 4], replace=False, sampling_size=2)
+        assert strategy.n_positions(4) == 4
+        assert counts_of(strategy, 4).max() <= 2
+
+    def test_a_round_that_is_longer_than_the_epoch(self):
+        strategy = BlockWeightedSampling(
+            weights=[1, 0, 2], total_size=2, replace=False, sampling_size=9
+        )
+        assert counts_of(strategy, 3).tolist() == [1, 0, 1]
+
+    def test_on_ranks_no_cell_comes_twice(self):
+        weights = np.random.default_rng(0).gamma(1.0, size=500)
+        strategy = BlockWeightedSampling(4, weights=weights, total_size=200, replace=False)
+        plan = EpochPlan(
+            strategy=strategy, n_rows=500, batch_size=8, fetch_factor=3, drop_last=True,
+            world_size=3,
+        )  # fmt: skip
+        rows = np.concatenate(
+            [
+                each.delivered_rows(number)[0]
+                for rank in range(3)
+                for each in [dataclasses.replace(plan, rank=rank)]
+                for number in range(each.n_fetches)
+            ]
+        )
+        assert rows.size == np.unique(rows).size == 192
+
+
+def gaps(strategy: SamplingStrategy, n_rows: int, block_size: int, key: int = 0) -> np.ndarray:
+    """Distances of draws in storage within the blocks of an epoch, all of which are whole."""
+    blocks = np.sort(epoch_of(strategy, n_rows, key).reshape(-1, block_size), axis=1)
+    return np.diff(blocks, axis=1)
+
+
+class TestBlocks:
+    @pytest.mark.parametrize("share", [1, 2, 10, 100])
+    @pytest.mark.parametrize("replace", [True, False])
+    def test_draws_of_a_block_lie_side_by_side(self, share, replace):
+        n_rows, block = 16_000, 16
+        weights = np.full(n_rows, 0.7)
+        strategy = BlockWeightedSampling(
+            block, weights=weights, total_size=n_rows // share, replace=replace
+        )
+        # All but where a window wraps around its stretch.
+        assert np.mean(gaps(strategy, n_rows, block) == 1) > 0.85
+
+    def test_also_where_classes_differ_in_weight(self):
+        labels = np.repeat([0, 1, 2], [100_000, 10_000, 1_000])
+        strategy = ClassBalancedSampling(labels, block_size=16, total_size=9_600)
+        of_class = {
+            each: gaps(strategy, labels.size, 16)[
+                labels[epoch_of(strategy, labels.size).reshape(-1, 16)[:, 0]] == each
+            ]
+            for each in range(3)
+        }
+        assert np.mean(of_class[0] == 1) > 0.85
+        assert np.mean(of_class[1] == 1) > 0.85
+        assert np.mean(of_class[2] == 0) > 0.6  # 3.2 times each
+
+    def test_blocks_come_in_random_order(self):
+        strategy = BlockWeightedSampling(4, weights=np.ones(4000))
+        firsts = epoch_of(strategy, 4000).reshape(-1, 4).min(axis=1)
+        assert abs(np.corrcoef(firsts, np.arange(1000))[0, 1]) < 0.2
+
+
+WEIGHTS_OF_GOLDEN = [0, 1, 2, 3, 4, 0.5] * 4
+LABELS_OF_GOLDEN = np.repeat([0, 1, 2], [15, 6, 3])
+GOLDEN = {
+    "weighted": (
+        BlockWeightedSampling(4, weights=WEIGHTS_OF_GOLDEN),
+        [21, 7, 22, 19, 21, 4, 22, 16, 20, 16, 8, 4, 15, 3, 13, 3, 10, 1, 9, 15, 10, 9, 14, 2],
+    ),
+    "without replacement": (
+        BlockWeightedSampling(4, weights=WEIGHTS_OF_GOLDEN, total_size=12, replace=False),
+        [9, 4, 15, 21, 10, 3, 14, 16, 22, 19, 7, 1],
+    ),
+    "balanced": (
+        ClassBalancedSampling(LABELS_OF_GOLDEN, 4),
+        [22, 11, 23, 21, 22, 9, 23, 21, 22, 21, 13, 7, 20, 6, 18, 4, 16, 0, 15, 19, 17, 15, 18, 2],
+    ),
+}
+
+
+@pytest.mark.parametrize(("strategy", "expected"), GOLDEN.values(), ids=GOLDEN)
+def test_golden_order(strategy, expected):
+    """Golden: pins the order across versions; a run that is resumed relies on it.
+
+    If this fails, training runs cannot be resumed across the change. Say so in CHANGELOG.md.
+    """
+    plan = EpochPlan(strategy=strategy, n_rows=24, batch_size=6, fetch_factor=2, seed=42, epoch=3)
+    rows = np.concatenate([plan.delivered_rows(k)[0] for k in range(plan.n_fetches)])
+    assert rows.tolist() == expected
+
+
+class TestLargeCollections:
+    def test_a_billion_cells_alike_need_no_memory(self):
+        strategy = BlockWeightedSampling(8, total_size=10**7, replace=False)
+        order = strategy.epoch_order(n_rows=10**9, epoch_key=0)
+        drawn = order(np.arange(10**7 - 4096, 10**7))
+        assert np.unique(drawn).size == 4096
+        assert drawn.max() < 10**9
+
+    def test_sums_of_ten_million_weights_are_exact(self):
+        # In float32, a sum of ones stops at 2^24, and small weights beside large ones are lost.
+        n = 20_000_000
+        weights = np.ones(n, np.float32)
+        weights[: n // 2] = 2.0**-30
+        strategy = BlockWeightedSampling(64, weights=weights, total_size=n // 2)
+        drawn = strategy.epoch_order(n_rows=n, epoch_key=1)(np.arange(0, n // 2, 97))
+        expected = n // 2 / (1 + 2.0**-30)
+        # Each cell of the upper half comes once but for some 0.01.
+        upper = drawn[drawn >= n // 2]
+        assert upper.size >= drawn.size - 1
+        assert np.unique(upper).size == upper.size
+        assert expected < n // 2
+
+    def test_prepared_once_and_little_is_kept(self):
+        weights = np.ones(1 << 20)
+        strategy = BlockWeightedSampling(weights=weights)
+        size = len(pickle.dumps(strategy))
+        assert size < weights.nbytes * (1 + 1 / 8)
+        assert strategy.prepared_bytes(1 << 20) == 0
+
+
+class TestClassBalanced:
+    @given(
+        st.lists(st.sampled_from(["B", "NK", "T", None]), min_size=1, max_size=60),
+        st.integers(1, 200),
+        st.integers(1, 20),
+        keys,
+    )
+    def test_classes_are_equally_frequent_and_cells_of_a_class_too(self, labels, total, block, key):
+        present = sorted({each for each in labels if each is not None})
+        assume(present)
+        strategy = ClassBalancedSampling(labels, block, total_size=total)
+        counts = counts_of(strategy, len(labels), key)
+        for label, count in zip(labels, counts, strict=True):
+            expected = 0.0
+            if label is not None:
+                expected = total / len(present) / labels.count(label)
+            assert abs(count - expected) < 1 + 1e-6
+
+    def test_classes_that_lie_together_have_equal_shares(self):
+        labels = np.repeat(["a", "b", "c"], [700, 20, 3])
+        for key in range(20):
+            counts = counts_of(ClassBalancedSampling(labels, total_size=600), 723, key)
+            per_class = np.add.reduceat(counts, [0, 700, 720])
+            assert abs(per_class - 200).max() <= 8
+
+    @pytest.mark.parametrize(
+        "labels",
+        [
+            [3, 3, 3, 7, -1],
+            ["B", "B", "B", "NK", None],
+            pd.Categorical(["B", "B", "B", "NK", None]),
+            pd.Series(["B", "B", "B", "NK", None], dtype="category"),
+            pd.Series(["B", "B", "B", "NK", None]),
+            np.array([0.5, 0.5, 0.5, 2, np.nan]),
+            np.array([10**15, 10**15, 10**15, 7, -1]),
+            np.array([1, 1, 1, 0, -1], np.int8),
+        ],
+    )
+    def test_takes_any_labels(self, labels):
+        strategy = ClassBalancedSampling(labels, block_size=1, total_size=6)
+        assert counts_of(strategy, 5).tolist() == [1, 1, 1, 3, 0]
+
+    def test_of_truth_values(self):
+        strategy = ClassBalancedSampling([True, False, False], total_size=4)
+        assert counts_of(strategy, 3).tolist() == [2, 1, 1]
+
+    def test_later_changes_to_the_callers_array_have_no_effect(self):
+        labels = np.array([0, 0, 1])
+        strategy = ClassBalancedSampling(labels)
+        labels[:] = 0
+        assert np.asarray(strategy.labels).tolist() == [0, 0, 1]
+
+    def test_labels_as_many_as_rows_are_counted_in_the_whole_collection(self):
+        labels = [0] * 90 + [1] * 10
+        indices = [0, 1, *range(90, 98)]
+        strategy = ClassBalancedSampling(labels, indices=indices, total_size=8200)
+        counts = counts_of(strategy, 100)
+        assert abs(counts[:90].sum() - 8200 * (2 / 90) / (2 / 90 + 8 / 10)) < 9
+
+    def test_labels_as_many_as_indices_are_counted_among_them(self):
+        labels = [0, 0, 1, 1, 1, 1, 1, 1, 1, 1]
+        indices = [0, 1, *range(90, 98)]
+        strategy = ClassBalancedSampling(labels, indices=indices, total_size=800)
+        counts = counts_of(strategy, 100)
+        assert abs(counts[:2].sum() - 400) <= 8
+
+    def test_labels_go_with_indices_that_are_sorted(self):
+        with pytest.warns(UserWarning, match="not sorted") as caught:
+            strategy = ClassBalancedSampling([1, 0, 0], 1, indices=[9, 4, 5], total_size=4)
+        assert caught[0].filename == __file__
+        assert counts_of(strategy, 10)[[4, 5, 9]].tolist() == [1, 1, 2]
+
+    def test_without_replacement_a_rare_class_is_drawn_whole(self):
+        labels = np.repeat([0, 1, 2], [500, 100, 10])
+        strategy = ClassBalancedSampling(labels, total_size=110, replace=False)
+        counts = counts_of(strategy, 610)
+        assert counts.max() == 1
+        per_class = np.add.reduceat(counts, [0, 500, 600])
+        assert per_class[2] == 10
+        assert abs(per_class[:2] - 50).max() <= 8
+
+
+class TestObsColumn:
+    def test_is_looked_up_when_a_data_set_is_made(self, plates):
+        collection = open_collection(plates, obs=["cell_type"])
+        column = collection.obs["cell_type"]
+        assert isinstance(column, CategoricalColumn)
+        codes = column.codes
+        strategy = ClassBalancedSampling("cell_type", 1, total_size=300)
+        dataset = CellDataset(collection, strategy, 8, seed=0)
+        assert len(dataset) == 38
+        drawn = np.concatenate([batch.rows.numpy() for batch in dataset])
+        assert abs(np.bincount(codes[drawn]) - 100).max() < 5
+        by_array = CellDataset(
+            collection, ClassBalancedSampling(codes, 1, total_size=300), 8, seed=0
+        )
+        assert np.array_equal(drawn, np.concatenate([batch.rows.numpy() for batch in by_array]))
+
+    def test_is_counted_among_the_indices(self, plates):
+        collection = open_collection(plates, obs=["plate"])
+        indices = np.arange(30, 63)  # 7 of p1, 26 of p2
+        strategy = ClassBalancedSampling("plate", 1, indices, total_size=200).bound_to(collection)
+        counts = counts_of(strategy, 63)
+        assert counts[30:37].sum() == counts[37:].sum() == 100
+
+    def test_of_anndata_in_memory(self):
+        table = type("Table", (), {"obs": pd.DataFrame({"line": ["a", "a", "b"]})})()
+        bound = ClassBalancedSampling("line", 1, total_size=4).bound_to(table)
+        assert counts_of(bound, 3).tolist() == [1, 1, 2]
+
+    def test_that_is_absent(self, plates):
+        collection = open_collection(plates, obs=["plate"])
+        with pytest.raises(ColumnError, match=r"no obs column 'line'.*\['plate'\]; open it with"):
+            CellDataset(collection, ClassBalancedSampling("line"), 8)
+        with pytest.raises(ColumnError, match="a ndarray has none"):
+            CellDataset(np.arange(5), ClassBalancedSampling("line"), 8)
+
+    def test_that_is_not_looked_up_yet(self):
+        with pytest.raises(ParameterError, match=r"'line', and .* bound_to\(collection\)"):
+            ClassBalancedSampling("line").epoch_order(n_rows=3, epoch_key=0)
+
+
+BAD_WEIGHTS = {
+    "negative": ([1, -1], r"weights\[1\] is -1.0"),
+    "nan": ([1, float("nan")], r"weights\[1\] is nan"),
+    "infinite": ([float("inf"), 1], r"weights\[0\] is inf"),
+    "zero": ([0, 0, 0], "none of 3 cells has a weight above 0"),
+    "empty": ([], r"one-dimensional numbers.*shape \(0,\)"),
+    "text": (["a", "b"], "one-dimensional numbers"),
+    "two-dimensional": ([[1, 2]], r"one-dimensional numbers.*shape \(1, 2\)"),
+    "a number": (1.0, "one-dimensional numbers"),
+}
+
+
+class TestBadParameters:
+    @pytest.mark.parametrize(("weights", "message"), BAD_WEIGHTS.values(), ids=BAD_WEIGHTS)
+    def test_weights(self, weights, message):
+        with pytest.raises(ParameterError, match=message) as raised:
+            BlockWeightedSampling(weights=weights)
+        assert "\n" not in str(raised.value)
+
+    @pytest.mark.parametrize(
+        "labels", [[None, None], [-1, -1], np.array([np.nan]), pd.Categorical([None])]
+    )
+    def test_labels_that_are_all_missing(self, labels):
+        with pytest.raises(ParameterError, match="are missing"):
+            ClassBalancedSampling(labels)
+
+    def test_labels_that_are_missing_among_the_indices(self):
+        with pytest.raises(ParameterError, match="none of 2 cells has a label"):
+            ClassBalancedSampling([0, -1, -1, 1], indices=[1, 2])
+
+    @pytest.mark.parametrize("labels", [[], [[1, 2]], {"a": 1}, 3])
+    def test_labels_that_are_no_line(self, labels):
+        with pytest.raises(ParameterError, match="`labels` must be one-dimensional"):
+            ClassBalancedSampling(labels)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda n, **kw: BlockWeightedSampling(weights=np.ones(n), **kw),
+            lambda n, **kw: ClassBalancedSampling(np.zeros(n, int), **kw),
+        ],
+    )
+    def test_lengths(self, make):
+        with pytest.raises(ParameterError, match=r"must be as many as .* rows \(11\), but got 10"):
+            make(10).n_positions(11)
+        assert make(10, indices=[3, 4]).n_positions(10) == 2
+        assert make(2, indices=[3, 4]).n_positions(10) == 2
+        with pytest.raises(ParameterError, match=r"rows \(12\), or as `indices` \(2\), but got 10"):
+            make(10, indices=[3, 4]).n_positions(12)
+        with pytest.raises(ParameterError, match="but got 3 and an index 4"):
+            make(3, indices=[3, 4])
+
+    @pytest.mark.parametrize("name", ["block_size", "total_size", "sampling_size"])
+    @pytest.mark.parametrize("value", [0, -1, 2.0, True, "4"])
+    def test_sizes(self, name, value):
+        with pytest.raises(ParameterError, match=f"`{name}"):
+            BlockWeightedSampling(**{name: value}, replace=False)
+
+    def test_too_many_draws(self):
+        with pytest.raises(ParameterError, match=r"`total_size <= 1099511627776` must hold"):
+            BlockWeightedSampling(total_size=2**41)
+
+    def test_more_draws_than_cells_without_replacement(self):
+        with pytest.raises(ParameterError, match=r"`total_size <= 2` .*got total_size=3"):
+            BlockWeightedSampling(weights=[1, 0, 2], total_size=3, replace=False)
+        with pytest.raises(ParameterError, match=r"`sampling_size <= 2` .*got sampling_size=3"):
+            BlockWeightedSampling(weights=[1, 0, 2], sampling_size=3, replace=False)
+        with pytest.raises(ParameterError, match=r"`total_size <= 5`"):
+            BlockWeightedSampling(total_size=6, replace=False).n_positions(5)
+
+    def test_a_size_is_needed_without_replacement(self):
+        with pytest.raises(ParameterError, match="needs `total_size` or `sampling_size`"):
+            BlockWeightedSampling(weights=[1, 2], replace=False)
+
+    def test_rounds_with_replacement(self):
+        with pytest.raises(ParameterError, match="`sampling_size` is the size of a round without"):
+            BlockWeightedSampling(weights=[1, 2], sampling_size=1)
+
+    def test_indices_that_repeat_without_replacement(self):
+        with pytest.raises(ParameterError, match="must differ without replacement, but 3 comes"):
+            BlockWeightedSampling(indices=[1, 3, 3], total_size=2, replace=False)
