@@ -29,6 +29,7 @@ if typing.TYPE_CHECKING:
     from cellfeed._dataset import CellDataset
     from cellfeed._indexables import HuggingFaceCells, MemoryMappedCells, MultiIndexable
     from cellfeed._preshuffle import Preshuffled, preshuffle
+    from cellfeed._splits import Folds, Split, k_folds, random_split
     from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch, SamplingStrategy, Streaming
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "DeliveryError",
     "EpochPlan",
     "Fetch",
+    "Folds",
     "FormatError",
     "HuggingFaceCells",
     "MemoryMappedCells",
@@ -53,10 +55,13 @@ __all__ = [
     "PathError",
     "Preshuffled",
     "SamplingStrategy",
+    "Split",
     "Streaming",
     "__version__",
+    "k_folds",
     "open_collection",
     "preshuffle",
+    "random_split",
 ]
 
 # What needs other packages is imported when it is asked for, as is said above to type checkers.
@@ -68,6 +73,7 @@ _IMPORTED_WHEN_USED = {
     "Collection": "cellfeed._collection",
     "EpochPlan": "cellfeed.sampling",
     "Fetch": "cellfeed.sampling",
+    "Folds": "cellfeed._splits",
     "HuggingFaceCells": "cellfeed._indexables",
     "MemoryMappedCells": "cellfeed._indexables",
     "Minibatch": "cellfeed._cells._minibatch",
@@ -75,9 +81,12 @@ _IMPORTED_WHEN_USED = {
     "NumericColumn": "cellfeed._cells",
     "Preshuffled": "cellfeed._preshuffle",
     "SamplingStrategy": "cellfeed.sampling",
+    "Split": "cellfeed._splits",
     "Streaming": "cellfeed.sampling",
+    "k_folds": "cellfeed._splits",
     "open_collection": "cellfeed._collection",
     "preshuffle": "cellfeed._preshuffle",
+    "random_split": "cellfeed._splits",
 }
 _MODULES = ("console", "machine", "sampling", "sources")  # there without an import of their own
 
