@@ -209,7 +209,7 @@ class _Reader:
 
     def _unary(self, sign: ast.unaryop, operand: ast.expr) -> ast.expr:
         if isinstance(operand, ast.Constant):
-            value = operand.value
+            value: Any = operand.value
             if isinstance(value, str) or not isinstance(sign, ast.USub | ast.UAdd):
                 raise self._refused("negates a constant; compare a column with it")
             return self._constant(-value if isinstance(sign, ast.USub) else +value)
@@ -224,9 +224,8 @@ class _Reader:
         constants = [each.value for each in (left, right) if isinstance(each, ast.Constant)]
         if any(isinstance(value, str) for value in constants):
             raise self._refused("calculates with text; compare it instead")
-        if isinstance(node.op, ast.Pow) and not (
-            isinstance(right, ast.Constant) and abs(right.value) <= _MOST_POWER
-        ):
+        power: Any = right.value if isinstance(right, ast.Constant) else math.inf
+        if isinstance(node.op, ast.Pow) and abs(power) > _MOST_POWER:
             raise self._refused(f"raises to a power that is no number up to {_MOST_POWER}")
         if len(constants) == 2:  # noqa: PLR2004 - both sides
             return self._constant(self._calculated(node.op, *constants))

@@ -152,4 +152,4 @@ class _Pairs:
         """Return rows of each stratum in each part, shape (n_strata, n_parts)."""
         places = self._strata * n_parts + parts[self._groups]
         flat = np.bincount(places, weights=self._counts, minlength=self._n_strata * n_parts)
-        return flat.reshape(self._n_strata, n_parts)
+        return flat.reshape(self._n_strata, n_parts).astype(np.float64)

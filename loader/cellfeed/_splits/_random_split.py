@@ -203,7 +203,8 @@ def _parts(
             by_group = independent_parts(len(groups), weights, key)
         else:
             by_group = best_parts_of_groups(groups, strata, weights, key)
-        return by_group.astype(dtype)[groups.codes]
+        parts: NDArray[np.unsignedinteger] = by_group.astype(dtype)[groups.codes]
+        return parts
     if method == "multinomial":
         return independent_parts(n, weights, derive_key(seed, _ROWS)).astype(dtype)
     size_key = None if method == "deterministic" else derive_key(seed, _SIZES)

@@ -87,7 +87,8 @@ def sizes_of_parts(n: int, weights: Sequence[int], key: int | None) -> NDArray[n
     for weight in weights:
         ahead += weight
         bounds.append((ahead * n * unit + u * whole) // (whole * unit))
-    return np.diff(np.array(bounds, np.int64))
+    ends = np.array(bounds, np.int64)
+    return ends[1:] - ends[:-1]
 
 
 def controlled_rounding(

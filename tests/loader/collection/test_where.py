@@ -7,7 +7,14 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellfeed import BlockShuffling, CellDataset, ColumnError, ParameterError, open_collection
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    Collection,
+    ColumnError,
+    ParameterError,
+    open_collection,
+)
 
 N_ROWS = 240
 
@@ -16,7 +23,7 @@ N_ROWS = 240
 def table() -> pd.DataFrame:
     """The obs of two files: categories, numbers and booleans, some of them missing."""
     rng = np.random.default_rng(3)
-    types = rng.choice(["T", "B", "NK", None], N_ROWS)
+    types = np.array(["T", "B", "NK", None], object)[rng.integers(0, 4, N_ROWS)]
     score = rng.normal(size=N_ROWS).astype(np.float32)
     score[rng.random(N_ROWS) < 0.1] = np.nan
     return pd.DataFrame(
@@ -146,6 +153,9 @@ class TestWhere:
         text, holds = condition
         assert np.array_equal(self.collection.where(text), np.flatnonzero(holds(self.table)))
 
+    collection: Collection
+    table: pd.DataFrame
+
     @pytest.fixture(autouse=True)
     def _given(self, collection, table):
         type(self).collection, type(self).table = collection, table
@@ -198,13 +208,13 @@ def large(write_h5ad):
     obs = pd.DataFrame(
         {
             "type": pd.Categorical.from_codes(
-                rng.integers(0, 3, n), ["a rather long name", "b", "c"]
+                rng.integers(0, 3, n), pd.Index(["a rather long name", "b", "c"])
             ),
             "n": rng.integers(0, 100, n, dtype=np.int32),
         },
     )
     columns = {name: obs[name].array for name in obs}
-    path = write_h5ad(sp.csr_matrix((n, 1), dtype=np.float32), columns)
+    path = write_h5ad(sp.csr_matrix(np.zeros((n, 1), np.float32)), columns)
     return open_collection(path, obs=["type", "n"]), obs
 
 
