@@ -27,7 +27,13 @@ if typing.TYPE_CHECKING:
     from cellfeed._cells._minibatch import Minibatch
     from cellfeed._collection import Collection, open_collection
     from cellfeed._dataset import CellDataset
-    from cellfeed._indexables import HuggingFaceCells, MemoryMappedCells, MultiIndexable
+    from cellfeed._indexables import (
+        HuggingFaceCells,
+        MemoryMappedCells,
+        MultiIndexable,
+        adata_to_mindex,
+        hf_tahoe_to_tensor,
+    )
     from cellfeed._preshuffle import Preshuffled, preshuffle
     from cellfeed._splits import Folds, Split, k_folds, random_split
     from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch, SamplingStrategy, Streaming
@@ -58,6 +64,8 @@ __all__ = [
     "Split",
     "Streaming",
     "__version__",
+    "adata_to_mindex",
+    "hf_tahoe_to_tensor",
     "k_folds",
     "open_collection",
     "preshuffle",
@@ -83,6 +91,8 @@ _IMPORTED_WHEN_USED = {
     "SamplingStrategy": "cellfeed.sampling",
     "Split": "cellfeed._splits",
     "Streaming": "cellfeed.sampling",
+    "adata_to_mindex": "cellfeed._indexables",
+    "hf_tahoe_to_tensor": "cellfeed._indexables",
     "k_folds": "cellfeed._splits",
     "open_collection": "cellfeed._collection",
     "preshuffle": "cellfeed._preshuffle",

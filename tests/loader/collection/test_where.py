@@ -17,6 +17,7 @@ from cellfeed import (
 )
 
 N_ROWS = 240
+CLASSES = ["x`", "it's", "a & b", "a@b | `c`", 'say "é"\n']
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def table() -> pd.DataFrame:
             "score": score,
             "is_live": rng.random(N_ROWS) < 0.5,
             "percent mito": rng.integers(0, 10, N_ROWS) / 10,
-            "class": pd.Categorical(rng.choice(["x`", "it's", "a & b"], N_ROWS)),
+            "class": pd.Categorical(rng.choice(CLASSES, N_ROWS)),
         },
         index=[f"cell{k}" for k in range(N_ROWS)],
     )
@@ -169,7 +170,7 @@ class TestWhere:
         dataset = CellDataset(collection, BlockShuffling(2, indices=rows), 4, 2, seed=0)
         assert {*np.concatenate([each.rows for each in dataset])} == {*rows}
 
-    @pytest.mark.parametrize("name", ["x`", "it's", "a & b"])
+    @pytest.mark.parametrize("name", CLASSES)
     def test_text_may_hold_anything(self, collection, table, name):
         rows = collection.where(f"`class` == {name!r}")
         assert np.array_equal(rows, np.flatnonzero(table["class"] == name))

@@ -117,6 +117,17 @@ class TestRows:
         sizes = [each.size for each in random_split(10 * k, [0.1, 0.7, 0.2], seed=n)]
         assert sizes == [k, 7 * k, 2 * k]
 
+    @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=5), st.sampled_from(METHODS), seeds)
+    def test_fractions_may_be_any_floats(self, shares, method, seed):
+        fractions = [each / sum(shares) for each in shares]
+        parts = split_or_assume(500, fractions, seed=seed, method=method)
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(500))
+        if method != "multinomial":
+            assert all(
+                abs(part.size - 500 * fraction) < 1 + 1e-6
+                for part, fraction in zip(parts, fractions, strict=True)
+            )
+
     @pytest.mark.parametrize("method", METHODS)
     def test_the_seed_fixes_it(self, method):
         first, again, other = (
@@ -360,6 +371,13 @@ class TestCollections:
         types = collection[:].obs["cell_type"]
         for code, n in enumerate(np.bincount(types[rows])):
             assert abs(2 * (types[split[0]] == code).sum() - n) <= 1
+
+    def test_numbers_are_labels_too(self, write_h5ad):
+        dose = np.repeat([0.5, 2.0, np.nan], [12, 8, 4])
+        collection = open_collection(write_h5ad(np.eye(24), {"dose": dose}))
+        table = random_split(collection, [0.75, 0.25], seed=0, stratify="dose").describe()
+        assert table["n_rows"].tolist() == [24, 12, 8, 4]
+        assert table[1].tolist() == [0.25] * 4
 
     def test_anything_with_a_length_can_be_divided(self):
         for cells in (np.zeros((10, 2)), MultiIndexable(X=np.zeros(10)), [0] * 10, range(10)):
