@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._errors import ColumnError, FormatError, ParameterError, require_positive
@@ -48,7 +47,7 @@ def adata_to_mindex(batch: Any, columns: Sequence[str] | None = None) -> MultiIn
     --------
     >>> import anndata, pandas as pd
     >>> obs = pd.DataFrame({"plate": [7, 8]}, index=["a", "b"])
-    >>> adata_to_mindex(anndata.AnnData(sp.csr_matrix(np.eye(2)), obs=obs), ["plate"])
+    >>> adata_to_mindex(anndata.AnnData(np.eye(2), obs=obs), ["plate"])
     MultiIndexable(X, plate; 2 rows)
     """
     if isinstance(columns, str):
@@ -60,7 +59,7 @@ def adata_to_mindex(batch: Any, columns: Sequence[str] | None = None) -> MultiIn
         raise ParameterError(msg)
     read = in_memory(batch)
     X: Any = read.X
-    arrays = {"X": X.toarray() if sp.issparse(X) else np.asarray(X)}
+    arrays = {"X": X.toarray() if hasattr(X, "toarray") else np.asarray(X)}
     for name in names:
         try:
             arrays[name] = np.asarray(read.obs[name])
