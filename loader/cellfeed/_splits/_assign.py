@@ -1,6 +1,6 @@
 """Which part each row gets: rows one by one, within strata, or groups as a whole."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -16,11 +16,19 @@ N_DRAWS = 64
 """Draws of groups of which the best is taken."""
 
 
-def independent_parts(n: int, weights: Sequence[int], key: int) -> NDArray[np.intp]:
+# Rows that are dealt with at once, so that what is made on the way takes little memory.
+_AT_ONCE = 1 << 20
+
+
+def independent_parts(n: int, weights: Sequence[int], key: int) -> NDArray[np.unsignedinteger]:
     """Draw a part for each of ``n`` rows or groups by itself."""
     whole, ahead = sum(weights), np.cumsum(np.array(weights, object))[:-1]
     bounds = np.array([(int(each) << 64) // whole for each in ahead], np.uint64)
-    return np.searchsorted(bounds, random_words(key, np.arange(n)), side="right")
+    parts = np.empty(n, np.min_scalar_type(len(weights)))
+    for start in range(0, n, _AT_ONCE):
+        numbers = np.arange(start, min(start + _AT_ONCE, n))
+        parts[numbers] = np.searchsorted(bounds, random_words(key, numbers), side="right")
+    return parts
 
 
 def parts_of_rows(
@@ -45,27 +53,47 @@ def parts_of_rows(
     Part of each row, shape (n_rows,).
     """
     n_rows = int(sizes.sum())
-    by_stratum = np.arange(n_rows) if strata is None else np.argsort(strata, kind="stable")
+    by_stratum = None if strata is None else np.argsort(strata, kind="stable")
     parts = np.empty(n_rows, np.min_scalar_type(sizes.shape[1]))
     start = 0
     for each in sizes:
         stop = start + int(each.sum())
-        rows = by_stratum[start:stop]
-        words = random_words(key, rows)
-        cuts = np.cumsum(each)[:-1]
-        cuts = cuts[cuts < rows.size]
-        if cuts.size:
-            bounds = np.partition(words, np.unique(cuts))[cuts]
-            parts[rows] = np.searchsorted(bounds, words, side="right")
-        else:
-            parts[rows] = 0
+        bounds = _bounds(each, by_stratum, start, key)
+        for rows in _rows_between(by_stratum, start, stop):
+            parts[rows] = np.searchsorted(bounds, random_words(key, rows), side="right")
         start = stop
     return parts
 
 
+def _bounds(
+    sizes: NDArray[np.int64], by_stratum: NDArray[np.int64] | None, start: int, key: int
+) -> NDArray[np.uint64]:
+    """Return the random words that the parts of a stratum, but for the first, begin with."""
+    n = int(sizes.sum())
+    cuts = np.cumsum(sizes)[:-1]
+    cuts = cuts[cuts < n]
+    if not cuts.size:
+        return np.empty(0, np.uint64)
+    words, filled = np.empty(n, np.uint64), 0
+    for rows in _rows_between(by_stratum, start, start + n):
+        words[filled : filled + rows.size] = random_words(key, rows)
+        filled += rows.size
+    words.partition(np.unique(cuts))
+    return words[cuts]
+
+
+def _rows_between(
+    by_stratum: NDArray[np.int64] | None, start: int, stop: int
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the rows at some places of the order by strata, some at a time."""
+    for first in range(start, stop, _AT_ONCE):
+        last = min(first + _AT_ONCE, stop)
+        yield np.arange(first, last) if by_stratum is None else by_stratum[first:last]
+
+
 def best_parts_of_groups(
     groups: Labels, strata: Labels | None, weights: Sequence[int], key: int
-) -> NDArray[np.intp]:
+) -> NDArray[np.unsignedinteger]:
     """Draw a part for each group, several times, and return the best.
 
     Each draw puts the groups into random order and divides it where the parts' shares of the rows
@@ -111,7 +139,7 @@ def best_parts_of_groups(
         if misplaced < least:
             best, least = parts, misplaced
     assert best is not None  # noqa: S101 - for type checkers
-    return best
+    return best.astype(np.min_scalar_type(fractions.size))
 
 
 def misplaced_share(

@@ -196,17 +196,17 @@ def _parts(
     groups: Labels | None,
 ) -> NDArray[np.unsignedinteger]:
     """Return the part of each row."""
-    dtype = np.min_scalar_type(len(weights))
     if groups is not None:
         key = derive_key(seed, _GROUPS)
-        if method == "multinomial":
-            by_group = independent_parts(len(groups), weights, key)
-        else:
-            by_group = best_parts_of_groups(groups, strata, weights, key)
-        parts: NDArray[np.unsignedinteger] = by_group.astype(dtype)[groups.codes]
+        by_group = (
+            independent_parts(len(groups), weights, key)
+            if method == "multinomial"
+            else best_parts_of_groups(groups, strata, weights, key)
+        )
+        parts: NDArray[np.unsignedinteger] = by_group[groups.codes]
         return parts
     if method == "multinomial":
-        return independent_parts(n, weights, derive_key(seed, _ROWS)).astype(dtype)
+        return independent_parts(n, weights, derive_key(seed, _ROWS))
     size_key = None if method == "deterministic" else derive_key(seed, _SIZES)
     if strata is None:
         sizes = sizes_of_parts(n, weights, size_key)[None]

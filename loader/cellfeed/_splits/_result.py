@@ -13,6 +13,8 @@ __all__ = ["Folds", "Parts", "Split"]
 
 Rows = NDArray[np.int64]
 
+_AT_ONCE = 1 << 20
+
 
 class Parts:
     """Rows divided into parts.
@@ -47,8 +49,11 @@ class Parts:
         self._n_groups = n_groups
         self._table: pd.DataFrame | None = None
         if strata is not None:
-            places = strata.codes.astype(np.int64) * n_parts + parts
-            counts = np.bincount(places, minlength=len(strata) * n_parts)
+            counts = np.zeros(len(strata) * n_parts, np.int64)
+            for start in range(0, parts.size, _AT_ONCE):
+                some = slice(start, start + _AT_ONCE)
+                places = strata.codes[some].astype(np.int64) * n_parts + parts[some]
+                counts += np.bincount(places, minlength=counts.size)
             labels = pd.Index(strata.labels, dtype=object, name=strata.name, tupleize_cols=False)
             self._table = pd.DataFrame(counts.reshape(-1, n_parts), index=labels)
 
