@@ -28,8 +28,15 @@ if typing.TYPE_CHECKING:
     from cellfeed._cells._minibatch import Minibatch
     from cellfeed._collection import Collection, open_collection
     from cellfeed._dataset import CellDataset, InterleavedDatasets
-    from cellfeed._indexables import HuggingFaceCells, MemoryMappedCells, MultiIndexable
+    from cellfeed._indexables import (
+        HuggingFaceCells,
+        MemoryMappedCells,
+        MultiIndexable,
+        adata_to_mindex,
+        hf_tahoe_to_tensor,
+    )
     from cellfeed._preshuffle import Preshuffled, preshuffle
+    from cellfeed._splits import Folds, Split, k_folds, random_split
     from cellfeed.sampling import (
         BlockShuffling,
         BlockWeightedSampling,
@@ -54,6 +61,7 @@ __all__ = [
     "DeliveryError",
     "EpochPlan",
     "Fetch",
+    "Folds",
     "FormatError",
     "GroupedSampling",
     "HuggingFaceCells",
@@ -67,11 +75,16 @@ __all__ = [
     "PathError",
     "Preshuffled",
     "SamplingStrategy",
+    "Split",
     "StateError",
     "Streaming",
     "__version__",
+    "adata_to_mindex",
+    "hf_tahoe_to_tensor",
+    "k_folds",
     "open_collection",
     "preshuffle",
+    "random_split",
 ]
 
 # What needs other packages is imported when it is asked for, as is said above to type checkers.
@@ -86,6 +99,7 @@ _IMPORTED_WHEN_USED = {
     "EpochPlan": "cellfeed.sampling",
     "Fetch": "cellfeed.sampling",
     "GroupedSampling": "cellfeed.sampling",
+    "Folds": "cellfeed._splits",
     "HuggingFaceCells": "cellfeed._indexables",
     "InterleavedDatasets": "cellfeed._dataset",
     "MemoryMappedCells": "cellfeed._indexables",
@@ -94,9 +108,14 @@ _IMPORTED_WHEN_USED = {
     "NumericColumn": "cellfeed._cells",
     "Preshuffled": "cellfeed._preshuffle",
     "SamplingStrategy": "cellfeed.sampling",
+    "Split": "cellfeed._splits",
     "Streaming": "cellfeed.sampling",
+    "adata_to_mindex": "cellfeed._indexables",
+    "hf_tahoe_to_tensor": "cellfeed._indexables",
+    "k_folds": "cellfeed._splits",
     "open_collection": "cellfeed._collection",
     "preshuffle": "cellfeed._preshuffle",
+    "random_split": "cellfeed._splits",
 }
 _MODULES = ("console", "machine", "sampling", "sources")  # there without an import of their own
 

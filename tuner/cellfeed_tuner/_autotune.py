@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from numpy.typing import ArrayLike
+
 from cellfeed import CellDataset, Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
@@ -30,6 +32,7 @@ from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_s
 from cellfeed_tuner._measuring._labels import names_of
 from cellfeed_tuner._measuring._measure import Measurement, prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._measuring._timing import MakeDataset
 from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._planning._cost_model import Geometry
@@ -71,6 +74,7 @@ def autotune(
     cache: CacheState = "cold",
     seed: int = 0,
     fresh: bool = False,
+    indices: ArrayLike | str | None = None,
     make_dataset: MakeDataset = CellDataset,
     on_progress: Progress = silent,
     on_race: RaceWatcher = unwatched,
@@ -128,6 +132,10 @@ def autotune(
         Seed of plans and of the order of measurements.
     fresh
         Whether to ignore what earlier runs found; this one is kept all the same.
+    indices
+        The rows that training will visit, such as those of a training set, or a query that they
+        fulfil (see `cellfeed.Collection.where`); all rows if None. Labels, throughput and the
+        size of an epoch are then those of these rows.
     make_dataset
         Makes the data set that is measured, called as `CellDataset` is, in another process: a
         subclass, or a function of a module, but none that is defined in a notebook. What others
@@ -141,10 +149,11 @@ def autotune(
     ------
     ColumnError
         The collection was opened without one of these columns, or it has fewer than two values, or
-        nearly as many as there are cells.
+        nearly as many as there are cells; or a query names none.
     ParameterError
         A size is below what it may be, there is no label, ``given`` is one, the collection is
-        too small to time anything, or "warm" was asked of files that do not fit in memory.
+        too small to time anything, "warm" was asked of files that do not fit in memory, or
+        ``indices`` are no rows, or a query that selects none.
     FormatError
         A file is damaged.
     MeasuringError
@@ -155,16 +164,17 @@ def autotune(
     """
     started = time.perf_counter()
     date = datetime.now(UTC).astimezone()
-    labels, within = _labels(collection, label, given)
+    selected = Selected.of(collection, indices)
+    labels, within = _labels(selected, label, given)
     names = [each.name for each in labels]
     space = Space.of(block_sizes, fetch_factors, default_workers() if workers is None else workers)
     grid = space.coarse_grid() if space.is_large else space.grid()
     constraints = _constraints(entropy_floor, memory, need, step_seconds, batch_size, budget)
-    check_size(collection, grid, batch_size)
+    check_size(collection if selected.indices is None else selected, grid, batch_size)
     check_cache(collection, cache)
     on_progress("machine", 0, 1)
     machine = describe_machine(collection.files)
-    with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
+    with MeasuringProcess(selected) as process:  # its imports go on beside the next lines
         mixing = Mixing(
             labels, within, batch_size=batch_size, seed=seed, entropy_floor=entropy_floor
         )
@@ -172,7 +182,7 @@ def autotune(
         order = mixing.storage_order(space.block_sizes[-1])
         found_cache = prepare_cache(collection.files, cache)
         asked = _asked(space, names, batch_size, found_cache, budget, entropy_floor)
-        notes = Notes.of(collection, labels[0].codes, machine, asked, date)
+        notes = Notes.of(selected, names[0], machine, asked, date)
         is_usual = make_dataset is CellDataset
         recollection = notes.recollection() if is_usual and not fresh else Recollection.ignored()
         grid = list(dict.fromkeys([*grid, *recollection.trials_in(space)]))
@@ -197,13 +207,13 @@ def autotune(
                 make_dataset=make_dataset,
             ),
             requirements=Requirements(
-                n_cells=len(collection),
+                n_cells=len(selected),
                 row_bytes=collection.mean_row_bytes(),
                 batch_size=batch_size,
                 constraints=constraints,
                 entropies=mixing,
             ),
-            geometry=_geometry(collection),
+            geometry=_geometry(selected),
             on_race=on_race,
             recollection=recollection,
             proposals=proposals,
@@ -214,7 +224,7 @@ def autotune(
             return explain_throughput(
                 process,
                 recommended.configuration,
-                _layout(collection, batch_size, already_shuffled=order.already_shuffled),
+                _layout(selected, batch_size, already_shuffled=order.already_shuffled),
                 cells_per_second=recommended.cells_per_second.value,
                 step_seconds=step_seconds,
                 block_sizes=space.block_sizes,
@@ -235,7 +245,7 @@ def autotune(
     result = AutotuneResult(
         machine=machine,
         dataset=describe_dataset(
-            collection, {each.name: each.counted for each in labels}, batch_size
+            selected, {each.name: each.counted for each in labels}, batch_size
         ),
         constraints=constraints,
         cache=found_cache,
@@ -330,25 +340,25 @@ def _since(started: float) -> float:
     return time.perf_counter() - started
 
 
-def _geometry(collection: Collection) -> Geometry:
+def _geometry(selected: Selected) -> Geometry:
     return Geometry(
-        n_cells=len(collection),
-        rows_per_chunk=collection.rows_per_chunk,
-        n_files=len(collection.locations),
+        n_cells=len(selected),
+        rows_per_chunk=selected.rows_per_chunk,
+        n_files=len(selected.collection.locations),
     )
 
 
-def _layout(collection: Collection, batch_size: int, *, already_shuffled: bool) -> StorageLayout:
+def _layout(selected: Selected, batch_size: int, *, already_shuffled: bool) -> StorageLayout:
     return StorageLayout(
-        n_cells=len(collection),
-        rows_per_chunk=collection.rows_per_chunk,
+        n_cells=len(selected),
+        rows_per_chunk=selected.rows_per_chunk,
         batch_size=batch_size,
         already_shuffled=already_shuffled,
     )
 
 
 def _labels(
-    collection: Collection, label: str | Sequence[str], given: str | None
+    selected: Selected, label: str | Sequence[str], given: str | None
 ) -> tuple[list[Label], Label | None]:
     names = names_of(label)
     if not names:
@@ -357,11 +367,11 @@ def _labels(
     if given in names:
         msg = f"`given` must be an obs column beside the labels, but got {given!r}, which is one"
         raise ParameterError(msg)
-    labels = [Label.of(collection, name) for name in names]
-    within = None if given is None else Label.of(collection, given)
+    labels = [Label.of(selected, name) for name in names]
+    within = None if given is None else Label.of(selected, given)
     for each in [*labels, within]:
         if each is not None:
-            check_labels(each.counted, each.name, collection)
+            check_labels(each.counted, each.name, selected.collection)
     return labels, within
 
 

@@ -21,7 +21,7 @@ from cellfeed_tuner._entropy._label_entropy import LabelEntropy, LabelReplay
 from cellfeed_tuner._entropy._random_of_known import RandomOfKnown
 from cellfeed_tuner._entropy._storage_order import StorageOrder, order_of_replayed
 from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._measuring._labels import label_codes
+from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._progress import Progress
 from cellfeed_tuner._results._configuration_result import (
     ConditionalEntropyBits,
@@ -49,7 +49,8 @@ class Label:
     name
         Of the column.
     codes
-        Code of each cell's value in the order of storage, -1 where missing, shape (n_cells,).
+        Code of each visited cell's value in the order of storage, -1 where missing, of shape
+        (n_cells,).
     counted
         How often each occurs.
     """
@@ -59,15 +60,15 @@ class Label:
     counted: LabelCounts
 
     @classmethod
-    def of(cls, collection: Collection, name: str) -> "Label":
-        """Return a column of a collection.
+    def of(cls, collection: Collection | Selected, name: str) -> "Label":
+        """Return a column of a collection, or of the rows of it that are visited.
 
         Raises
         ------
         ColumnError
             The collection was opened without it.
         """
-        codes = label_codes(collection, name)
+        codes = Selected.of(collection).codes(name)
         return cls(name, codes, count_labels(codes))
 
 

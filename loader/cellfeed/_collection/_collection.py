@@ -19,6 +19,9 @@ from cellfeed._collection._join_elements import join_elements
 from cellfeed._collection._join_obs import JoinObs, read_obs
 from cellfeed._collection._join_var import Genes, JoinVars
 from cellfeed._collection._locations import PathLike, open_sources_of
+from cellfeed._collection._query import Query
+from cellfeed._collection._rows import known_mean, row_numbers
+from cellfeed._collection._where import rows_where
 from cellfeed._errors import FormatError, ParameterError
 from cellfeed._layouts import Dtypes, Element, Layout, dtypes_of
 from cellfeed._reading import Part, Reader, load_tables
@@ -146,6 +149,7 @@ class Collection:
         if len(self) == 0:
             msg = f"{self.locations[0]}: there are no cells in it; give files that have some"
             raise FormatError(msg)
+        self._join_obs: JoinObs = join_obs
         self._obs = read_obs(self._sources, tuple(obs), join_obs)
         self._has_warned = False
 
@@ -164,7 +168,7 @@ class Collection:
         )
 
     def __getitem__(self, rows: NDArray[np.integer] | Sequence[int] | slice) -> Cells:
-        distinct, order = np.unique(_row_numbers(rows, len(self)), return_inverse=True)
+        distinct, order = np.unique(row_numbers(rows, len(self)), return_inverse=True)
         with Reader(self) as reader:
             return reader.read(distinct, order)
 
@@ -191,6 +195,53 @@ class Collection:
     def obs(self) -> Mapping[str, ObsColumn]:
         """The obs columns that were asked for."""
         return MappingProxyType(self._obs)
+
+    def read_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:
+        """Return obs columns, and read those that were not asked for when this was opened.
+
+        These are not kept.
+
+        Raises
+        ------
+        ColumnError, MismatchError
+            As of `open_collection`.
+        """
+        others = tuple(name for name in columns if name not in self._obs)
+        there = self._obs | read_obs(self._sources, others, self._join_obs)
+        return {name: there[name] for name in columns}
+
+    def where(self, query: str) -> NDArray[np.int64]:
+        """Return the rows whose obs fulfil a condition, ascending.
+
+        It is evaluated by pandas, some rows at a time, and what is missing compares as there.
+
+        Parameters
+        ----------
+        query
+            Comparisons of obs columns with each other and with numbers and text, such as
+            ``"cell_type == 'B' and n_counts > 500"``, joined by ``and``, ``or``, ``not``; also
+            ``in [...]`` and ``not in [...]``, and arithmetic. A name that is no identifier of
+            Python stands in backticks. No functions, attributes or variables. Columns that the
+            collection was opened without are read for it.
+
+        Raises
+        ------
+        ParameterError
+            The query is none of this, or compares what pandas cannot compare.
+        ColumnError
+            There is no such column.
+
+        Examples
+        --------
+        >>> import anndata, numpy as np, tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.h5ad"
+        >>> obs = pd.DataFrame({"plate": list("abb")}, index=list("xyz"))
+        >>> anndata.AnnData(np.eye(3), obs=obs).write_h5ad(path)
+        >>> open_collection(path).where("plate == 'b'")
+        array([1, 2])
+        """
+        asked = Query.of(query)
+        return rows_where(asked, self.read_obs(asked.columns), len(self))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -322,7 +373,7 @@ class Collection:
         rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
         sampled = self.parts(merge_consecutive(rows))
         means = {
-            name: _known_mean(sampled[name])
+            name: known_mean(sampled[name])
             for name, element in self._elements.items()
             if element.layout == "csr"
         }
@@ -385,30 +436,3 @@ class Collection:
         """
         stored = (each for source in self._sources for each in source.elements.values())
         load_tables([each for each in stored if each.shape[0]])
-
-
-def _known_mean(parts: Sequence[Part]) -> float | None:
-    """Return the mean number of elements of rows, None if it takes reading them."""
-    lengths = [part.stored.row_lengths(part.runs) if part.keeps_all else None for part in parts]
-    known = [each for each in lengths if each is not None]
-    return float(np.concatenate(known).mean()) if len(known) == len(parts) else None
-
-
-def _row_numbers(
-    rows: NDArray[np.integer] | Sequence[int] | slice, n_rows: int
-) -> NDArray[np.int64]:
-    """Return ``np.arange(n_rows)[rows]``, but make no more numbers than are wanted."""
-    if isinstance(rows, slice):
-        return np.arange(*rows.indices(n_rows), dtype=np.int64)
-    given = np.atleast_1d(rows)
-    if given.dtype.kind == "b" and given.shape == (n_rows,):
-        return np.flatnonzero(given)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        msg = f"rows must be integers, a slice or a mask of {n_rows} booleans, but got {rows!r}"
-        raise IndexError(msg)
-    outside = given[(given < -n_rows) | (given >= n_rows)]
-    if outside.size:
-        msg = f"row {outside[0]} is outside a collection of {n_rows} rows"
-        raise IndexError(msg)
-    numbers = given.astype(np.int64)
-    return np.where(numbers < 0, numbers + n_rows, numbers)

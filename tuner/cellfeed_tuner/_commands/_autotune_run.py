@@ -35,6 +35,7 @@ def run(
     *,
     label: tuple[str, ...],
     given: str | None,
+    where: str | None,
     elements: tuple[str, ...],
     step_ms: float | None,
     cache: CacheState,
@@ -56,6 +57,7 @@ def run(
                 label=label,
                 step_seconds=step_ms and step_ms / 1000,
                 given=given,
+                indices=where,
                 cache=cache,
                 budget=_left_of(budget),
                 on_progress=display.show,
@@ -88,7 +90,10 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
     result.save(as_json)
     with replaced_file(picture) as file:
         autotune_figure(result).savefig(file, format="png")
-    code = code_to_paste(result.dataset.paths, result.dataset.labels, as_json, elements=elements)
+    dataset = result.dataset
+    code = code_to_paste(
+        dataset.paths, dataset.labels, as_json, elements=elements, selection=dataset.selection
+    )
     text = html_report(result, code=code)
     with replaced_file(page) as file:
         file.write(text.encode())

@@ -17,6 +17,7 @@ from cellfeed_tuner._explain._storage_advice import StorageAdvice, StorageLayout
 from cellfeed_tuner._explain._store_sample import StoreSample
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._selected import Selected
 
 __all__ = ["Explained", "explain_throughput"]
 
@@ -45,7 +46,7 @@ class Explained:
 
 
 def explain_throughput(
-    process: MeasuringProcess[Collection],
+    process: MeasuringProcess[Collection] | MeasuringProcess[Selected],
     configuration: Configuration,
     layout: StorageLayout,
     *,

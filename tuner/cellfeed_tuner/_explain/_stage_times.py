@@ -13,12 +13,13 @@ from typing import TypeVar
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from cellfeed import BlockShuffling, Collection, EpochPlan, Minibatch
+from cellfeed import Collection, EpochPlan, Minibatch
 from cellfeed.machine import threads_per_process
 from cellfeed.stages import FetchStages
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._explain._store_sample import sample_store
 from cellfeed_tuner._machine._page_cache import CacheState, drop_clean_pages
+from cellfeed_tuner._measuring._selected import Selected
 
 __all__ = ["StageRequest", "StageRound", "Transferred"]
 
@@ -109,31 +110,33 @@ class StageRequest:
     seed: int
     first_epoch: int
 
-    def run(self, subject: Collection, report: Callable[[object], None]) -> None:
+    def run(self, subject: Collection | Selected, report: Callable[[object], None]) -> None:
         """Report each `StageRound`, a `StoreSample`, and `Transferred` if there are workers."""
         deadline = time.perf_counter() + self.seconds
+        selected = Selected.of(subject)
+        collection = selected.collection
         minibatches = list[Minibatch]()
         num_threads = threads_per_process(self.configuration.fetches_per_round)
-        with FetchStages(subject, self.batch_size, num_threads=num_threads) as stages:
-            for number, (plan, fetch) in enumerate(self._fetches(len(subject))):
+        with FetchStages(collection, self.batch_size, num_threads=num_threads) as stages:
+            for number, (plan, fetch) in enumerate(self._fetches(selected)):
                 minibatches.clear()  # so that their memory is used again
-                timed = _timed(stages, subject, plan, fetch, self.cache, minibatches)
+                timed = _timed(stages, collection, plan, fetch, self.cache, minibatches)
                 if number > 0:
                     report(timed)
                 late = time.perf_counter() > deadline and number >= self.least_rounds
                 if late or number == self.most_rounds:
                     break
-        report(sample_store(minibatches, subject.n_vars))
+        report(sample_store(minibatches, collection.n_vars))
         if self.configuration.num_workers:
             report(_transferred(minibatches[0], self.configuration))
 
-    def _fetches(self, n_rows: int) -> Iterator[tuple[EpochPlan, int]]:
+    def _fetches(self, selected: Selected) -> Iterator[tuple[EpochPlan, int]]:
         """Yield whole fetches of one epoch after the other."""
         epoch = self.first_epoch
         while True:
             plan = EpochPlan(
-                strategy=BlockShuffling(block_size=self.configuration.block_size),
-                n_rows=n_rows,
+                strategy=selected.blocks(self.configuration.block_size),
+                n_rows=len(selected.collection),
                 batch_size=self.batch_size,
                 fetch_factor=self.configuration.fetch_factor,
                 seed=self.seed,

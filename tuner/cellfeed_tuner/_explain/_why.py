@@ -202,8 +202,8 @@ def _predicted(result: AutotuneResult, configuration: Configuration) -> Estimate
         list(dict.fromkeys([*grid, configuration])),
         dataset.batch_size,
         Geometry(
-            n_cells=dataset.n_cells,
-            rows_per_chunk=dataset.rows_per_chunk,
+            n_cells=dataset.n_visited,
+            rows_per_chunk=dataset.visited_per_chunk,
             n_files=len(dataset.paths),
         ),
     )

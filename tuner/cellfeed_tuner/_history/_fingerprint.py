@@ -43,7 +43,11 @@ def machine_fingerprint(machine: Machine) -> Fingerprint:
     )
 
 
-def data_fingerprint(collection: Collection, codes: NDArray[np.integer]) -> Fingerprint:
+def data_fingerprint(
+    collection: Collection,
+    codes: NDArray[np.integer],
+    indices: NDArray[np.int64] | None = None,
+) -> Fingerprint:
     """Return what a collection is known by, wherever it lies.
 
     Parameters
@@ -52,7 +56,10 @@ def data_fingerprint(collection: Collection, codes: NDArray[np.integer]) -> Fing
         What is read.
     codes
         Code of each cell's label, -1 where it is missing, shape (n_cells,).
+    indices
+        The rows that are visited; all of them if None.
     """
+    selected = {} if indices is None else {"rows": _digest_of_numbers(indices)}
     sizes = np.array([path.stat().st_size for path in collection.files])
     parts = np.split(codes, np.cumsum(collection.cells_per_location)[:-1])
     counted = [count_labels(part) for part in parts]
@@ -71,6 +78,7 @@ def data_fingerprint(collection: Collection, codes: NDArray[np.integer]) -> Fing
             "label_counts": _digest_of_numbers(
                 *(np.append(each.counts, each.n_missing) for each in counted)
             ),
+            **selected,
         }
     )
 

@@ -5,10 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-import numpy as np
-from numpy.typing import NDArray
-
-from cellfeed import Collection
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial, Key
 from cellfeed_tuner._history._fingerprint import (
@@ -18,6 +14,8 @@ from cellfeed_tuner._history._fingerprint import (
 )
 from cellfeed_tuner._history._recall import Recollection
 from cellfeed_tuner._machine._description import Machine
+from cellfeed_tuner._measuring._labels import label_codes
+from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._results._recommended import Recommended
 
 __all__ = ["Notes"]
@@ -48,15 +46,16 @@ class Notes:
     @classmethod
     def of(
         cls,
-        collection: Collection,
-        codes: NDArray[np.integer],
+        selected: Selected,
+        label: str,
         machine: Machine,
         asked: Asked,
         began: datetime,
     ) -> "Notes":
-        """Return the notes for a collection with a label's codes on a machine."""
+        """Return the notes for rows of a collection with a label on a machine."""
+        collection = selected.collection
         key = Key(
-            data=data_fingerprint(collection, codes),
+            data=data_fingerprint(collection, label_codes(collection, label), selected.indices),
             machine=machine_fingerprint(machine),
             versions=versions_fingerprint(),
         )

@@ -12,6 +12,7 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy._label_counts import LabelCounts
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measure import cells_needed
+from cellfeed_tuner._measuring._selected import Selected
 
 __all__ = ["bytes_on_disk", "check_cache", "check_labels", "check_size"]
 
@@ -57,8 +58,10 @@ def _has_fractions(values: NDArray[Any]) -> bool:
     return bool(np.any(known != np.floor(known)))
 
 
-def check_size(collection: Collection, grid: Sequence[Configuration], batch_size: int) -> None:
-    """Refuse a collection too small for every configuration of a grid.
+def check_size(
+    collection: Collection | Selected, grid: Sequence[Configuration], batch_size: int
+) -> None:
+    """Refuse a collection, or a selection, too small for every configuration of a grid.
 
     Raises
     ------
@@ -67,8 +70,9 @@ def check_size(collection: Collection, grid: Sequence[Configuration], batch_size
     """
     needed = min(cells_needed(configuration, batch_size) for configuration in grid)
     if needed > len(collection):
+        what = "selection" if isinstance(collection, Selected) else "collection"
         msg = (
-            f"the collection has {len(collection):,} cells, but even the smallest configuration "
+            f"the {what} has {len(collection):,} cells, but even the smallest configuration "
             f"needs {needed:,} to be timed; give smaller batch, fetch or worker numbers"
         )
         raise ParameterError(msg)

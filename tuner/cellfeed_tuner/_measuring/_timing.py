@@ -9,7 +9,7 @@ for which nobody is charged.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from cellfeed_tuner._measuring._delivery import Delivered
 from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
 from cellfeed_tuner._measuring._labels import LabelWithin
 from cellfeed_tuner._measuring._sampled_cells import DeliveredCell, sampled_cells
+from cellfeed_tuner._measuring._selected import Selected
 
 __all__ = [
     "SLICE_SECONDS",
@@ -77,7 +78,8 @@ class TimingRequest:
     step_seconds
         How long a training loop computes on each minibatch, without the processor: it sleeps.
     strategy
-        How cells are visited; in shuffled blocks of the configuration's size if None.
+        How cells are visited; in shuffled blocks of the configuration's size, of the rows that
+        are selected, if None.
     make_dataset
         What is called for the data set.
     """
@@ -106,9 +108,11 @@ class TimingRequest:
         """The epoch to begin with."""
         return _EPOCHS_APART * self.number
 
-    def run(self, subject: Collection, report: Callable[[object], None]) -> None:
+    def run(self, subject: Collection | Selected, report: Callable[[object], None]) -> None:
         """Time it; see `run_timing`."""
-        run_timing(subject, self, report)
+        selected = Selected.of(subject)
+        strategy = self.strategy or selected.blocks(self.configuration.block_size)
+        run_timing(selected.collection, replace(self, strategy=strategy), report)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
 from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._planning._space import MOST_LISTED, Space
 from cellfeed_tuner._progress import Progress, silent
@@ -218,9 +219,10 @@ def _impossible(
 def _facts(collection: Collection, label: Label, batch_size: int) -> dict[str, Any]:
     """Return what is measured and on what, without paths."""
     machine, versions = describe_machine(collection.files), versions_fingerprint()
-    dataset = asdict(describe_dataset(collection, {label.name: label.counted}, batch_size))
+    counted = {label.name: label.counted}
+    dataset = asdict(describe_dataset(Selected.of(collection), counted, batch_size))
     paths = dataset.pop("paths")
-    del dataset["slow_reading"]  # which names paths
+    del dataset["slow_reading"], dataset["selection"]  # which names paths, and all are visited
     return {
         "schema": SCHEMA,
         "label": label.name,

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from cellfeed_tuner._results._dataset import Selection
+
 __all__ = ["code_to_paste"]
 
 
@@ -12,6 +14,7 @@ def code_to_paste(
     result: Path,
     *,
     elements: Sequence[str] = ("X",),
+    selection: Selection | None = None,
 ) -> str:
     """Return the lines that train with the recommendation in the file ``result``.
 
@@ -28,12 +31,17 @@ def code_to_paste(
     arguments = f"{_in_python(locations)}, obs={list(labels)!r}"
     if list(elements) != ["X"]:
         arguments += f", elements={list(elements)!r}"
+    rows = ""
+    if selection is not None:
+        rows = (
+            f", indices={f'collection.where({selection.where!r})' if selection.where else 'rows'}"
+        )
     return "\n".join(
         [
             "from cellfeed import CellDataset, open_collection",
             "",
             f"collection = open_collection({arguments})",
-            f"dataset = CellDataset.from_autotune(collection, {str(result)!r}, seed=0)",
+            f"dataset = CellDataset.from_autotune(collection, {str(result)!r}{rows}, seed=0)",
             "for minibatch in dataset.loader():",
             f"    ...  # minibatch.X, minibatch.obs[{labels[0]!r}], minibatch.rows",
         ]

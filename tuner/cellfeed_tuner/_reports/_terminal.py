@@ -75,8 +75,9 @@ def print_report(
         sep="\n",
     )
     if result.recommended is not None:
+        dataset = result.dataset
         code = code_to_paste(
-            result.dataset.paths, result.dataset.labels, saved_as, elements=elements
+            dataset.paths, dataset.labels, saved_as, elements=elements, selection=dataset.selection
         )
         # Not wrapped at the width of the terminal, which would break it.
         console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
@@ -114,6 +115,7 @@ def _dataset_lines(result: AutotuneResult) -> list[str]:
             f"file(s), {dataset.bytes_on_disk / 1e6:,.0f} MB, {dataset.layout}, "
             f"{dataset.rows_per_chunk:,.1f} cells per chunk"
         ),
+        *([f"of which {dataset.selection.in_words} are visited"] if dataset.selection else []),
         *filter(None, [dataset.slow_reading]),
         *labels_in_words(result),
     ]

@@ -194,7 +194,7 @@ def missing_in_words(result: AutotuneResult) -> list[str]:
     censuses: list[Dataset | LabelCensus] = [dataset, *dataset.further_labels.values()]
     lines = list[str]()
     for label, census in zip(dataset.labels, censuses, strict=True):
-        known = 1 - census.n_missing / dataset.n_cells
+        known = 1 - census.n_missing / dataset.n_visited
         if known < _MOSTLY:
             lines.append(
                 f"{label} is missing in {1 - known:.2%} of the cells: entropy is that of the "

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cellfeed import Collection
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import LabelCounts
 from cellfeed_tuner._measuring._checks import bytes_on_disk
+from cellfeed_tuner._measuring._selected import Selected
 
-__all__ = ["Dataset", "LabelCensus", "describe_dataset"]
+__all__ = ["Dataset", "LabelCensus", "Selection", "describe_dataset"]
 
 _MOST_LABEL_COUNTS = 1000
 
@@ -28,6 +28,31 @@ class LabelCensus:
     n_labels: int
     n_missing: int
     label_entropy_bits: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The cells that were visited, where it was not all of them.
+
+    Parameters
+    ----------
+    n_cells
+        How many.
+    rows_per_chunk
+        Mean number of them in a unit of storage that is read as a whole and holds any.
+    where
+        The query that they fulfil, see `cellfeed.Collection.where`; empty if they were given by
+        number.
+    """
+
+    n_cells: int
+    rows_per_chunk: float
+    where: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """How many, and by which query."""
+        return f"{self.n_cells:,} cells" + (f" where {self.where}" if self.where else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +84,8 @@ class Dataset:
     slow_reading
         What is read slowly, why, and what to do, in one line; empty if nothing is. See
         `cellfeed.Collection.slow_reading`.
+    selection
+        The cells that were visited, to which labels refer; None if it was all of them.
     """
 
     paths: tuple[str, ...]
@@ -77,6 +104,17 @@ class Dataset:
     further_labels: Mapping[str, LabelCensus] = field(default_factory=dict)
     label_counts: tuple[int, ...] = ()
     slow_reading: str = ""
+    selection: Selection | None = None
+
+    @property
+    def n_visited(self) -> int:
+        """How many cells were visited."""
+        return self.n_cells if self.selection is None else self.selection.n_cells
+
+    @property
+    def visited_per_chunk(self) -> float:
+        """Mean number of visited cells in a unit of storage that holds any."""
+        return self.rows_per_chunk if self.selection is None else self.selection.rows_per_chunk
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -85,9 +123,20 @@ class Dataset:
 
 
 def describe_dataset(
-    collection: Collection, counted: Mapping[str, LabelCounts], batch_size: int
+    selected: Selected, counted: Mapping[str, LabelCounts], batch_size: int
 ) -> Dataset:
-    """Return what was measured, and how its labels are distributed, the first label first."""
+    """Return what was measured, and how its labels are distributed, the first label first.
+
+    Parameters
+    ----------
+    selected
+        The collection, and which rows of it were visited.
+    counted
+        The labels of these.
+    batch_size
+        Cells of a minibatch.
+    """
+    collection = selected.collection
     censuses = {name: _census(each) for name, each in counted.items()}
     label, *others = censuses
     return Dataset(
@@ -107,6 +156,11 @@ def describe_dataset(
         label_counts=_label_counts(counted[label]),
         further_labels={name: censuses[name] for name in others},
         slow_reading=collection.slow_reading() or "",
+        selection=None
+        if selected.indices is None
+        else Selection(
+            n_cells=len(selected), rows_per_chunk=selected.rows_per_chunk, where=selected.where
+        ),
     )
 
 

@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _ABSENT = {"value": None, "low": None, "high": None}
+# What chance may do, of which nothing is known where there are few fetches.
+_PERHAPS_INFINITE = {"drift_error_bits", "departure_error_bits"}
 _SETTINGS = tuple(each.name for each in fields(Configuration))
 
 
@@ -106,6 +108,8 @@ def nested(plain: Any) -> Any:
     for name in [name for name in known if f"{name}_interval" in known]:
         low, high = known.pop(f"{name}_interval")
         known[name] = _estimate({"value": known[name], "low": low, "high": high})
+    for name in _PERHAPS_INFINITE & known.keys():
+        known[name] = math.inf if known[name] is None else known[name]
     if known.keys() == _ABSENT.keys():
         return _estimate(known)
     if all(name in known for name in _SETTINGS):

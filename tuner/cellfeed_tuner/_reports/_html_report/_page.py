@@ -57,7 +57,7 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
         The lines that train with the recommendation; left out if there is none.
     """
     labels = " and ".join(result.dataset.labels)
-    title = f"autotune: {result.dataset.n_cells:,} cells mixed by {labels}"
+    title = f"autotune: {result.dataset.n_visited:,} cells mixed by {labels}"
     chosen = result.chosen if result.entropy_over_epoch else None
     sections = [
         _section("recommendation", "Recommendation", _recommendation(result)),

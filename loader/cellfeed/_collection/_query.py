@@ -1,0 +1,265 @@
+"""A query over obs columns: checked, and then evaluated by pandas.
+
+What is passed on to pandas is written anew from what was understood here: columns by numbers in
+place of names, arithmetic of constants done. There are no names of Python in it, no calls
+and no attributes.
+"""
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError
+
+__all__ = ["Query"]
+
+_TOKENS = re.compile(
+    r"""(?P<triple>'{3}|"{3})|(?P<text>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
+    r"""|`(?P<name>[^`]+)`|(?P<at>@)|(?P<and>&)|(?P<or>\|)"""
+)
+_PLACEHOLDER = re.compile(r"_obs_column_(\d+)_")
+
+_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_MEMBERSHIPS = (ast.In, ast.NotIn)
+_MOST_POWER = 64
+_LARGEST_INTEGER = 2**63
+_MOST_CHARACTERS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A condition on obs columns, such as ``"cell_type == 'B' and n_counts > 500"``.
+
+    Parameters
+    ----------
+    text
+        As it was given.
+    columns
+        The columns that it names, each once.
+    """
+
+    text: str
+    columns: tuple[str, ...]
+    _expression: str
+
+    @classmethod
+    def of(cls, text: str) -> "Query":
+        """Read a query.
+
+        Raises
+        ------
+        ParameterError
+            It is something else than columns, constants, comparisons, ``and``, ``or``, ``not``,
+            ``in`` lists of constants, and arithmetic; or names no column.
+        """
+        if not isinstance(text, str):
+            msg = f"a query must be text, such as \"cell_type == 'B'\", but got {text!r}"  # type: ignore[unreachable]
+            raise ParameterError(msg)
+        reader = _Reader(text)
+        try:
+            checked = reader.read()
+            expression = ast.unparse(checked)
+        except (RecursionError, MemoryError) as error:
+            raise ParameterError(f"{reader.called}: is nested too deeply; simplify it") from error
+        if not reader.columns:
+            raise ParameterError(f"{reader.called}: names no obs column; compare one")
+        return cls(text, tuple(reader.columns), expression)
+
+    def evaluate(self, columns: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """Return where the condition holds; not where it is missing.
+
+        Parameters
+        ----------
+        columns
+            Some rows of the columns that it names, as pandas series of the same length.
+
+        Raises
+        ------
+        ParameterError
+            Columns of these dtypes cannot be compared so.
+        """
+        named = {_column(number): columns[name] for number, name in enumerate(self.columns)}
+        try:
+            with np.errstate(all="ignore"):
+                found = pd.eval(
+                    self._expression,
+                    parser="pandas",
+                    engine="python",
+                    local_dict={},
+                    global_dict={},
+                    resolvers=[named],
+                )
+        except Exception as error:  # whatever pandas raises of a dtype
+            said = " ".join(self._with_names(str(error)).split()) or type(error).__name__
+            msg = f"{_called(self.text)}: pandas cannot compare so: {said}"
+            raise ParameterError(msg) from error
+        if not isinstance(found, pd.Series) or not pd.api.types.is_bool_dtype(found.dtype):
+            msg = f"{_called(self.text)}: gives values that are not true or false; compare them"
+            raise ParameterError(msg)
+        return found.to_numpy(dtype=bool, na_value=False)
+
+    def _with_names(self, said: str) -> str:
+        return _PLACEHOLDER.sub(lambda match: repr(self.columns[int(match[1])]), said)
+
+
+def _column(number: int) -> str:
+    return f"_obs_column_{number}_"
+
+
+def _called(text: str) -> str:
+    shown = text if len(text) <= 200 else text[:200] + "..."  # noqa: PLR2004 - one line
+    return f"query {shown!r}"
+
+
+class _Reader:
+    """Checks a query, and writes it anew.
+
+    Parameters
+    ----------
+    text
+        The query.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._quoted = list[str]()  # names in backticks
+        self.columns = dict[str, int]()
+        self.called = _called(text)
+
+    def read(self) -> ast.expr:
+        """Return what the query says, with columns by number."""
+        if len(self._text) > _MOST_CHARACTERS:
+            raise self._refused(f"has more than {_MOST_CHARACTERS:,} characters")
+        python = _TOKENS.sub(self._token, self._text).strip()
+        try:
+            tree = ast.parse(python, mode="eval")
+        except (SyntaxError, ValueError) as error:
+            msg = f"{self.called}: is not an expression; write such as \"cell_type == 'B'\""
+            raise ParameterError(msg) from error
+        return self._checked(tree.body)
+
+    def _refused(self, what: str) -> ParameterError:
+        return ParameterError(f"{self.called}: {what}")
+
+    def _token(self, match: re.Match[str]) -> str:
+        """Return what stands for a name in backticks, or what pandas takes ``&`` and ``|`` for."""
+        if match["text"]:
+            return match["text"]
+        if match["triple"] or match["at"]:
+            raise self._refused(
+                f"{match[0]} is not allowed; write values as they are, such as 'B' or 500"
+            )
+        if match["name"]:
+            self._quoted.append(match["name"])
+            return f" _quoted_{len(self._quoted) - 1}_ "
+        return " and " if match["and"] else " or "
+
+    def _checked(self, node: ast.expr) -> ast.expr:
+        """Return an expression written anew, if it is one that is allowed."""
+        match node:
+            case ast.Constant():
+                return self._constant(node.value)
+            case ast.Name():
+                return self._name(node.id)
+            case ast.BoolOp(op=op, values=operands):
+                return ast.BoolOp(op, [self._checked(each) for each in operands])
+            case ast.UnaryOp():
+                return self._unary(node.op, self._checked(node.operand))
+            case ast.BinOp():
+                return self._arithmetic(node)
+            case ast.Compare():
+                return self._comparison(node)
+        raise self._refused(
+            f"{ast.unparse(node)[:80]!r} is not allowed; columns, constants, comparisons, "
+            "and, or, not, in [...] and arithmetic are"
+        )
+
+    def _constant(self, value: Any) -> ast.Constant:
+        if not isinstance(value, bool | int | float | str):
+            raise self._refused(f"{value!r} is not allowed; compare with numbers or text")
+        is_huge = isinstance(value, int) and abs(value) > _LARGEST_INTEGER
+        if is_huge or (isinstance(value, float) and not math.isfinite(value)):
+            raise self._refused("holds a number that is too large")
+        return ast.Constant(value)
+
+    def _name(self, name: str) -> ast.Name:
+        quoted = re.fullmatch(r"_quoted_(\d+)_", name)
+        if quoted and int(quoted[1]) < len(self._quoted):
+            name = self._quoted[int(quoted[1])]
+        number = self.columns.setdefault(name, len(self.columns))
+        return ast.Name(_column(number), ast.Load())
+
+    def _unary(self, sign: ast.unaryop, operand: ast.expr) -> ast.expr:
+        if isinstance(operand, ast.Constant):
+            value: Any = operand.value
+            if isinstance(value, str) or not isinstance(sign, ast.USub | ast.UAdd):
+                raise self._refused("negates a constant; compare a column with it")
+            return self._constant(-value if isinstance(sign, ast.USub) else +value)
+        return ast.UnaryOp(sign, operand)
+
+    def _arithmetic(self, node: ast.BinOp) -> ast.expr:
+        if type(node.op) not in _OPERATORS:
+            raise self._refused(
+                f"{ast.unparse(node)[:80]!r} is not allowed; of arithmetic, + - * / // % **"
+            )
+        left, right = self._checked(node.left), self._checked(node.right)
+        constants = [each.value for each in (left, right) if isinstance(each, ast.Constant)]
+        if any(isinstance(value, str) for value in constants):
+            raise self._refused("calculates with text; compare it instead")
+        power: Any = right.value if isinstance(right, ast.Constant) else math.inf
+        if isinstance(node.op, ast.Pow) and abs(power) > _MOST_POWER:
+            raise self._refused(f"raises to a power that is no number up to {_MOST_POWER}")
+        if len(constants) == 2:  # noqa: PLR2004 - both sides
+            return self._constant(self._calculated(node.op, *constants))
+        return ast.BinOp(left, node.op, right)
+
+    def _calculated(self, operation: ast.operator, left: Any, right: Any) -> Any:
+        try:
+            return _OPERATORS[type(operation)](left, right)  # neither is large, so it is quick
+        except ArithmeticError as error:
+            raise self._refused(f"calculates with constants: {error}") from error
+
+    def _comparison(self, node: ast.Compare) -> ast.expr:
+        operands = [self._checked(node.left)]
+        for comparison, operand in zip(node.ops, node.comparators, strict=True):
+            if isinstance(comparison, _MEMBERSHIPS):
+                operands.append(self._list(operand))
+            elif isinstance(comparison, _COMPARISONS):
+                operands.append(self._checked(operand))
+            else:
+                raise self._refused("`is` is not allowed; compare by ==")
+        for left, right in pairwise(operands):
+            self._require_compared(left, right)
+        return ast.Compare(operands[0], node.ops, operands[1:])
+
+    def _require_compared(self, left: ast.expr, right: ast.expr) -> None:
+        if isinstance(left, ast.List):
+            raise self._refused("compares a list; write such as `column in ['a', 'b']`")
+        if isinstance(left, ast.Constant) and isinstance(right, ast.Constant | ast.List):
+            raise self._refused("compares two constants; compare a column")
+
+    def _list(self, node: ast.expr) -> ast.List:
+        if not isinstance(node, ast.List | ast.Tuple) or not node.elts:
+            raise self._refused("`in` takes a list of constants, such as ['a', 'b']")
+        elements = [self._checked(each) for each in node.elts]
+        if not all(isinstance(each, ast.Constant) for each in elements):
+            raise self._refused("`in` takes a list of constants, such as ['a', 'b']")
+        return ast.List(elements, ast.Load())

@@ -1,0 +1,59 @@
+"""Rows whose obs fulfil a condition."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cellfeed._cells import CategoricalColumn, ObsColumn
+from cellfeed._collection._query import Query
+
+__all__ = ["rows_where"]
+
+_ROWS_AT_ONCE = 1 << 18
+
+
+def rows_where(query: Query, columns: Mapping[str, ObsColumn], n_rows: int) -> NDArray[np.int64]:
+    """Return the rows where a condition holds, ascending.
+
+    Parameters
+    ----------
+    query
+        The condition.
+    columns
+        The columns that it names, of all rows.
+    n_rows
+        How many these are.
+
+    Raises
+    ------
+    ParameterError
+        Columns of these dtypes cannot be compared so.
+    """
+    take = {name: _series_of(columns[name]) for name in query.columns}
+    found = [np.empty(0, np.int64)]
+    for start in range(0, n_rows, _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        holds = query.evaluate({name: series(part) for name, series in take.items()})
+        found.append(np.flatnonzero(holds) + start)
+    return np.concatenate(found)
+
+
+def _series_of(column: ObsColumn) -> "Callable[[slice], pd.Series[Any]]":
+    """Return what makes a series of some rows, as pandas would hold the column in memory.
+
+    Categories stay codes, but for booleans.
+    """
+    if not isinstance(column, CategoricalColumn):
+        numbers = column.values  # noqa: PD011 - not of pandas
+        return lambda part: pd.Series(numbers[part])
+    codes = column.codes
+    if {type(each) for each in column.categories} <= {bool, np.bool_} and column.categories.size:
+        values = np.append(column.categories.astype(bool), [False])  # the last is of code -1
+        if codes.min() >= 0:
+            return lambda part: pd.Series(values[codes[part]])
+        return lambda part: pd.Series(pd.arrays.BooleanArray(values[codes[part]], codes[part] < 0))
+    dtype = pd.CategoricalDtype(pd.Index(column.categories))
+    return lambda part: pd.Series(pd.Categorical.from_codes(codes[part], dtype=dtype))

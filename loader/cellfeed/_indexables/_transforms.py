@@ -1,0 +1,139 @@
+"""Transforms of what AnnData and HuggingFace data sets give, named as scDataset names them."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import ColumnError, FormatError, ParameterError, require_positive
+from cellfeed._indexables._multi_indexable import MultiIndexable
+from cellfeed._indexables._rows import in_memory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["adata_to_mindex", "hf_tahoe_to_tensor"]
+
+_GENES_OF_TAHOE = 62_713
+
+
+def adata_to_mindex(batch: Any, columns: Sequence[str] | None = None) -> MultiIndexable:
+    """Return the expression of AnnData, dense, with obs columns beside it.
+
+    For ``fetch_transform`` over AnnData (in memory or backed) or an AnnCollection, with
+    ``functools.partial`` where columns are wanted. A `Collection` needs nothing like it, and is
+    read many times as fast.
+
+    Parameters
+    ----------
+    batch
+        What was read.
+    columns
+        The obs columns; none if None.
+
+    Returns
+    -------
+    ``X`` of shape (n_rows, n_vars), and each column by its name, in NumPy.
+
+    Raises
+    ------
+    ColumnError
+        There is no such column.
+    ParameterError
+        A column is called ``X``.
+
+    Examples
+    --------
+    >>> import anndata, pandas as pd
+    >>> obs = pd.DataFrame({"plate": [7, 8]}, index=["a", "b"])
+    >>> adata_to_mindex(anndata.AnnData(np.eye(2), obs=obs), ["plate"])
+    MultiIndexable(X, plate; 2 rows)
+    """
+    if isinstance(columns, str):
+        msg = f"`columns` must be a list, but got the text {columns!r}; write [{columns!r}]"
+        raise ParameterError(msg)
+    names = list(columns or ())
+    if "X" in names:
+        msg = "an obs column must not be named 'X', as the matrix is; rename it"
+        raise ParameterError(msg)
+    read = in_memory(batch)
+    X: Any = read.X
+    arrays = {"X": X.toarray() if hasattr(X, "toarray") else np.asarray(X)}
+    for name in names:
+        try:
+            arrays[name] = np.asarray(read.obs[name])
+        except KeyError as error:
+            msg = f"obs has no column {name!r}; leave it out of `columns`, or add it to obs"
+            raise ColumnError(msg) from error
+    return MultiIndexable(arrays)
+
+
+def hf_tahoe_to_tensor(
+    batch: "Mapping[str, Any] | Sequence[Mapping[str, Any]]", num_genes: int = _GENES_OF_TAHOE
+) -> "Tensor":
+    """Return the expression of cells of a HuggingFace data set as a dense tensor.
+
+    For ``fetch_transform`` over a data set whose cells are two lists, numbers of genes and their
+    values, all of which are taken as they are. `HuggingFaceCells` reads such a data set as a
+    sparse matrix, and leaves out what is no gene.
+
+    Parameters
+    ----------
+    batch
+        Lists of lists by the names ``genes`` and ``expressions``, or a list of cells that have
+        both.
+    num_genes
+        Columns of the tensor; as many as Tahoe-100M has if not given.
+
+    Returns
+    -------
+    Values, float32, shape (n_rows, num_genes).
+
+    Raises
+    ------
+    ParameterError
+        It is something else.
+    FormatError
+        Lists of a cell differ in length, or a gene's number is not below ``num_genes``.
+
+    Examples
+    --------
+    >>> hf_tahoe_to_tensor({"genes": [[0, 2], [1]], "expressions": [[3, 4], [5]]}, num_genes=3)
+    tensor([[3., 0., 4.],
+            [0., 5., 0.]])
+    """
+    from cellfeed._torch import require_torch, torch  # noqa: PLC0415 - only this needs it
+
+    require_torch("`hf_tahoe_to_tensor`")
+    width = require_positive("num_genes", num_genes)
+    if isinstance(batch, list | tuple):
+        genes, values = ([cell[name] for cell in batch] for name in ("genes", "expressions"))
+    elif isinstance(batch, Mapping):
+        genes, values = batch["genes"], batch["expressions"]
+    else:
+        msg = (
+            "`batch` must be a dictionary or a list of dictionaries with 'genes' and "
+            f"'expressions', but got one of type {type(batch).__name__}"
+        )
+        raise ParameterError(msg)
+    lengths = np.array([len(each) for each in genes], np.int64)
+    if lengths.tolist() != [len(each) for each in values]:
+        msg = "lists 'genes' and 'expressions' of a cell differ in length; they belong together"
+        raise FormatError(msg)
+    columns = _joined(genes, np.dtype(np.int64))
+    if columns.size and not 0 <= columns.min() <= columns.max() < width:
+        msg = (
+            f"genes are numbered from {columns.min()} to {columns.max()}, which does not fit "
+            f"num_genes={width}; give as many"
+        )
+        raise FormatError(msg)
+    dense = np.zeros((lengths.size, width), np.float32)
+    dense[np.repeat(np.arange(lengths.size), lengths), columns] = _joined(
+        values, np.dtype(np.float32)
+    )
+    return torch.from_numpy(dense)
+
+
+def _joined(lists: Sequence[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.concatenate([np.empty(0, dtype), *(np.asarray(each, dtype) for each in lists)])

@@ -1,0 +1,176 @@
+"""Labels that rows are divided by: obs columns by name, or arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed._cells import CategoricalColumn, NumericColumn
+from cellfeed._collection import Collection
+from cellfeed._errors import ColumnError, ParameterError
+
+__all__ = ["Labels", "LabelsLike", "labels_of"]
+
+LabelsLike = str | Sequence[str] | ArrayLike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Labels:
+    """A label for each of some rows.
+
+    Parameters
+    ----------
+    name
+        What the labels are called in messages.
+    codes
+        Number of each row's label in [0, n), shape (n_rows,).
+    labels
+        The labels by their numbers, each of which occurs, shape (n,); None where it is missing,
+        and tuples of several columns.
+    counts
+        How often each occurs, shape (n,).
+    """
+
+    name: str
+    codes: NDArray[np.integer]
+    labels: tuple[Any, ...]
+    counts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def labels_of(
+    collection: Any, given: LabelsLike, parameter: str, rows: slice | NDArray[np.int64], n_rows: int
+) -> Labels:
+    """Return the labels of some rows; those that are missing are one label more.
+
+    Parameters
+    ----------
+    collection
+        What has the columns.
+    given
+        The name of an obs column, several names (whose combinations are the labels), or an array
+        with a label for each row of the collection.
+    parameter
+        The parameter that ``given`` was given for, for messages.
+    rows
+        The rows.
+    n_rows
+        Rows of the collection.
+
+    Raises
+    ------
+    ColumnError
+        There is no such column.
+    ParameterError
+        The array has another number of labels, or the collection has no obs.
+    """
+    if isinstance(given, str):
+        names = [given]
+    elif isinstance(given, list | tuple) and all(isinstance(each, str) for each in given):
+        names = list(given)
+        if not names:
+            raise ParameterError(f"`{parameter}` is empty; name an obs column, or leave it out")
+    else:
+        return _compact(f"the labels of `{parameter}`", *_of_array(given, parameter, n_rows), rows)
+    columns = _columns(collection, names, parameter, n_rows)
+    found = _compact(names[0], *columns[0], rows)
+    for name, column in zip(names[1:], columns[1:], strict=True):
+        found = _combined(found, _compact(name, *column, rows))
+    return found
+
+
+def _columns(
+    collection: Any, names: Sequence[str], parameter: str, n_rows: int
+) -> list[tuple[NDArray[np.integer], Sequence[Any]]]:
+    if isinstance(collection, Collection):
+        read = collection.read_obs(names)
+        return [_of_column(read[name]) for name in names]
+    obs = getattr(collection, "obs", None)
+    if obs is None:
+        msg = (
+            f"`{parameter}` names the obs column {names[0]!r}, but a "
+            f"{type(collection).__name__} has no obs; give an array with a label for each row"
+        )
+        raise ParameterError(msg)
+    for name in names:
+        if name not in obs:
+            there = ", ".join(map(str, obs)) or "none"
+            msg = f"`{parameter}`: obs has no column {name!r}; its columns are: {there}"
+            raise ColumnError(msg)
+    return [_of_array(obs[name], parameter, n_rows) for name in names]
+
+
+def _of_column(
+    column: CategoricalColumn | NumericColumn,
+) -> tuple[NDArray[np.integer], Sequence[Any]]:
+    if isinstance(column, CategoricalColumn):
+        return column.codes, column.categories.tolist()
+    codes, values = pd.factorize(column.values)
+    return codes, values.tolist()
+
+
+def _of_array(
+    given: ArrayLike, parameter: str, n_rows: int
+) -> tuple[NDArray[np.integer], Sequence[Any]]:
+    values: Any = given
+    if not isinstance(given, pd.Series | pd.Index | pd.api.extensions.ExtensionArray):
+        values = np.asarray(given)
+    if values.shape != (n_rows,):
+        msg = (
+            f"`{parameter}` must have a label for each of {n_rows:,} rows, but has shape "
+            f"{values.shape}"
+        )
+        raise ParameterError(msg)
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        categorical = pd.Categorical(values)
+        return categorical.codes, categorical.categories.tolist()
+    codes, uniques = pd.factorize(values)
+    return codes, uniques.tolist()
+
+
+def _compact(
+    name: str,
+    codes: NDArray[np.integer],
+    values: Sequence[Any],
+    rows: slice | NDArray[np.int64],
+) -> Labels:
+    """Keep the labels that occur in some rows, those that are missing at last."""
+    codes = codes[rows]
+    known = codes[codes >= 0] if codes.size and codes.min() < 0 else codes
+    counts = np.bincount(known, minlength=len(values))
+    occur = np.flatnonzero(counts)
+    numbers = np.full(len(values) + 1, len(occur), np.min_scalar_type(-max(1, len(occur))))
+    numbers[occur] = np.arange(len(occur))
+    n_missing = codes.size - known.size
+    return Labels(
+        name=name,
+        codes=numbers[codes],  # -1 takes the last
+        labels=(*(values[place] for place in occur.tolist()), *([None] if n_missing else [])),
+        counts=np.append(counts[occur], [n_missing] if n_missing else []).astype(np.int64),
+    )
+
+
+def _combined(first: Labels, second: Labels) -> Labels:
+    codes, found = pd.factorize(first.codes.astype(np.int64) * len(second) + second.codes)
+    ahead = first.labels if isinstance(first, _Combined) else [(each,) for each in first.labels]
+    labels = tuple(
+        (*ahead[i], second.labels[j])
+        for i, j in (divmod(each, len(second)) for each in found.tolist())
+    )
+    return _Combined(
+        name=f"{first.name}, {second.name}",
+        codes=codes,
+        labels=labels,
+        counts=np.bincount(codes, minlength=len(labels)).astype(np.int64),
+    )
+
+
+class _Combined(Labels):
+    """Labels that are tuples, one value for each of several columns."""
+
+    __slots__ = ()

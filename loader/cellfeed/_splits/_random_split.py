@@ -1,0 +1,285 @@
+"""Dividing rows at random."""
+
+import warnings
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed._errors import ColumnError, ParameterError, require_integer, require_positive
+from cellfeed._indexables import count_rows
+from cellfeed._splits._assign import (
+    best_parts_of_groups,
+    independent_parts,
+    misplaced_share,
+    parts_of_rows,
+)
+from cellfeed._splits._labels import Labels, LabelsLike, labels_of
+from cellfeed._splits._result import Folds, Parts, Split
+from cellfeed._splits._rounding import as_weights, controlled_rounding, sizes_of_parts
+from cellfeed.sampling import derive_key
+
+__all__ = ["Method", "k_folds", "random_split"]
+
+Method = Literal["deterministic", "multinomial", "stochastic_rounding"]
+
+# Purposes of the random streams of one seed.
+_SIZES, _ROWS, _GROUPS = range(3)
+# A split by groups that is further off is warned of: a part's share, relative to its fraction, and
+# the share of a stratum's rows that are in another part than they should be, on average.
+_MOST_OFF, _MOST_MISPLACED = 0.1, 0.1
+_LEAST_ROWS_PER_STRATUM = 2
+
+
+def random_split(
+    collection: Any,
+    fractions: Sequence[float],
+    *,
+    seed: int,
+    method: Method = "stochastic_rounding",
+    stratify: LabelsLike | None = None,
+    group: LabelsLike | None = None,
+    indices: ArrayLike | None = None,
+) -> Split:
+    """Divide the rows of a collection at random, such as for training, validation and test.
+
+    Parameters
+    ----------
+    collection
+        A `Collection`, anything else that has a length, or a number of rows.
+    fractions
+        Share of the rows for each part, which sum to 1.
+    seed
+        The same seed gives the same parts, with any version of NumPy.
+    method
+        How many rows a part gets, as in TileDB-SOMA-ML: "deterministic", always the same number,
+        the share rounded to the nearest integer; "stochastic_rounding", one of the two integers
+        next to the share, so that its expectation is the share; "multinomial", a part drawn for
+        each row (or group) by itself, so that sizes vary.
+    stratify
+        The name of an obs column, several, or an array with a label for each row: of each label's
+        rows, each part gets its share, rounded up or down. Rows without a label are one label
+        more. Columns that a `Collection` was opened without are read.
+    group
+        Likewise, a label whose rows all get into one part, such as the donor. Rows
+        without one stay together. Unless each group is drawn by itself ("multinomial"), the best
+        of 64 random orders of the groups is taken: that which comes nearest to the fractions, and,
+        if ``stratify`` is given, to these within each label, on average.
+    indices
+        The rows to divide, distinct; all of them if None.
+
+    Returns
+    -------
+    The rows of each part, which also says what was reached: ``train, test = random_split(...)``.
+
+    Raises
+    ------
+    ParameterError
+        A fraction is not above 0, they do not sum to 1, a part would be empty, labels are not as
+        many as rows, there are fewer groups than parts, or "multinomial" is asked for with
+        ``stratify``.
+    ColumnError
+        There is no such column, or hardly two rows have the same label to stratify by.
+
+    Warns
+    -----
+    UserWarning
+        Parts of whole groups are far from what was asked for.
+
+    Examples
+    --------
+    >>> train, test = random_split(10, [0.8, 0.2], seed=0)
+    >>> train.size, test.size
+    (8, 2)
+    >>> donor = np.repeat(["a", "b", "c", "d", "e"], 20)
+    >>> random_split(100, [0.8, 0.2], seed=0, group=donor)
+    Split(80 + 20 rows: 0.8, 0.2, 5 groups kept whole)
+    """
+    weights = as_weights(fractions)
+    return Split(_divided(collection, weights, seed, method, stratify, group, indices))
+
+
+def k_folds(
+    collection: Any,
+    k: int,
+    *,
+    seed: int,
+    stratify: LabelsLike | None = None,
+    group: LabelsLike | None = None,
+    indices: ArrayLike | None = None,
+) -> Folds:
+    """Divide the rows of a collection into ``k`` folds, each of which validates once.
+
+    Parameters
+    ----------
+    collection, seed, stratify, group, indices
+        As of `random_split`.
+    k
+        How many folds, at least 2; their sizes differ by one row at most, unless by groups.
+
+    Returns
+    -------
+    Pairs of rows, to train with and to validate with, made as they are asked for.
+
+    Raises
+    ------
+    ParameterError, ColumnError
+        As of `random_split`; or ``k`` is below 2.
+
+    Warns
+    -----
+    UserWarning
+        As of `random_split`.
+
+    Examples
+    --------
+    >>> for train, validation in k_folds(9, 3, seed=0):
+    ...     print(train.size, validation.size)
+    6 3
+    6 3
+    6 3
+    """
+    if require_integer("k", k) < 2:  # noqa: PLR2004 - one fold leaves nothing to train with
+        raise ParameterError(f"`k >= 2` must hold, but got k={k}")
+    weights = (1,) * int(k)
+    return Folds(_divided(collection, weights, seed, "deterministic", stratify, group, indices))
+
+
+def _divided(
+    collection: Any,
+    weights: Sequence[int],
+    seed: int,
+    method: Method,
+    stratify: LabelsLike | None,
+    group: LabelsLike | None,
+    indices: ArrayLike | None,
+) -> Parts:
+    if method not in get_args(Method):
+        msg = f"`method` must be one of {', '.join(get_args(Method))}, but got {method!r}"
+        raise ParameterError(msg)
+    if method == "multinomial" and stratify is not None:
+        msg = "method='multinomial' draws rows one by one, which balances nothing; leave out "
+        raise ParameterError(msg + "`stratify`, or choose another method")
+    seed = require_integer("seed", seed)
+    n_rows = _n_rows(collection)
+    rows = None if indices is None else _distinct(indices, n_rows)
+    n = n_rows if rows is None else rows.size
+    selected: slice | NDArray[np.int64] = slice(None) if rows is None else rows
+    strata = groups = None
+    if stratify is not None:
+        strata = labels_of(collection, stratify, "stratify", selected, n_rows)
+        _require_few(strata)
+    if group is not None:
+        groups = labels_of(collection, group, "group", selected, n_rows)
+    parts = _parts(n, weights, seed, method, strata, groups)
+    found = Parts(
+        rows=rows,
+        parts=parts,
+        fractions=np.array([each / sum(weights) for each in weights]),
+        strata=strata,
+        n_groups=None if groups is None else len(groups),
+    )
+    _require_none_empty(found, weights)
+    if groups is not None and method != "multinomial":
+        _warn_if_far_off(found, weights, groups)
+    return found
+
+
+def _parts(
+    n: int,
+    weights: Sequence[int],
+    seed: int,
+    method: Method,
+    strata: Labels | None,
+    groups: Labels | None,
+) -> NDArray[np.unsignedinteger]:
+    """Return the part of each row."""
+    if groups is not None:
+        key = derive_key(seed, _GROUPS)
+        by_group = (
+            independent_parts(len(groups), weights, key)
+            if method == "multinomial"
+            else best_parts_of_groups(groups, strata, weights, key)
+        )
+        parts: NDArray[np.unsignedinteger] = by_group[groups.codes]
+        return parts
+    if method == "multinomial":
+        return independent_parts(n, weights, derive_key(seed, _ROWS))
+    size_key = None if method == "deterministic" else derive_key(seed, _SIZES)
+    if strata is None:
+        sizes = sizes_of_parts(n, weights, size_key)[None]
+    else:
+        sizes = controlled_rounding(strata.counts.tolist(), weights, size_key)
+    codes = None if strata is None else strata.codes
+    return parts_of_rows(sizes, codes, derive_key(seed, _ROWS))
+
+
+def _n_rows(collection: Any) -> int:
+    if isinstance(collection, Integral):
+        return require_positive("collection", collection)
+    return count_rows(collection, is_indexed=False)
+
+
+def _distinct(indices: ArrayLike, n_rows: int) -> NDArray[np.int64]:
+    given = np.asarray(indices)
+    if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iu":
+        msg = (
+            "`indices` must be one-dimensional integers, at least one, "
+            f"but got shape {given.shape} and dtype {given.dtype}"
+        )
+        raise ParameterError(msg)
+    rows = np.sort(given)
+    if rows[0] < 0 or rows[-1] >= n_rows:
+        msg = f"`0 <= indices < {n_rows}` must hold, but they are from {rows[0]} to {rows[-1]}"
+        raise ParameterError(msg)
+    twice = rows[1:][rows[1:] == rows[:-1]]
+    if twice.size:
+        msg = f"`indices` hold row {twice[0]} twice, which could get into two parts; give it once"
+        raise ParameterError(msg)
+    return rows.astype(np.int64)
+
+
+def _require_few(strata: Labels) -> None:
+    if len(strata) > 1 and strata.codes.size < _LEAST_ROWS_PER_STRATUM * len(strata):
+        msg = (
+            f"{strata.name}: {len(strata):,} labels in {strata.codes.size:,} rows, so that hardly "
+            "two have the same and there is nothing to balance; choose a label such as the cell "
+            "type, or make bins (pandas.cut)"
+        )
+        raise ColumnError(msg)
+
+
+def _require_none_empty(found: Parts, weights: Sequence[int]) -> None:
+    empty = np.flatnonzero(found.sizes == 0)
+    if empty.size:
+        fraction = weights[empty[0]] / sum(weights)
+        msg = (
+            f"part {empty[0]} (fraction {fraction:.3g}) gets none of {found.sizes.sum():,} rows; "
+            "ask for fewer parts, or for larger fractions"
+        )
+        raise ParameterError(msg)
+
+
+def _warn_if_far_off(found: Parts, weights: Sequence[int], groups: Labels) -> None:
+    asked = np.array([each / sum(weights) for each in weights])
+    reached = np.array(found.fractions)
+    said = []
+    if np.any(np.abs(reached - asked) > _MOST_OFF * asked + 1 / groups.codes.size):
+        shares = " + ".join(f"{each:.3g}" for each in reached)
+        said.append(f"have {shares} of the rows, not {' + '.join(f'{e:.3g}' for e in asked)}")
+    if found.strata is not None:
+        misplaced = float(misplaced_share(found.strata.to_numpy(), asked).mean())
+        if misplaced > _MOST_MISPLACED:
+            said.append(
+                f"hold {misplaced:.0%} of a label's rows, on average, that belong into another "
+                f"part, most of {found.worst_stratum()[0]!r}"
+            )
+    if said:
+        warnings.warn(
+            f"{len(groups):,} groups of {groups.name} were kept whole, so that parts "
+            f"{', and '.join(said)}; see `describe()`, and try another seed or other fractions",
+            UserWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,335 @@
+import tracemalloc
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    Collection,
+    ColumnError,
+    ParameterError,
+    open_collection,
+)
+
+N_ROWS = 240
+CLASSES = ["x`", "it's", "a & b", "a@b | `c`", 'say "é"\n']
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    """The obs of two files: categories, numbers and booleans, some of them missing."""
+    rng = np.random.default_rng(3)
+    types = np.array(["T", "B", "NK", None], object)[rng.integers(0, 4, N_ROWS)]
+    score = rng.normal(size=N_ROWS).astype(np.float32)
+    score[rng.random(N_ROWS) < 0.1] = np.nan
+    return pd.DataFrame(
+        {
+            "cell_type": pd.Categorical(types, categories=["T", "B", "NK"]),
+            "plate": pd.Categorical(np.repeat(["p1", "p2"], N_ROWS // 2)),
+            "n_counts": rng.integers(0, 1000, N_ROWS),
+            "score": score,
+            "is_live": rng.random(N_ROWS) < 0.5,
+            "percent mito": rng.integers(0, 10, N_ROWS) / 10,
+            "class": pd.Categorical(rng.choice(CLASSES, N_ROWS)),
+        },
+        index=[f"cell{k}" for k in range(N_ROWS)],
+    )
+
+
+@pytest.fixture(scope="module")
+def paths(table, write_h5ad):
+    half = N_ROWS // 2
+    parts = [slice(0, half), slice(half, N_ROWS)]
+    return [
+        write_h5ad(
+            sp.csr_matrix(np.eye(half, 3)), {name: table[name].array[part] for name in table}
+        )
+        for part in parts
+    ]
+
+
+@pytest.fixture(scope="module")
+def collection(paths):
+    return open_collection(paths, obs=["cell_type", "n_counts"])
+
+
+def compare(left, operator: str, right):
+    return {
+        "==": lambda: left == right,
+        "!=": lambda: left != right,
+        "<": lambda: left < right,
+        "<=": lambda: left <= right,
+        ">": lambda: left > right,
+        ">=": lambda: left >= right,
+    }[operator]()
+
+
+# Each condition is its text, and a function that gives where it holds in a data frame.
+numbers = st.sampled_from(["n_counts", "score", "`percent mito`"])
+operators = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
+texts = st.sampled_from(["T", "B", "NK", "other", "p1"])
+
+
+@st.composite
+def terms(draw):
+    """A number for each row."""
+    name, constant = draw(numbers), draw(st.integers(-5, 900))
+    column = name.strip("`")
+    return draw(
+        st.sampled_from(
+            [
+                (name, lambda obs: obs[column]),
+                (f"{name} + {constant}", lambda obs: obs[column] + constant),
+                (f"2 * {name}", lambda obs: 2 * obs[column]),
+                (f"-{name}", lambda obs: -obs[column]),
+                (f"{name} / 2 ** 3", lambda obs: obs[column] / 8),
+                (f"{name} % 7", lambda obs: obs[column] % 7),
+                (f"({name} - {constant}) ** 2", lambda obs: (obs[column] - constant) ** 2),
+            ]
+        )
+    )
+
+
+flags = st.just(("is_live", lambda obs: obs["is_live"]))
+
+
+@st.composite
+def comparisons(draw):
+    kind = draw(st.sampled_from(["numbers", "between", "text", "list", "numbers in"]))
+    if kind == "numbers":
+        (left, value), operator = draw(terms()), draw(operators)
+        if draw(st.booleans()):
+            right, other = draw(terms())
+            return f"{left} {operator} {right}", lambda obs: compare(
+                value(obs), operator, other(obs)
+            )
+        constant = draw(st.integers(-10, 1000) | st.floats(-3, 3))
+        return f"{left} {operator} {constant}", lambda obs: compare(value(obs), operator, constant)
+    if kind == "between":
+        low, high = draw(st.integers(0, 500)), draw(st.integers(300, 1000))
+        return (
+            f"{low} <= n_counts < {high}",
+            lambda obs: (low <= obs["n_counts"]) & (obs["n_counts"] < high),
+        )
+    if kind == "text":
+        column, operator = (
+            draw(st.sampled_from(["cell_type", "plate"])),
+            draw(st.sampled_from(["==", "!="])),
+        )
+        text = draw(texts)
+        return f"{column} {operator} '{text}'", lambda obs: compare(obs[column], operator, text)
+    if kind == "numbers in":
+        numbers_in = draw(st.lists(st.integers(0, 1000), min_size=1))
+        return f"n_counts in {tuple(numbers_in)}", lambda obs: obs["n_counts"].isin(numbers_in)
+    chosen, negated = draw(st.lists(texts, min_size=1)), draw(st.booleans())
+    operator = "not in" if negated else "in"
+    return f"cell_type {operator} {chosen}", lambda obs: obs["cell_type"].isin(chosen) ^ negated
+
+
+def combined(conditions):
+    def both(pair):
+        (left, first), (right, second) = pair
+        return f"({left}) and ({right})", lambda obs: first(obs) & second(obs)
+
+    def either(pair):
+        (left, first), (right, second) = pair
+        return f"({left}) | ({right})", lambda obs: first(obs) | second(obs)
+
+    def negated(one):
+        text, value = one
+        return f"not ({text})", lambda obs: ~value(obs)
+
+    pairs = st.tuples(conditions, conditions)
+    return pairs.map(both) | pairs.map(either) | conditions.map(negated)
+
+
+class TestWhere:
+    @given(st.recursive(flags | comparisons(), combined, max_leaves=6))
+    def test_rows_are_those_of_the_data_frame(self, condition):
+        text, holds = condition
+        assert np.array_equal(self.collection.where(text), np.flatnonzero(holds(self.table)))
+
+    collection: Collection
+    table: pd.DataFrame
+
+    @pytest.fixture(autouse=True)
+    def _given(self, collection, table):
+        type(self).collection, type(self).table = collection, table
+
+    def test_rows_are_indices_in_order(self, collection, table):
+        rows = collection.where("cell_type == 'B' and n_counts > 500")
+        assert rows.dtype == np.int64
+        assert np.array_equal(
+            rows, np.flatnonzero(table.eval("cell_type == 'B' and n_counts > 500"))
+        )
+        dataset = CellDataset(collection, BlockShuffling(2, indices=rows), 4, 2, seed=0)
+        assert {*np.concatenate([each.rows for each in dataset])} == {*rows}
+
+    @pytest.mark.parametrize("name", CLASSES)
+    def test_text_may_hold_anything(self, collection, table, name):
+        rows = collection.where(f"`class` == {name!r}")
+        assert np.array_equal(rows, np.flatnonzero(table["class"] == name))
+
+    def test_none_may_be_found(self, collection):
+        assert collection.where("cell_type == 'no such type'").tolist() == []
+
+    def test_columns_that_were_not_opened_are_not_kept(self, collection, table):
+        assert np.array_equal(collection.where("score > 0"), np.flatnonzero(table["score"] > 0))
+        assert list(collection.obs) == ["cell_type", "n_counts"]
+
+    def test_missing_booleans_hold_nowhere(self, write_h5ad):
+        flags = pd.array([True, False, None, True], dtype="boolean")
+        path = write_h5ad(np.eye(4), {"flag": flags})
+        collection = open_collection(path)
+        assert collection.where("flag").tolist() == [0, 3]
+        assert collection.where("not flag").tolist() == [1]
+        assert collection.where("flag == False or flag").tolist() == [0, 1, 3]
+
+    def test_files_may_have_other_categories(self, write_h5ad):
+        paths = [
+            write_h5ad(np.eye(2), {"t": pd.Categorical(values)})
+            for values in (["b", "c"], ["a", "b"])
+        ]
+        assert open_collection(paths).where("t in ['b', 'a']").tolist() == [0, 2, 3]
+
+    def test_categories_that_are_numbers_compare_as_numbers(self, write_h5ad):
+        path = write_h5ad(np.eye(3), {"dose": pd.Categorical([5, 10, 5])})
+        assert open_collection(path).where("dose == 5").tolist() == [0, 2]
+
+
+@pytest.fixture(scope="module")
+def large(write_h5ad):
+    n = 700_000
+    rng = np.random.default_rng(0)
+    obs = pd.DataFrame(
+        {
+            "type": pd.Categorical.from_codes(
+                rng.integers(0, 3, n), pd.Index(["a rather long name", "b", "c"])
+            ),
+            "n": rng.integers(0, 100, n, dtype=np.int32),
+        },
+    )
+    columns = {name: obs[name].array for name in obs}
+    path = write_h5ad(sp.csr_matrix(np.zeros((n, 1), np.float32)), columns)
+    return open_collection(path, obs=["type", "n"]), obs
+
+
+def test_many_rows_are_read_some_at_a_time(large):
+    collection, obs = large
+    tracemalloc.start()
+    try:
+        rows = collection.where("type == 'a rather long name' and n % 10 == 3")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    holds = (obs["type"] == "a rather long name") & (obs["n"] % 10 == 3)
+    assert np.array_equal(rows, np.flatnonzero(holds))
+    assert peak < 10 * len(collection)  # text for each row would take more than 50 bytes
+
+
+HOSTILE = [
+    "__import__('os').system('true')",
+    "cell_type == __import__('os')",
+    "cell_type == @x",
+    "@pd.compat.os.system('true')",
+    "cell_type.str.upper() == 'B'",
+    "cell_type.values",
+    "n_counts.__class__",
+    "(lambda: 1)()",
+    "lambda: n_counts",
+    "n_counts[0] > 1",
+    "[x for x in n_counts]",
+    "n_counts in (x for x in [1])",
+    "(y := n_counts) > 1",
+    "n_counts > 1 if is_live else 2",
+    "f'{n_counts}' == 'B'",
+    "abs(n_counts) > 1",
+    "sin(n_counts) > 1",
+    "index > 3",
+    "n_counts > 9 ** 9 ** 9",
+    "n_counts > 10 ** 10 ** 10",
+    "n_counts ** 1000000 > 1",
+    "n_counts ** n_counts > 1",
+    "n_counts > " + "9" * 100,
+    "n_counts > " + "9" * 5000,
+    "n_counts > 1e999",
+    "n_counts > 10 ** 64 * 10 ** 64",
+    "n_counts > 1 // 0",
+    "n_counts > (-8) ** 0.5",
+    "cell_type == 'a' * 1000000000",
+    "n_counts > 1 << 100000",
+    "n_counts @ n_counts",
+    "cell_type is 'B'",
+    "cell_type == None",
+    "cell_type == ['B']",
+    "cell_type == {'B': 1}",
+    "cell_type in n_counts",
+    "'B' in cell_type",
+    "'B' in ['B']",
+    "cell_type in 'TB'",
+    "cell_type in []",
+    "cell_type in [n_counts]",
+    "n_counts = 3",
+    "n_counts > 1; n_counts",
+    "n_counts > 1\nn_counts > 2",
+    "cell_type == '''B'''",
+    "cell_type == 'B",
+    "`n_counts > 1",
+    "1 == 1",
+    "True",
+    "'B'",
+    "",
+    "not 3",
+    "n_counts",
+    "n_counts + 1",
+    "cell_type",
+    "cell_type > 'B'",
+    "cell_type + 1 > 2",
+    "cell_type == plate",
+    "\0",
+    "(" * 1000 + "n_counts" + ")" * 1000,
+    "not " * 5000 + "is_live",
+    "n_counts" + " + n_counts" * 5000 + " > 1",
+    "n_counts > 1" + " " * 200_000,
+]
+
+
+@pytest.mark.parametrize("query", HOSTILE, ids=lambda query: query[:40])
+def test_anything_else_is_refused_in_one_line(collection, query):
+    with pytest.raises((ParameterError, ColumnError)) as raised:
+        collection.where(query)
+    said = str(raised.value)
+    assert "\n" not in said
+    assert len(said) < 600
+
+
+def test_what_is_no_text_is_refused(collection):
+    with pytest.raises(ParameterError, match=r"^a query must be text"):
+        collection.where(3)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        (
+            "cell_type == @x",
+            r"^query 'cell_type == @x': @ is not allowed; write values as they are",
+        ),
+        (
+            "tissue == 'lung'",
+            "obs has no column 'tissue'; its columns are: cell_type, plate, n_cou",
+        ),
+        ("cell_type < 'B'", "^query .cell_type < 'B'.: pandas cannot compare so: Unordered Categ"),
+        ("n_counts + 1", "gives values that are not true or false; compare them"),
+        ("abs(n_counts) > 3", r"'abs\(n_counts\)' is not allowed; columns, constants, comparisons"),
+        ("cell_type in 'TB'", "`in` takes a list of constants"),
+    ],
+)
+def test_errors_say_what_to_do(collection, query, said):
+    with pytest.raises((ParameterError, ColumnError), match=said):
+        collection.where(query)

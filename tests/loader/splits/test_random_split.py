@@ -1,0 +1,460 @@
+import pickle
+import tracemalloc
+import warnings
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil, floor
+from typing import Any, Literal
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    ColumnError,
+    MultiIndexable,
+    ParameterError,
+    k_folds,
+    open_collection,
+    random_split,
+)
+
+Method = Literal["deterministic", "multinomial", "stochastic_rounding"]
+METHODS: list[Method] = ["deterministic", "multinomial", "stochastic_rounding"]
+ROUNDING: list[Method] = ["deterministic", "stochastic_rounding"]
+
+# Of 20 rows, the second part at [0.7, 0.3] and seed 7.
+GOLDEN = {
+    "deterministic": [6, 7, 8, 11, 12, 19],
+    "multinomial": [1, 4, 6, 7, 8, 9, 11, 12, 13, 14, 19],
+    "stochastic_rounding": [6, 7, 8, 11, 12, 19],
+}
+
+seeds = st.integers(0, 2**64)
+weights = st.lists(st.integers(1, 9), min_size=1, max_size=5)
+
+
+def shares(weights: list[int], n: int) -> list[Fraction]:
+    return [Fraction(each * n, sum(weights)) for each in weights]
+
+
+def as_fractions(weights: list[int]) -> list[float]:
+    return [each / sum(weights) for each in weights]
+
+
+def split_or_assume(*args, **kwargs):
+    """A split, but of cases in which no part is empty."""
+    try:
+        return random_split(*args, **kwargs)
+    except ParameterError as error:
+        assume("gets none" not in str(error))
+        raise
+
+
+def is_a_neighbour(size: int, share: Fraction) -> bool:
+    return floor(share) <= size <= ceil(share)
+
+
+class TestRows:
+    @given(st.integers(1, 200), weights, seeds, st.sampled_from(METHODS))
+    def test_each_row_is_in_one_part(self, n, weights, seed, method):
+        parts = split_or_assume(n, as_fractions(weights), seed=seed, method=method)
+        assert len(parts) == len(weights)
+        assert all(part.dtype == np.int64 and np.all(np.diff(part) > 0) for part in parts)
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(n))
+
+    @given(st.integers(1, 10**4), weights, seeds)
+    def test_deterministic_sizes_are_rounded_bounds(self, n, weights, seed):
+        parts = split_or_assume(n, as_fractions(weights), seed=seed, method="deterministic")
+        bounds = np.cumsum([0, *shares(weights, n)])
+        assert [each.size for each in parts] == [
+            floor(b + Fraction(1, 2)) - floor(a + Fraction(1, 2)) for a, b in pairwise(bounds)
+        ]
+
+    def test_deterministic_sizes_are_those_of_tiledb_soma_ml(self):
+        # Its documentation: n=12, fracs=[.7, .3] always gives 8 and 4.
+        for seed in range(20):
+            parts = random_split(12, [0.7, 0.3], seed=seed, method="deterministic")
+            assert [each.size for each in parts] == [8, 4]
+
+    @given(st.integers(1, 10**4), weights, seeds)
+    def test_stochastic_rounding_takes_one_of_two_integers(self, n, weights, seed):
+        parts = split_or_assume(n, as_fractions(weights), seed=seed)
+        for part, share in zip(parts, shares(weights, n), strict=True):
+            assert is_a_neighbour(part.size, share)
+
+    @pytest.mark.parametrize("method", ["multinomial", "stochastic_rounding"])
+    def test_expected_sizes_are_the_shares(self, method):
+        asked, n, n_draws = [0.45, 0.25, 0.3], 27, 2000
+        sizes = np.array(
+            [
+                [each.size for each in random_split(n, asked, seed=seed, method=method)]
+                for seed in range(n_draws)
+            ]
+        )
+        p = np.array(asked)
+        variance = n * p * (1 - p) if method == "multinomial" else 0.25
+        assert np.all(np.abs(sizes.mean(axis=0) - n * p) < 4 * np.sqrt(variance / n_draws))
+        assert np.all(sizes.std(axis=0) > 0)
+
+    @pytest.mark.parametrize("options", [{}, {"stratify": np.arange(12) % 3}])
+    def test_every_row_is_as_likely_in_every_part(self, options):
+        n_draws, counts = 2000, np.zeros(12)
+        for seed in range(n_draws):
+            counts[random_split(12, [0.75, 0.25], seed=seed, **options)[1]] += 1
+        assert np.all(np.abs(counts / n_draws - 0.25) < 5 * np.sqrt(0.25 * 0.75 / n_draws))
+
+    @given(st.integers(1, 10**4), st.integers(1, 9))
+    def test_fractions_are_what_they_were_meant_to_be(self, n, k):
+        # As floats, 1/3 is less than a third, and 0.1 more than a tenth.
+        n *= k
+        assert random_split(n, [1 / k] * k, seed=0).fractions == (1 / k,) * k
+        sizes = [each.size for each in random_split(10 * k, [0.1, 0.7, 0.2], seed=n)]
+        assert sizes == [k, 7 * k, 2 * k]
+
+    @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=5), st.sampled_from(METHODS), seeds)
+    def test_fractions_may_be_any_floats(self, shares, method, seed):
+        fractions = [each / sum(shares) for each in shares]
+        parts = split_or_assume(500, fractions, seed=seed, method=method)
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(500))
+        if method != "multinomial":
+            assert all(
+                abs(part.size - 500 * fraction) < 1 + 1e-6
+                for part, fraction in zip(parts, fractions, strict=True)
+            )
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_the_seed_fixes_it(self, method):
+        first, again, other = (
+            random_split(1000, [0.8, 0.2], seed=seed, method=method) for seed in (5, 5, 6)
+        )
+        assert all(map(np.array_equal, first, again))
+        assert not np.array_equal(first[1], other[1])
+
+    def test_a_later_version_gives_the_same(self):
+        test = {
+            method: random_split(20, [0.7, 0.3], seed=7, method=method)[1] for method in METHODS
+        }
+        assert {method: rows.tolist() for method, rows in test.items()} == GOLDEN
+
+    def test_the_whole_may_be_one_part(self):
+        assert random_split(3, [1], seed=0)[0].tolist() == [0, 1, 2]
+
+    def test_takes_arrays_only(self):
+        n = 2_000_000
+        labels = np.arange(n) % 7
+        random_split(n, [0.8, 0.2], seed=0, stratify=labels)
+        tracemalloc.start()
+        try:
+            parts = random_split(n, [0.8, 0.2], seed=0, stratify=labels)
+            assert tracemalloc.get_traced_memory()[1] < 32 * n
+        finally:
+            tracemalloc.stop()
+        assert parts[0].size == 1_600_000
+
+
+@st.composite
+def labelled(draw, *, most: int = 8):
+    """Labels of some rows, some of which may be missing."""
+    n_labels = draw(st.integers(1, most))
+    names = [*[f"label {k}" for k in range(n_labels)], None]
+    return np.array(draw(st.lists(st.sampled_from(names), min_size=2, max_size=80)), object)
+
+
+def rows_by_label(labels: np.ndarray) -> dict[object, np.ndarray]:
+    return {each: np.flatnonzero([label == each for label in labels]) for each in set(labels)}
+
+
+class TestStrata:
+    @given(labelled(), weights, seeds, st.sampled_from(ROUNDING))
+    def test_each_label_is_divided_as_all_are(self, labels, weights, seed, method):
+        assume(2 * len(set(labels)) <= labels.size)
+        fractions = as_fractions(weights)
+        parts = split_or_assume(labels.size, fractions, seed=seed, method=method, stratify=labels)
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(labels.size))
+        for part, share in zip(parts, shares(weights, labels.size), strict=True):
+            assert is_a_neighbour(part.size, share)
+        for rows in rows_by_label(labels).values():
+            for part, share in zip(parts, shares(weights, rows.size), strict=True):
+                assert is_a_neighbour(np.isin(rows, part).sum(), share)
+
+    def test_expected_sizes_are_the_shares_of_each_label(self):
+        labels, asked, n_draws = np.repeat([0, 1, 2, 3], [3, 5, 8, 9]), [0.5, 0.3, 0.2], 1000
+        sizes = np.zeros((4, 3))
+        for seed in range(n_draws):
+            parts = random_split(25, asked, seed=seed, stratify=labels)
+            sizes += np.stack([np.bincount(labels[each], minlength=4) for each in parts], axis=1)
+        expected = np.outer([3, 5, 8, 9], asked)
+        assert np.all(np.abs(sizes / n_draws - expected) < 4 * 0.5 / np.sqrt(n_draws))
+
+    def test_deterministic_sizes_do_not_hang_on_the_seed(self):
+        labels = np.repeat(["a", "b", "c"], [11, 13, 17])
+        options: dict[str, Any] = {"method": "deterministic", "stratify": labels}
+        described = [
+            random_split(41, [0.6, 0.3, 0.1], seed=seed, **options).describe() for seed in range(9)
+        ]
+        assert all(each.equals(described[0]) for each in described)
+
+    def test_several_columns_are_balanced_together(self):
+        plate, drug = np.repeat([0, 1], 40), np.tile(np.repeat(["x", "y"], 20), 2)
+        cells = ad.AnnData(
+            np.zeros((80, 1)),
+            obs=pd.DataFrame({"plate": plate, "drug": drug}, index=[str(k) for k in range(80)]),
+        )
+        split = random_split(cells, [0.75, 0.25], seed=0, stratify=["plate", "drug"])
+        both = plate[split[1]] * 2 + (drug[split[1]] == "y")
+        assert np.bincount(both).tolist() == [5, 5, 5, 5]
+        assert split.describe().index.tolist() == [
+            "all rows",
+            *[(i, j) for i in (0, 1) for j in "xy"],
+        ]
+
+    def test_what_was_reached_is_described(self):
+        labels = np.array(["a"] * 6 + ["b"] * 4 + [None] * 2, object)
+        split = random_split(12, [0.5, 0.5], seed=0, stratify=labels)
+        assert repr(split) == "Split(6 + 6 rows: 0.5, 0.5, the labels of `stratify` within 0.000)"
+        table = split.describe()
+        assert table.index.tolist() == ["all rows", "a", "b", None]
+        assert table["n_rows"].tolist() == [12, 6, 4, 2]
+        assert table[[0, 1]].to_numpy().tolist() == [[0.5, 0.5]] * 4
+        assert split.fractions == (0.5, 0.5)
+
+
+class TestGroups:
+    @given(labelled(), weights, seeds, st.sampled_from(METHODS), st.booleans())
+    def test_none_is_torn(self, groups, weights, seed, method, is_stratified):
+        n_groups = len(set(groups))
+        assume(n_groups >= len(weights))
+        strata = np.arange(groups.size) % 2 if is_stratified and method != "multinomial" else None
+        assume(strata is None or groups.size >= 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parts = split_or_assume(
+                groups.size, as_fractions(weights), seed=seed, method=method, group=groups,
+                stratify=strata,
+            )  # fmt: skip
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(groups.size))
+        for rows in rows_by_label(groups).values():
+            assert sum(np.isin(rows, part).any() for part in parts) == 1
+
+    @given(labelled(), st.integers(1, 9), seeds)
+    def test_two_parts_are_off_by_a_group_at_most(self, groups, weight, seed):
+        by_group = rows_by_label(groups)
+        assume(len(by_group) >= 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            part, _ = random_split(
+                groups.size, [weight / 10, 1 - weight / 10], seed=seed, group=groups
+            )
+        largest = max(each.size for each in by_group.values())
+        assert abs(part.size - weight / 10 * groups.size) <= largest
+
+    def test_what_can_be_had_exactly_is(self):
+        donors, types = np.repeat(np.arange(20), 10), np.tile(np.repeat(["T", "B"], [7, 3]), 20)
+        split = random_split(200, [0.7, 0.2, 0.1], seed=0, group=donors, stratify=types)
+        table = split.describe()
+        assert np.allclose(table[[0, 1, 2]], [0.7, 0.2, 0.1])
+        assert "20 groups kept whole" in repr(split)
+
+    def test_strata_are_balanced_by_the_choice_of_groups(self):
+        # Half of the donors have one type, half the other: a choice by size alone may take any.
+        donors = np.repeat(np.arange(12), 10)
+        types = np.where(donors < 6, "T", "B")
+        for seed in range(5):
+            split = random_split(120, [0.5, 0.5], seed=seed, group=donors, stratify=types)
+            assert np.allclose(split.describe()[[0, 1]], 0.5)
+
+    def test_far_off_is_warned_of(self):
+        donors = np.repeat(["a", "b"], [95, 5])
+        said = (
+            r"^2 groups of the labels of `group` were kept whole, so that parts have 0.05 \+ 0.95 "
+            r"of the rows, not 0.5 \+ 0.5; see `describe\(\)`"
+        )
+        with pytest.warns(UserWarning, match=said):
+            split = random_split(100, [0.5, 0.5], seed=0, group=donors)
+        assert sorted(split.fractions) == [0.05, 0.95]
+        assert "(asked 0.5, 0.5)" in repr(split)
+
+    def test_strata_that_cannot_be_balanced_are_warned_of(self):
+        donors = np.repeat(["a", "b", "c", "d"], 25)
+        with pytest.warns(UserWarning, match="hold 50% of a label's rows, on average, that belong"):
+            random_split(100, [0.5, 0.5], seed=0, group=donors, stratify=donors)
+
+    def test_rows_without_a_group_stay_together(self):
+        donors = np.array([None] * 30 + ["a"] * 30 + ["b"] * 30 + ["c"] * 30, object)
+        for seed in range(5):
+            part, other = random_split(120, [0.5, 0.5], seed=seed, group=donors)
+            assert set(donors[part]).isdisjoint(donors[other])
+
+    def test_other_seeds_give_other_groups(self):
+        donors = np.repeat(np.arange(100), 2)
+        splits = [random_split(200, [0.5, 0.5], seed=seed, group=donors)[0] for seed in (0, 0, 1)]
+        assert np.array_equal(splits[0], splits[1])
+        assert not np.array_equal(splits[0], splits[2])
+
+
+class TestFolds:
+    @given(st.integers(2, 200), st.integers(2, 9), seeds)
+    def test_each_row_validates_once(self, n, k, seed):
+        assume(n >= k)
+        folds = k_folds(n, k, seed=seed)
+        validation = [rows for _, rows in folds]
+        assert np.array_equal(np.sort(np.concatenate(validation)), np.arange(n))
+        assert np.ptp([rows.size for rows in validation]) <= 1
+        for train, rows in folds:
+            assert np.array_equal(np.union1d(train, rows), np.arange(n))
+            assert train.size + rows.size == n
+
+    def test_strata_and_groups(self):
+        labels, donors = np.arange(90) % 3, np.repeat(np.arange(30), 3)
+        for _, rows in k_folds(90, 5, seed=0, stratify=labels):
+            assert np.bincount(labels[rows]).tolist() == [6, 6, 6]
+        folds = k_folds(90, 5, seed=0, group=donors, stratify=labels)
+        assert [rows.size for _, rows in folds] == [18] * 5
+        for train, rows in folds:
+            assert set(donors[train]).isdisjoint(donors[rows])
+
+    def test_it_is_a_sequence_of_pairs(self):
+        folds = k_folds(10, 3, seed=0)
+        assert len(folds) == len(list(folds)) == 3
+        assert np.array_equal(folds[-1][1], folds[2][1])
+        assert [rows.tolist() for _, rows in folds[1:]] == [folds[k][1].tolist() for k in (1, 2)]
+        assert repr(folds) == "Folds(3 of 10 rows: 0.3, 0.4, 0.3 (asked 0.333, 0.333, 0.333))"
+        assert folds.describe()["n_rows"].tolist() == [10]
+        with pytest.raises(IndexError):
+            folds[3]
+
+    def test_folds_are_made_as_they_are_asked_for(self):
+        n = 100_000
+        folds = k_folds(n, 50, seed=0)
+        assert len(pickle.dumps(folds)) < 2 * n
+        assert np.array_equal(pickle.loads(pickle.dumps(folds))[49][1], folds[49][1])
+
+
+class TestCollections:
+    def test_columns_are_named(self, plates):
+        opened = open_collection(plates, obs=["cell_type"])
+        types = opened[:].obs["cell_type"]
+        named = random_split(opened, [0.5, 0.5], seed=0, stratify="cell_type")
+        given = random_split(63, [0.5, 0.5], seed=0, stratify=types)
+        assert all(map(np.array_equal, named, given))
+        assert named.describe().index.tolist()[1:] == ["B", "NK", "T"]
+
+    def test_columns_that_were_not_opened_are_read(self, plates):
+        collection = open_collection(plates)
+        with pytest.warns(UserWarning, match="2 groups of plate"):
+            first, second = random_split(collection, [0.8, 0.2], seed=0, group="plate")
+        assert sorted([first.tolist(), second.tolist()]) == [
+            list(range(37)),
+            list(range(37, 63)),
+        ]
+        assert list(collection.obs) == []
+
+    def test_parts_are_the_indices_of_strategies(self, plates):
+        collection = open_collection(plates)
+        split = random_split(collection, [0.8, 0.2], seed=0)
+        for rows in split:
+            dataset = CellDataset(collection, BlockShuffling(4, indices=rows), 8, 2, seed=0)
+            seen = np.concatenate([minibatch.rows.numpy() for minibatch in dataset])
+            assert np.array_equal(np.sort(seen), rows)
+
+    def test_selected_rows_alone_are_divided(self, plates):
+        collection = open_collection(plates, obs=["cell_type"])
+        rows = collection.where("plate == 'p2'")
+        split = random_split(collection, [0.5, 0.5], seed=0, indices=rows, stratify="cell_type")
+        assert np.array_equal(np.sort(np.concatenate(split)), rows)
+        types = collection[:].obs["cell_type"]
+        for code, n in enumerate(np.bincount(types[rows])):
+            assert abs(2 * (types[split[0]] == code).sum() - n) <= 1
+
+    def test_numbers_are_labels_too(self, write_h5ad):
+        dose = np.repeat([0.5, 2.0, np.nan], [12, 8, 4])
+        collection = open_collection(write_h5ad(np.eye(24), {"dose": dose}))
+        table = random_split(collection, [0.75, 0.25], seed=0, stratify="dose").describe()
+        assert table["n_rows"].tolist() == [24, 12, 8, 4]
+        assert table[1].tolist() == [0.25] * 4
+
+    def test_anything_with_a_length_can_be_divided(self):
+        for cells in (np.zeros((10, 2)), MultiIndexable(X=np.zeros(10)), [0] * 10, range(10)):
+            assert [each.size for each in random_split(cells, [0.8, 0.2], seed=0)] == [8, 2]
+
+    @pytest.mark.parametrize("make", [pd.Series, pd.Index, pd.Categorical, list, np.array])
+    def test_labels_of_any_kind(self, make):
+        labels = np.arange(40) % 4 + 10
+        split = random_split(40, [0.5, 0.5], seed=0, stratify=make(labels))
+        assert np.bincount(labels[split[0]])[10:].tolist() == [5, 5, 5, 5]
+        assert split.describe().index.tolist() == ["all rows", 10, 11, 12, 13]
+
+
+ERRORS = {
+    "sum": ({"fractions": [0.5, 0.4]}, r"^`fractions` must sum to 1, but \[0.5, 0.4\] sum to 0.9$"),
+    "negative": (
+        {"fractions": [1.5, -0.5]},
+        "^each of `fractions` must be above 0, and there must ",
+    ),
+    "zero": ({"fractions": [1.0, 0.0]}, "^each of `fractions` must be above 0"),
+    "nan": ({"fractions": [float("nan"), 1.0]}, "^each of `fractions` must be above 0"),
+    "tiny": ({"fractions": [1.0, 1e-12]}, "^each of `fractions` must be at least 1e-09"),
+    "none": ({"fractions": []}, "^each of `fractions` must be above 0"),
+    "a number": ({"fractions": 0.8}, r"^`fractions` must be numbers .* but got 0\.8$"),
+    "text": ({"fractions": ["a", "b"]}, "^`fractions` must be numbers"),
+    "empty part": (
+        {"fractions": [0.999, 0.001], "method": "deterministic"},
+        r"^part 1 \(fraction 0.001\) gets none of 20 rows; ask for fewer parts",
+    ),
+    "method": ({"method": "exact"}, "^`method` must be one of deterministic, multinomial, stoch"),
+    "seed": ({"seed": 0.5}, "^`seed` must be an integer"),
+    "no rows": ({"collection": 0}, "^`collection >= 1` must hold"),
+    "path": ({"collection": "a.h5ad"}, "open it with `open_collection`"),
+    "no length": ({"collection": None}, "^an indexable must have a length"),
+    "labels": ({"stratify": np.zeros(19)}, r"^`stratify` must have a label for each of 20 rows"),
+    "columns of none": ({"group": "donor"}, "^`group` names the obs column 'donor', but a int has"),
+    "no name": ({"group": []}, "^`group` is empty"),
+    "few groups": (
+        {"group": np.zeros(20)},
+        "^2 parts need as many groups, but there are 1 of the labels of `group`; ask for fewer",
+    ),
+    "multinomial": (
+        {"stratify": np.zeros(20), "method": "multinomial"},
+        "^method='multinomial' draws rows one by one",
+    ),
+    "indices": ({"indices": [0, 20]}, "^`0 <= indices < 20` must hold, but they are from 0 to 20$"),
+    "twice": ({"indices": [3, 1, 3]}, "^`indices` hold row 3 twice"),
+    "no indices": ({"indices": []}, "^`indices` must be one-dimensional integers"),
+}
+
+
+@pytest.mark.parametrize(("options", "said"), ERRORS.values(), ids=list(ERRORS))
+def test_mistakes_are_refused_in_one_line(options, said):
+    usual = {"collection": 20, "fractions": [0.8, 0.2], "seed": 0}
+    with pytest.raises(ParameterError, match=said) as raised:
+        random_split(**(usual | options))
+    assert "\n" not in str(raised.value)
+
+
+def test_labels_that_are_none_are_refused():
+    with pytest.raises(ColumnError, match="20 labels in 20 rows, so that hardly two have the same"):
+        random_split(20, [0.8, 0.2], seed=0, stratify=np.arange(20))
+
+
+def test_unknown_columns_are_refused(plates):
+    with pytest.raises(
+        ColumnError, match="obs has no column 'donor'; its columns are: plate, cell"
+    ):
+        random_split(open_collection(plates), [0.8, 0.2], seed=0, group="donor")
+    cells = ad.AnnData(np.zeros((4, 1)), obs=pd.DataFrame({"plate": [1] * 4}, index=list("abcd")))
+    with pytest.raises(
+        ColumnError, match=r"^`group`: obs has no column 'donor'; its columns are: p"
+    ):
+        random_split(cells, [0.5, 0.5], seed=0, group="donor")
+
+
+@pytest.mark.parametrize(("k", "said"), [(1, "^`k >= 2` must hold"), (11, "gets none of 10 rows")])
+def test_folds_that_cannot_be(k, said):
+    with pytest.raises(ParameterError, match=said):
+        k_folds(10, k, seed=0)
