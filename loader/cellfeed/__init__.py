@@ -79,7 +79,13 @@ _IMPORTED_WHEN_USED = {
     "open_collection": "cellfeed._collection",
     "preshuffle": "cellfeed._preshuffle",
 }
-_MODULES = ("console", "machine", "sampling", "sources")  # there without an import of their own
+_MODULES = (
+    "console",
+    "machine",
+    "sampling",
+    "sources",
+    "transforms",
+)  # there without an import of their own
 
 if not typing.TYPE_CHECKING:
 
