@@ -59,9 +59,9 @@ def formula(X: Values, transform: Transform, dtype: np.dtype[Any]) -> Values:
     if isinstance(transform, Binarize):
         return np.where(dtype.type(transform.threshold) < X, 1.0, 0.0)
     assert isinstance(transform, Scale)
-    std = np.asarray(transform.std)
-    X = X - transform.mean if transform.zero_center else X
-    X = X / np.where(std == 0, 1.0, std)
+    mean = np.asarray(transform.mean if transform.zero_center else 0.0, np.float64)
+    std = np.asarray(transform.std, np.float64)
+    X = (X - mean) / np.where(std == 0, 1.0, std)
     if transform.max_value is None:
         return X
     X = np.where(transform.max_value < X, transform.max_value, X)
