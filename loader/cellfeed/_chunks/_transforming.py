@@ -11,29 +11,33 @@ from numpy.typing import NDArray
 from cellfeed._chunks import _kernels as kernels
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
 
-__all__ = ["RowAddresses", "ValueSteps"]
+__all__ = ["RowGroup", "ValueSteps"]
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class RowAddresses:
-    """Where rows lie in memory, as long as it does: int64 arrays of shape (n_rows,).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """Where rows lie in memory, as long as it does.
 
     Parameters
     ----------
+    n_rows
+        Rows, one after the other.
     values
-        Address of the first value of each row.
-    columns
-        Address of its first column index; 0 if the row is dense.
-    lengths
-        How many values it has.
+        Address of the first value.
+    row_length
+        Values of each row, if they are dense.
+    columns, pointers
+        Addresses of column indices and of the row pointer, if they are sparse.
     index_itemsize
-        Bytes of a column index.
+        Bytes of each of these.
     """
 
-    values: NDArray[np.int64]
-    columns: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    index_itemsize: int
+    n_rows: int
+    values: int
+    row_length: int = 0
+    columns: int = 0
+    pointers: int = 0
+    index_itemsize: int = 0
 
 
 class ValueSteps:
@@ -69,49 +73,58 @@ class ValueSteps:
         self._numbers = np.array([step[2] for step in steps], np.float64)
         self._moments = np.array(moments) if moments else np.empty((0, 2, 0))
 
-    def __bool__(self) -> bool:
-        return len(self._steps) > 0
-
     def apply(
-        self, rows: RowAddresses, threads: Executor | None = None, n_threads: int = 1
+        self, groups: Sequence[RowGroup], threads: Executor | None = None, n_threads: int = 1
     ) -> None:
         """Change the values of rows where they are.
 
         Parameters
         ----------
-        rows
-            Where they are, of the dtype stated.
+        groups
+            Rows of the dtype stated, of one layout.
         threads, n_threads
-            Who does it, and how many of them; the calling thread if None.
+            Who helps the calling thread, and how many work on it together.
         """
-        taken = np.zeros(1, np.int64)
+        if not groups or not len(self._steps):
+            return
+        table, taken = _table(groups), np.zeros(1, np.int64)
 
         def work() -> None:
             kernels.transform_rows(
-                rows.values,
-                rows.columns,
-                rows.lengths,
-                self._itemsize,
-                rows.index_itemsize,
-                self._steps,
-                self._numbers,
-                self._moments,
-                taken,
+                table, self._itemsize, self._steps, self._numbers, self._moments, taken
             )
 
-        if threads is None:
-            work()
-            return
-        n_tasks = -(-rows.lengths.size // kernels.ROWS_OF_A_TASK)
-        jobs = [threads.submit(work) for _ in range(min(n_threads, n_tasks))]
+        n_rows = int(table[-1, kernels.FIRST_ROW])
+        n_tasks = -(-n_rows // kernels.ROWS_OF_A_TASK)
+        n_helpers = 0 if threads is None else min(n_threads, n_tasks) - 1
+        helpers = [threads.submit(work) for _ in range(n_helpers)] if threads is not None else []
         try:
-            for job in jobs:
-                job.result()
+            work()
+            for each in helpers:
+                each.result()
         except BaseException:
             # The other threads write into memory that the caller is about to let go.
-            taken[0] = rows.lengths.size
-            wait(jobs)
+            taken[0] = n_rows
+            wait(helpers)
             raise
+
+
+def _table(groups: Sequence[RowGroup]) -> NDArray[np.int64]:
+    """Return the table of groups that `kernels.transform_rows` takes."""
+    table = np.zeros((len(groups) + 1, kernels.N_GROUP_COLUMNS), np.int64)
+    first_row = 0
+    for row, each in zip(table, groups, strict=False):
+        row[:] = (
+            first_row,
+            each.values,
+            each.row_length,
+            each.columns,
+            each.pointers,
+            each.index_itemsize,
+        )
+        first_row += each.n_rows
+    table[-1, kernels.FIRST_ROW] = first_row
+    return table
 
 
 def _moments(scale: Scale) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ from cellfeed._layouts import CsrGroup, DenseGroup, Dtypes, Element, dtypes_of
 from cellfeed._reading._laid_out import ElementPlan, ElementRead, LaidOut
 from cellfeed._reading._parts import Part
 from cellfeed._reading._prefetch import ahead
-from cellfeed._reading._transforms import ElementTransforms, Transforms, transform_groups
+from cellfeed._reading._transforms import ElementTransforms, Transforms
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.machine import usable_cpu_count
 
@@ -253,13 +253,13 @@ class Reader:
         """Transform values, except for groups whose columns are to be added up before."""
         for name, transforms in self._transforms.items():
             groups = laid_out[name].groups
-            summed = distinct.get(name, [True] * len(groups))
-            rows = [
-                group.over(memory)
-                for group, memory, is_done in zip(groups, buffers[name], summed, strict=True)
+            is_distinct = distinct.get(name, [True] * len(groups))
+            located = [
+                group.located(memory)
+                for group, memory, is_done in zip(groups, buffers[name], is_distinct, strict=True)
                 if is_done
             ]
-            transform_groups(transforms.stored, rows, self._threads, self._n_threads)
+            transforms.stored.apply(located, self._threads, self._n_threads)
 
     def _sorted(
         self, laid_out: Mapping[str, LaidOut], buffers: Mapping[str, Sequence[Buffer]]
@@ -291,7 +291,7 @@ class Reader:
                 if isinstance(group, CsrGroup) and distinct and not distinct[name][k]:
                     summed = group.over(memory, distinct=False)
                     if name in self._transforms:
-                        transform_groups(self._transforms[name].stored, [summed])
+                        self._transforms[name].stored.apply([summed.located()])
                     elements[name] = summed
                     del summed
                 else:
@@ -332,8 +332,9 @@ class Reader:
         if not isinstance(rows, CsrRows):
             return rows
         group = DenseGroup(len(rows.indptr) - 1, (rows.n_vars,), rows.data.dtype)
-        dense = group.over(self._dense_pool.acquire(group.n_bytes))
+        memory = self._dense_pool.acquire(group.n_bytes)
+        dense = group.over(memory)
         rows.densify_into(dense)
         if name in self._transforms:
-            transform_groups(self._transforms[name].dense, [dense])
+            self._transforms[name].dense.apply([group.located(memory)])
         return dense

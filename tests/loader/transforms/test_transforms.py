@@ -168,7 +168,7 @@ def checked(write) -> Callable[..., None]:
 class TestFormulas:
     @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
     def test_one_transform(self, checked, is_sparse):
-        @settings(max_examples=60)
+        @settings(max_examples=40)
         @given(
             X=COUNTS | NUMBERS,
             transform=ONE,
@@ -184,7 +184,7 @@ class TestFormulas:
 
     @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
     def test_normalised_and_logarithm(self, checked, is_sparse):
-        @settings(max_examples=60)
+        @settings(max_examples=40)
         @given(X=COUNTS | NUMBERS, target=st.sampled_from([1.0, 1e4, 1e30]))
         def check(X, target):
             transforms = [NormalizeTotal(target), Log1p()]

@@ -23,9 +23,11 @@ from cellfeed._compiled import compiled
 __all__ = [
     "BINARIZED",
     "CENTRED",
+    "FIRST_ROW",
     "LOG1P",
     "NORMALIZED",
     "NORMALIZED_LOG1P",
+    "N_GROUP_COLUMNS",
     "ROWS_OF_A_TASK",
     "SCALED",
     "transform_rows",
@@ -33,6 +35,10 @@ __all__ = [
 
 # What a step does.
 NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED, CENTRED, SCALED = range(6)
+
+# Columns of a table of groups.
+FIRST_ROW, VALUES, ROW_LENGTH, COLUMNS, POINTERS, INDEX_ITEMSIZE = range(6)
+N_GROUP_COLUMNS = 6
 
 ROWS_OF_A_TASK = 16
 
@@ -130,6 +136,18 @@ def _scale_dense(
         values[i] = min(scaled, most)
 
 
+@compiled("void(float32[::1], float64)", "void(float64[::1], float64)")
+def _divide(values: NDArray[Any], divisor: float) -> None:
+    """Divide values; float32 by a multiplication in float64, whose error is far below theirs."""
+    if values.itemsize == 4:
+        factor = divide(1.0, divisor)
+        for i in range(values.size):
+            values[i] = np.float64(values[i]) * factor
+    else:
+        for i in range(values.size):
+            values[i] = divide(np.float64(values[i]), divisor)
+
+
 @compiled(
     *(
         f"void({value}[::1], int64, int64, int64[:,::1], float64[::1], float64[:,:,::1])"
@@ -149,8 +167,7 @@ def _transform(
         kind, number = steps[k, 0], numbers[k]
         if kind == NORMALIZED:
             divisor = _divisor(values, number)
-            for i in range(values.size):
-                values[i] = divide(np.float64(values[i]), divisor)
+            _divide(values, divisor)
         elif kind == LOG1P:
             _log1p(values, 1.0)
         elif kind == NORMALIZED_LOG1P:
@@ -158,7 +175,7 @@ def _transform(
         elif kind == BINARIZED:
             for i in range(values.size):
                 values[i] = 1.0 if values[i] > number else 0.0
-        elif columns == 0:
+        elif index_itemsize == 0:
             mean, std = moments[steps[k, 1], 0], moments[steps[k, 1], 1]
             _scale_dense(values, mean, std, -number if kind == CENTRED else -np.inf, number)
         elif index_itemsize == 4:
@@ -169,16 +186,18 @@ def _transform(
             _scale_sparse(values, wide, moments[steps[k, 1], 1], number)
 
 
-@compiled(
-    "void(int64[::1], int64[::1], int64[::1], int64, int64, "
-    "int64[:,::1], float64[::1], float64[:,:,::1], int64[::1])"
-)
+@compiled("int64(int64, int64, int64)")
+def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
+    """Return an entry of a row pointer."""
+    if itemsize == 4:
+        return np.int64(carray(pointer(pointers + row * 4), (1,), np.int32)[0])
+    return np.int64(carray(pointer(pointers + row * 8), (1,), np.int64)[0])
+
+
+@compiled("void(int64[:,::1], int64, int64[:,::1], float64[::1], float64[:,:,::1], int64[::1])")
 def transform_rows(
-    values: NDArray[np.int64],
-    columns: NDArray[np.int64],
-    lengths: NDArray[np.int64],
+    groups: NDArray[np.int64],
     itemsize: int,
-    index_itemsize: int,
     steps: NDArray[np.int64],
     numbers: NDArray[np.float64],
     moments: NDArray[np.float64],
@@ -188,11 +207,12 @@ def transform_rows(
 
     Parameters
     ----------
-    values, columns, lengths
-        Address of the first value of each row, and of its first column index, which is 0 if it is
-        dense; and how many values it has.
-    itemsize, index_itemsize
-        Bytes of a value, which is a float, and of a column index.
+    groups
+        A table of rows that lie together: the number of the first, the addresses of the values,
+        how many values each row has if it is dense, and the addresses of column indices and row
+        pointer, with their itemsize, if it is sparse. The first column of a last row ends it.
+    itemsize
+        Bytes of a value, which is a float.
     steps, numbers
         What is done, one after the other: kinds with the number of the moments that they take,
         shape (n_steps, 2); and the number of each: a sum, a threshold, or the largest value.
@@ -202,14 +222,26 @@ def transform_rows(
     taken
         How many rows some thread has begun, shape (1,).
     """
+    n_rows = groups[-1, FIRST_ROW]
     while True:
         first = atomic_add(taken.ctypes.data, ROWS_OF_A_TASK)
-        if first >= lengths.size:
+        if first >= n_rows:
             break
-        for row in range(first, min(first + ROWS_OF_A_TASK, lengths.size)):
+        g = 0
+        for row in range(first, min(first + ROWS_OF_A_TASK, n_rows)):
+            while row >= groups[g + 1, FIRST_ROW]:
+                g += 1
+            number, n = row - groups[g, FIRST_ROW], groups[g, ROW_LENGTH]
+            start, columns = number * n, groups[g, COLUMNS]
+            index_itemsize = groups[g, INDEX_ITEMSIZE]
+            if index_itemsize:
+                start = _pointer_at(groups[g, POINTERS], index_itemsize, number)
+                n = _pointer_at(groups[g, POINTERS], index_itemsize, number + 1) - start
+                columns += start * index_itemsize
+            address = pointer(groups[g, VALUES] + start * itemsize)
             if itemsize == 4:
-                narrow = carray(pointer(values[row]), (lengths[row],), np.float32)
-                _transform(narrow, columns[row], index_itemsize, steps, numbers, moments)
+                narrow = carray(address, (n,), np.float32)
+                _transform(narrow, columns, index_itemsize, steps, numbers, moments)
             else:
-                wide = carray(pointer(values[row]), (lengths[row],), np.float64)
-                _transform(wide, columns[row], index_itemsize, steps, numbers, moments)
+                wide = carray(address, (n,), np.float64)
+                _transform(wide, columns, index_itemsize, steps, numbers, moments)
