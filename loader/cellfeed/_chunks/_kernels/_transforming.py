@@ -190,8 +190,8 @@ def _transform(
 def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
     """Return an entry of a row pointer."""
     if itemsize == 4:
-        return np.int64(carray(pointer(pointers + row * 4), (1,), np.int32)[0])
-    return np.int64(carray(pointer(pointers + row * 8), (1,), np.int64)[0])
+        return int(carray(pointer(pointers + row * 4), (1,), np.int32)[0])
+    return int(carray(pointer(pointers + row * 8), (1,), np.int64)[0])
 
 
 @compiled("void(int64[:,::1], int64, int64[:,::1], float64[::1], float64[:,:,::1], int64[::1])")
