@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import torch
 
 from bench._profile import Sampled, parameters
 from bench._stores import N_CELLS, STORAGES, write_stores
-from cellfeed import BlockShuffling, CellDataset, Streaming, open_collection
+from cellfeed import BlockShuffling, CellDataset, Minibatch, Streaming, open_collection
 from cellfeed.stages import FetchStages
+from cellfeed.transforms import Log1p, NormalizeTotal
 
 BATCH_SIZE, FETCH_FACTOR, BLOCK_SIZE = 64, 16, 16
 BLOCKS = BlockShuffling(block_size=BLOCK_SIZE)
@@ -22,6 +24,27 @@ OUTPUTS = {
     "CSR to dense": ("CSR gzip", {"dense": True}),
     "CSR to float64": ("CSR gzip", {"dtype": "float64"}),
     "dense to float64": ("dense contiguous", {"dtype": "float64"}),
+}
+TARGET_SUM = 1e4
+
+
+def normalized(minibatch):
+    """Normalise totals and take the logarithm in Python, with tensors."""
+    X = minibatch.X
+    pointers = X.crow_indices().long()
+    totals = torch.segment_reduce(X.values(), "sum", offsets=pointers)
+    factors = torch.where(totals == 0, torch.ones_like(totals), TARGET_SUM / totals)
+    values = (X.values() * factors.repeat_interleave(pointers.diff())).log1p_()
+    X = torch.sparse_csr_tensor(
+        X.crow_indices(), X.col_indices(), values, size=X.shape, check_invariants=False
+    )
+    return Minibatch({"X": X}, minibatch.obs, minibatch.rows)
+
+
+NORMALIZATIONS = {
+    "none": {},
+    "compiled": {"transform": [NormalizeTotal(TARGET_SUM), Log1p()]},
+    "in Python": {"batch_transform": normalized},
 }
 
 
@@ -164,6 +187,16 @@ class Output(_Epoch):
     def setup(self, stores, output):
         store, options = OUTPUTS[output]
         self.open(stores[store], **options)
+
+
+class Normalization(_Epoch):
+    """Totals normalised and the logarithm taken, by the threads that decode or for a minibatch."""
+
+    params = parameters(quick=list(NORMALIZATIONS))
+    param_names = ("normalization",)
+
+    def setup(self, stores, normalization):
+        self.open(stores["CSR gzip"], **NORMALIZATIONS[normalization])
 
 
 class Parallelism(_Epoch):

@@ -117,7 +117,13 @@ _IMPORTED_WHEN_USED = {
     "preshuffle": "cellfeed._preshuffle",
     "random_split": "cellfeed._splits",
 }
-_MODULES = ("console", "machine", "sampling", "sources")  # there without an import of their own
+_MODULES = (
+    "console",
+    "machine",
+    "sampling",
+    "sources",
+    "transforms",
+)  # there without an import of their own
 
 if not typing.TYPE_CHECKING:
 

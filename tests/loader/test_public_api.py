@@ -8,7 +8,16 @@ from types import ModuleType
 import pytest
 
 PUBLIC_MODULES = {
-    "cellfeed": {"console", "machine", "sampling", "sources", "stages", "synthetic", "testing"},
+    "cellfeed": {
+        "console",
+        "machine",
+        "sampling",
+        "sources",
+        "stages",
+        "synthetic",
+        "testing",
+        "transforms",
+    },
     "cellfeed_tuner": {"plots", "theory", "training"},
 }
 MODULES = [

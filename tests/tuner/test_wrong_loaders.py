@@ -24,6 +24,7 @@ from cellfeed import (
     ParameterError,
     open_collection,
 )
+from cellfeed.transforms import Log1p, NormalizeTotal
 from cellfeed_tuner import AutotuneResult, Configuration, _autotune, autotune, measure
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._measuring._comparison import compare_with_files
@@ -156,6 +157,13 @@ def test_other_parameters_of_the_data_set_are_no_fault(small_collection):
     assert found.loader_fault is None
     assert found.recommended is not None
     assert found.n_cells_compared > 0
+
+
+def test_transformed_values_are_no_fault(small_collection):
+    collection = open_collection(small_collection, obs=["plate"])
+    normalized = partial(CellDataset, transform=[NormalizeTotal(), Log1p()])
+    found = measure(collection, CONFIGURATION, label="plate", seconds=0.1, make_dataset=normalized)
+    assert (found.status, found.delivery_fault) == ("measured", "")
 
 
 OBS = pd.DataFrame(

@@ -138,8 +138,9 @@ def autotune(
         size of an epoch are then those of these rows.
     make_dataset
         Makes the data set that is measured, called as `CellDataset` is, in another process: a
-        subclass, or a function of a module, but none that is defined in a notebook. What others
-        than `CellDataset` give is not kept for later runs.
+        subclass, or a function of a module, but none that is defined in a notebook; such as
+        ``functools.partial(CellDataset, transform=[Log1p()])``, whose values are not compared with
+        those of the files. What others than `CellDataset` give is not kept for later runs.
     on_progress
         Called with how far the work has come.
     on_race

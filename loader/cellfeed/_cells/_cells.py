@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._cells._by_element import ByElement
-from cellfeed._chunks import densify
+from cellfeed._chunks import RowGroup, densify
 
 if TYPE_CHECKING:
     from cellfeed._cells._minibatch import Minibatch
@@ -50,6 +50,16 @@ class CsrRows:
         """Return the rows as a SciPy array over the same memory; float16 becomes float32."""
         data = self.data.astype(summable(self.data.dtype), copy=False)
         return sp.csr_array((data, self.indices, self.indptr), shape=self.shape)
+
+    def located(self) -> RowGroup:
+        """Return where the rows lie in memory."""
+        return RowGroup(
+            n_rows=len(self.indptr) - 1,
+            values=self.data.ctypes.data,
+            columns=self.indices.ctypes.data,
+            pointers=self.indptr.ctypes.data,
+            index_itemsize=self.indptr.itemsize,
+        )
 
     def densify_into(self, dense: NDArray[Any]) -> None:
         """Fill ``dense``, of this shape and dtype."""

@@ -20,6 +20,7 @@ from cellfeed._chunks._kernels import (
 from cellfeed._chunks._placing import place_elements, place_kept
 from cellfeed._chunks._reads import ChunkReads
 from cellfeed._chunks._slow_read import SlowRead
+from cellfeed._chunks._transforming import RowGroup, ValueSteps
 from cellfeed._chunks._zarr import zarr_array
 from cellfeed._chunks._zarr_files import ZarrFiles, identity_of_files
 from cellfeed._chunks._zarr_layout import ZarrLayout, zarr_codec, zarr_layout
@@ -30,7 +31,9 @@ __all__ = [
     "ChunkedArray",
     "ContiguousChunks",
     "KeptElements",
+    "RowGroup",
     "SlowRead",
+    "ValueSteps",
     "ZarrFiles",
     "ZarrLayout",
     "can_cast",

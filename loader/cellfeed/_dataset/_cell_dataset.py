@@ -21,9 +21,12 @@ from cellfeed._dataset._how_to_read import AnyDtype, numpy_dtypes, require_that_
 from cellfeed._dataset._loader import MinibatchLoader, n_that_fit, sent_whole
 from cellfeed._dataset._planned import PlannedDataset
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
+from cellfeed._dataset._state import as_json
+from cellfeed._dataset._transforms import AnyTransform, float_dtypes, transforms_of
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._indexables import count_rows
 from cellfeed._layouts import dtypes_of
+from cellfeed._reading import Transforms
 from cellfeed._torch import (
     require_torch,
 )
@@ -86,7 +89,9 @@ class CellDataset(PlannedDataset):
         ``batch_callback(transformed, indices)`` takes a minibatch out of a fetch in place of
         ``transformed[indices]``.
     batch_transform
-        ``batch_transform(batch)`` changes a minibatch.
+        ``batch_transform(batch)`` changes a minibatch: any function, which worker processes that
+        are spawned have to be able to pickle. Each worker runs it on the minibatches that it
+        delivers; without workers it runs in the training loop.
     rank, world_size
         This process and the number of processes that train together; if None, torch.distributed
         is asked when an epoch begins, and this process is by itself where that is not
@@ -107,15 +112,21 @@ class CellDataset(PlannedDataset):
         Threads that read and decode a `Collection`, in each process; if None, as many as there
         are processors that this process may use, divided among worker processes and the ranks of
         this machine. A ``fetch_callback`` has threads of its own.
+    transform
+        What values of a `Collection` go through, one or several of `cellfeed.transforms`, such as
+        ``[NormalizeTotal(1e4), Log1p()]``, in this order: those of the first element, or a mapping
+        with those of some by name. The threads that decode apply them where rows are placed,
+        before any function of yours sees them. Values are then float32, or float64 where these are
+        stored or asked for by ``dtype``.
 
     Raises
     ------
     ParameterError
         A size is below one, the strategy asks for rows that do not exist, ranks are given that
-        cannot be, ``dense``, ``dtype`` or ``num_threads`` are given where they say nothing about
-        what is read, or ``seed`` is None with several ranks and torch.distributed is not
-        initialised. Also when an epoch begins: ranks met, but this process has used a seed that
-        it drew by itself.
+        cannot be, ``dense``, ``dtype``, ``num_threads`` or ``transform`` are given where they say
+        nothing about what is read, ``transform`` does not fit an element or its dtype, or ``seed``
+        is None with several ranks and torch.distributed is not initialised. Also when an epoch
+        begins: ranks met, but this process has used a seed that it drew by itself.
 
     Warns
     -----
@@ -149,6 +160,7 @@ class CellDataset(PlannedDataset):
         dense: bool = False,
         dtype: "AnyDtype | Mapping[str, AnyDtype] | None" = None,
         num_threads: int | None = None,
+        transform: AnyTransform | None = None,
     ) -> None:
         super().__init__(
             collection,
@@ -167,8 +179,12 @@ class CellDataset(PlannedDataset):
         self.batch_transform = batch_transform
         self.dense = dense
         self.dtype = numpy_dtypes(dtype)
-        if isinstance(collection, Collection) and fetch_callback is None:
-            for each in dtypes_of(collection.elements, self.dtype).values():
+        self.transform: Transforms = {}
+        if self._is_read_ahead:
+            elements = collection.elements
+            self.transform = self._transforms(transform)
+            self.dtype = float_dtypes(elements, self.dtype, self.transform)
+            for each in dtypes_of(elements, self.dtype).values():
                 require_torch_dtype(each)
         self.num_threads = (
             None if num_threads is None else require_positive("num_threads", num_threads)
@@ -179,10 +195,11 @@ class CellDataset(PlannedDataset):
             dense=self.dense,
             dtype=self.dtype,
             num_threads=self.num_threads,
+            transform=transform,
         )
         self.num_workers = 0
         self._pool = BufferPool()  # for all epochs, so that memory is new to the system only once
-        if isinstance(collection, Collection) and fetch_callback is None:
+        if self._is_read_ahead:
             collection.warn_if_slow(self.dtype)
             collection.load_tables()  # once, for all worker processes that are forked
 
@@ -307,6 +324,13 @@ class CellDataset(PlannedDataset):
         is_transformed = self.fetch_transform is not None or self.batch_callback is not None
         return self._is_read_ahead and not is_transformed
 
+    def _transforms(self, transform: AnyTransform | None) -> Transforms:
+        are_made_dense = self.dense and self._is_placed
+        return transforms_of(transform, self.collection.elements, are_made_dense=are_made_dense)
+
+    def _values(self) -> dict[str, Any]:
+        return {"transform": as_json(self.transform)}
+
     def _delivery(self) -> Delivery:
         """Return how minibatches come about, with what this data set was given by now."""
         callbacks = Callbacks(
@@ -326,6 +350,7 @@ class CellDataset(PlannedDataset):
             dtype=self.dtype,
             num_threads=self.num_threads,
             pool=self._pool,
+            transforms=self._transforms(self.transform),
         )
         kind = PlacedDelivery if self._is_placed else TransformedDelivery
         return kind(reading=reading, callbacks=callbacks)

@@ -15,7 +15,7 @@ from cellfeed._cells._minibatch import minibatch_of
 from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._layouts import Dtypes
-from cellfeed._reading import PlannedRead, Reader, one_ahead
+from cellfeed._reading import PlannedRead, Reader, Transforms, one_ahead
 from cellfeed._torch import HAS_TORCH, get_worker_info
 from cellfeed.machine import threads_per_process
 from cellfeed.sampling import Share
@@ -89,19 +89,28 @@ class CollectionReading:
         Threads that read and decode; if None, this process's share of the processors.
     pool
         Where memory comes from.
+    transforms
+        What values of some elements go through.
     """
 
     collection: Collection
     dtype: Dtypes
     num_threads: int | None
     pool: BufferPool
+    transforms: Transforms
 
     def reader(self) -> Reader:
         """Return a reader with threads of its own."""
         worker = get_worker_info()
         n_processes = 1 if worker is None else worker.num_workers
         threads = self.num_threads or threads_per_process(n_processes)
-        return Reader(self.collection, dtype=self.dtype, num_threads=threads, pool=self.pool)
+        return Reader(
+            self.collection,
+            dtype=self.dtype,
+            num_threads=threads,
+            pool=self.pool,
+            transforms=self.transforms,
+        )
 
     @contextmanager
     def fetched(

@@ -1,4 +1,4 @@
-"""How a data set reads its collection: dense, dtype, threads."""
+"""How a data set reads its collection: dense, dtype, threads, transforms."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
@@ -23,6 +23,7 @@ def require_that_they_apply(
     dense: bool,
     dtype: Dtypes,
     num_threads: int | None,
+    transform: object = None,
 ) -> None:
     """Check that what says how a collection is read is given for one that is read here.
 
@@ -31,7 +32,11 @@ def require_that_they_apply(
     ParameterError
         Something is given that would be ignored.
     """
-    given = {"dtype": None if dtype is None else str(dtype), "num_threads": num_threads}
+    given = {
+        "dtype": None if dtype is None else str(dtype),
+        "num_threads": num_threads,
+        "transform": transform,
+    }
     if not isinstance(collection, Collection):
         given = {"dense": dense or None, **given}
         reader = f"an indexable of type {type(collection).__name__}"
@@ -42,8 +47,8 @@ def require_that_they_apply(
     ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     if ignored:
         msg = (
-            "`dense`, `dtype` and `num_threads` say how cellfeed reads a Collection, but got "
-            f"{ignored} with {reader}; leave it out, and convert in `batch_transform`"
+            "`dense`, `dtype`, `num_threads` and `transform` say how cellfeed reads a Collection, "
+            f"but got {ignored} with {reader}; leave it out, and convert in `batch_transform`"
         )
         raise ParameterError(msg)
 

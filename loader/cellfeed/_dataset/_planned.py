@@ -59,6 +59,10 @@ class PlannedDataset(IterableDataset[Any], ABC):
         self._compared = RanksCompared()
         self._plan(*self._ranks.look())  # which refuses what cannot be
 
+    def _values(self) -> dict[str, Any]:
+        """Return what else values depend on, as JSON values."""
+        return {}
+
     @abstractmethod
     def _delivery(self) -> Delivery:
         """Return how minibatches come about, with what this data set was given by now."""
@@ -219,6 +223,7 @@ class PlannedDataset(IterableDataset[Any], ABC):
             "batch_size": self.batch_size,
             "fetch_factor": self.fetch_factor,
             "drop_last": bool(self.drop_last),
+            **self._values(),
         }
         data = data_identity(self.collection, self._n_rows)
         return {"data": data, "configuration": configuration}

@@ -14,7 +14,7 @@ from cellfeed._dataset._run import Place
 from cellfeed._errors import CellfeedError, StateError
 from cellfeed.sampling import Progress, SamplingStrategy
 
-__all__ = ["data_identity", "place_of", "state_of", "strategy_identity"]
+__all__ = ["as_json", "data_identity", "place_of", "state_of", "strategy_identity"]
 
 _FORMAT, _VERSION = "cellfeed state", 1
 _MOST_SHOWN = 80  # characters of what is no state
@@ -109,15 +109,16 @@ def data_identity(collection: Any, n_rows: int) -> dict[str, Any]:
 
 def strategy_identity(strategy: SamplingStrategy) -> dict[str, Any]:
     """Return the name of a strategy and its fields, of which arrays are hashed."""
-    kind = type(strategy)
-    known: Mapping[str, Any] = getattr(strategy, "__dataclass_fields__", None) or vars(strategy)
-    return {"strategy": kind.__qualname__} | {
-        name: _plain(getattr(strategy, name)) for name in sorted(known)
-    }
+    return {"strategy": type(strategy).__qualname__} | _fields_of(strategy)
 
 
-def _plain(value: Any) -> Any:
-    """Return a value of JSON that tells a value from others."""
+def _fields_of(value: Any) -> dict[str, Any]:
+    names: Mapping[str, Any] = getattr(value, "__dataclass_fields__", None) or vars(value)
+    return {name: as_json(getattr(value, name)) for name in sorted(names)}
+
+
+def as_json(value: Any) -> Any:
+    """Return a value of JSON that tells a value from others; arrays are hashed."""
     if isinstance(value, np.generic):
         value = value.item()
     plain: Any = getattr(value, "__qualname__", type(value).__qualname__)
@@ -125,14 +126,14 @@ def _plain(value: Any) -> Any:
         plain = value
     elif isinstance(value, float):
         plain = repr(value)
-    elif isinstance(value, SamplingStrategy):
-        plain = strategy_identity(value)
+    elif isinstance(value, SamplingStrategy) or hasattr(value, "__dataclass_fields__"):
+        plain = {"type": type(value).__qualname__} | _fields_of(value)
     elif isinstance(value, Mapping):
-        plain = {str(name): _plain(each) for name, each in value.items()}
+        plain = {str(name): as_json(each) for name, each in value.items()}
     elif isinstance(value, np.ndarray | pd.Series | pd.Index | pd.api.extensions.ExtensionArray):
         plain = _hashed(value)
     elif isinstance(value, list | tuple):
-        plain = [_plain(each) for each in value]
+        plain = [as_json(each) for each in value]
     return plain
 
 

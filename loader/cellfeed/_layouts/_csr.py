@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind, destination
 from cellfeed._cells import CsrRows, summable
-from cellfeed._chunks import ChunkReads, place_elements, sort_rows
+from cellfeed._chunks import ChunkReads, RowGroup, place_elements, sort_rows
 from cellfeed._layouts._chunked import CsrChunks
 from cellfeed._layouts._copies import Copies, first_deliveries
 
@@ -188,6 +188,16 @@ class CsrGroup:
         """
         rows = self._rows(buffer)
         return rows if distinct else _summed(rows)
+
+    def located(self, buffer: Buffer) -> RowGroup:
+        """Return where the rows lie that memory holds."""
+        return RowGroup(
+            n_rows=len(self.indptr) - 1,
+            values=buffer.address + self.data_start,
+            columns=buffer.address,
+            pointers=self.indptr.ctypes.data,
+            index_itemsize=self.indptr.itemsize,
+        )
 
     def _rows(self, buffer: Buffer) -> CsrRows:
         n_elements = int(self.indptr[-1])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind, destination
-from cellfeed._chunks import ChunkReads, can_cast, place_elements
+from cellfeed._chunks import ChunkReads, RowGroup, can_cast, place_elements
 from cellfeed._layouts._chunked import DenseChunks
 from cellfeed._layouts._copies import Copies, first_deliveries
 from cellfeed._runs import Runs, expand
@@ -130,6 +130,12 @@ class DenseGroup:
     def n_bytes(self) -> int:
         """Memory that is needed."""
         return self.n_rows * math.prod(self.row_shape) * self.dtype.itemsize
+
+    def located(self, buffer: Buffer) -> RowGroup:
+        """Return where the rows lie that memory holds."""
+        return RowGroup(
+            n_rows=self.n_rows, values=buffer.address, row_length=math.prod(self.row_shape)
+        )
 
     def over(self, buffer: Buffer) -> NDArray[Any]:
         """Return the rows that memory of at least `n_bytes` holds."""

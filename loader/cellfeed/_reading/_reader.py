@@ -15,6 +15,7 @@ from cellfeed._layouts import CsrGroup, DenseGroup, Dtypes, Element, dtypes_of
 from cellfeed._reading._laid_out import ElementPlan, ElementRead, LaidOut
 from cellfeed._reading._parts import Part
 from cellfeed._reading._prefetch import ahead
+from cellfeed._reading._transforms import ElementTransforms, Transforms
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.machine import usable_cpu_count
 
@@ -86,6 +87,8 @@ class Reader:
         Threads that read and decode; as many as the process may use processors if None.
     pool
         Where memory comes from; a pool of its own if None.
+    transforms
+        What values of some elements go through, which are read as float32 or float64.
     """
 
     def __init__(
@@ -95,9 +98,14 @@ class Reader:
         dtype: Dtypes = None,
         num_threads: int | None = None,
         pool: BufferPool | None = None,
+        transforms: Transforms | None = None,
     ) -> None:
         self._collection = collection
         self._dtypes = dtypes_of(collection.elements, dtype)
+        self._transforms = {
+            name: ElementTransforms.of(each, collection.elements[name].layout, self._dtypes[name])
+            for name, each in (transforms or {}).items()
+        }
         self._n_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(self._n_threads, thread_name_prefix="cellfeed-read")
         # Threads of their own, so that they need not wait for a fetch to be decoded.
@@ -231,9 +239,27 @@ class Reader:
             for copies in each.copies:
                 copy_all(bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes)
         distinct = {} if ordered else self._sorted(laid_out, buffers)
+        self._transform(laid_out, buffers, distinct)
         # One by one as they are used, by whoever uses them: meanwhile the next are decoded.
         groups = {name: each.groups for name, each in laid_out.items()}
-        return _groups_of(planned, groups, buffers, distinct)
+        return self._groups_of(planned, groups, buffers, distinct)
+
+    def _transform(
+        self,
+        laid_out: Mapping[str, LaidOut],
+        buffers: Mapping[str, Sequence[Buffer]],
+        distinct: Mapping[str, Sequence[bool]],
+    ) -> None:
+        """Transform values, except for groups whose columns are to be added up before."""
+        for name, transforms in self._transforms.items():
+            groups = laid_out[name].groups
+            is_distinct = distinct.get(name, [True] * len(groups))
+            located = [
+                group.located(memory)
+                for group, memory, is_done in zip(groups, buffers[name], is_distinct, strict=True)
+                if is_done
+            ]
+            transforms.stored.apply(located, self._threads, self._n_threads)
 
     def _sorted(
         self, laid_out: Mapping[str, LaidOut], buffers: Mapping[str, Sequence[Buffer]]
@@ -247,6 +273,35 @@ class Reader:
             name: list(self._threads.map(sort, each.groups, buffers[name]))
             for name, each in laid_out.items()
         }
+
+    def _groups_of(
+        self,
+        planned: PlannedRead,
+        groups: Mapping[str, Sequence[CsrGroup | DenseGroup]],
+        buffers: dict[str, list[Buffer]],
+        distinct: Mapping[str, Sequence[bool]],
+    ) -> Iterator[Cells]:
+        for some in buffers.values():
+            some.reverse()
+        for k, here in enumerate(map(slice, planned.bounds[:-1], planned.bounds[1:])):
+            elements = dict[str, CsrRows | NDArray[Any]]()
+            for name, of_element in groups.items():
+                # Memory is popped, so that it is kept by nobody but the minibatch.
+                group, memory = of_element[k], buffers[name].pop()
+                if isinstance(group, CsrGroup) and distinct and not distinct[name][k]:
+                    summed = group.over(memory, distinct=False)
+                    if name in self._transforms:
+                        self._transforms[name].stored.apply([summed.located()])
+                    elements[name] = summed
+                    del summed
+                else:
+                    elements[name] = group.over(memory)
+                del memory
+            obs = {name: values[here] for name, values in planned.obs.items()}
+            cells = Cells(elements, obs, planned.rows[here])
+            del elements
+            yield cells
+            del cells
 
     def _memory(self, n_bytes: int, *, is_zeroed: bool) -> Buffer:
         buffer = self._pool.acquire(n_bytes)
@@ -270,38 +325,16 @@ class Reader:
         return ahead(self._densify, groups, self._dense_threads, self._n_threads)
 
     def _densify(self, cells: Cells) -> Cells:
-        elements = {name: self._dense_rows(rows) for name, rows in cells.items()}
+        elements = {name: self._dense_rows(name, rows) for name, rows in cells.items()}
         return Cells(elements, cells.obs, cells.rows)
 
-    def _dense_rows(self, rows: CsrRows | NDArray[Any]) -> NDArray[Any]:
+    def _dense_rows(self, name: str, rows: CsrRows | NDArray[Any]) -> NDArray[Any]:
         if not isinstance(rows, CsrRows):
             return rows
         group = DenseGroup(len(rows.indptr) - 1, (rows.n_vars,), rows.data.dtype)
-        dense = group.over(self._dense_pool.acquire(group.n_bytes))
+        memory = self._dense_pool.acquire(group.n_bytes)
+        dense = group.over(memory)
         rows.densify_into(dense)
+        if name in self._transforms:
+            self._transforms[name].dense.apply([group.located(memory)])
         return dense
-
-
-def _groups_of(
-    planned: PlannedRead,
-    groups: Mapping[str, Sequence[CsrGroup | DenseGroup]],
-    buffers: dict[str, list[Buffer]],
-    distinct: Mapping[str, Sequence[bool]],
-) -> Iterator[Cells]:
-    for some in buffers.values():
-        some.reverse()
-    for k, here in enumerate(map(slice, planned.bounds[:-1], planned.bounds[1:])):
-        elements = dict[str, CsrRows | NDArray[Any]]()
-        for name, of_element in groups.items():
-            # Memory is popped, so that it is kept by nobody but the minibatch.
-            group, memory = of_element[k], buffers[name].pop()
-            if isinstance(group, CsrGroup) and distinct:
-                elements[name] = group.over(memory, distinct=distinct[name][k])
-            else:
-                elements[name] = group.over(memory)
-            del memory
-        obs = {name: values[here] for name, values in planned.obs.items()}
-        cells = Cells(elements, obs, planned.rows[here])
-        del elements
-        yield cells
-        del cells

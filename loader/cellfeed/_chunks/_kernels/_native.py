@@ -36,10 +36,17 @@ __all__ = [
     "ZSTD_DECOMPRESS",
     "ZSTD_FREE",
     "ZSTD_NEW",
+    "add_unordered",
     "atomic_add",
+    "bits_of_double",
+    "bits_of_float",
     "call",
     "copy_bytes",
+    "divide",
+    "double_of_bits",
+    "float_of_bits",
     "function_addresses",
+    "multiply_add",
     "pointer",
     "stream_blocks",
 ]
@@ -183,5 +190,56 @@ def atomic_add(typingctx: Any, address: Any, n: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         counter = builder.inttoptr(values[0], _I64.as_pointer())
         return builder.atomic_rmw("add", counter, values[1], "seq_cst")
+
+    return signature, codegen
+
+
+def _reinterpreted(source: Any, target: Any, of_llvm: ir.Type) -> Any:
+    @intrinsic
+    def reinterpret(typingctx: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return builder.bitcast(values[0], of_llvm)
+
+        return target(source), codegen
+
+    return reinterpret
+
+
+# The same bits as a number of another type.
+bits_of_float = _reinterpreted(types.float32, types.uint32, ir.IntType(32))
+float_of_bits = _reinterpreted(types.uint32, types.float32, ir.FloatType())
+bits_of_double = _reinterpreted(types.float64, types.uint64, ir.IntType(64))
+double_of_bits = _reinterpreted(types.uint64, types.float64, ir.DoubleType())
+
+
+@intrinsic
+def add_unordered(typingctx: Any, sum_: Any, value: Any) -> Any:
+    """Add to a sum of which several parts may be added up side by side."""
+    signature = types.float64(types.float64, types.float64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.fadd(*values, flags=("reassoc",))
+
+    return signature, codegen
+
+
+@intrinsic
+def divide(typingctx: Any, dividend: Any, divisor: Any) -> Any:
+    """Divide as processors do; Python's error of a divisor of 0 would take a branch."""
+    signature = types.float64(types.float64, types.float64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.fdiv(*values)
+
+    return signature, codegen
+
+
+@intrinsic
+def multiply_add(typingctx: Any, factor: Any, other: Any, summand: Any) -> Any:
+    """Return ``factor * other + summand``, rounded once."""
+    signature = types.float64(types.float64, types.float64, types.float64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.fma(*values)
 
     return signature, codegen

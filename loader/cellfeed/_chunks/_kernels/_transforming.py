@@ -1,0 +1,247 @@
+"""Compiled: values of rows are transformed where they are, by many threads together."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import carray
+from numpy.typing import NDArray
+
+from cellfeed._chunks._kernels._native import (
+    add_unordered,
+    atomic_add,
+    bits_of_double,
+    bits_of_float,
+    divide,
+    double_of_bits,
+    float_of_bits,
+    multiply_add,
+    pointer,
+)
+from cellfeed._compiled import compiled
+
+__all__ = [
+    "BINARIZED",
+    "CENTRED",
+    "FIRST_ROW",
+    "LOG1P",
+    "NORMALIZED",
+    "NORMALIZED_LOG1P",
+    "N_GROUP_COLUMNS",
+    "ROWS_OF_A_TASK",
+    "SCALED",
+    "transform_rows",
+]
+
+# What a step does.
+NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED, CENTRED, SCALED = range(6)
+
+# Columns of a table of groups.
+FIRST_ROW, VALUES, ROW_LENGTH, COLUMNS, POINTERS, INDEX_ITEMSIZE = range(6)
+N_GROUP_COLUMNS = 6
+
+ROWS_OF_A_TASK = 16
+
+_LARGEST_PLAIN = 2.0**100
+_FLOAT_INFINITY = np.uint32(0x7F800000)
+# Of float64: bits of the square root of 1/2, of the exponent, and of 2^52 as an integer.
+_ROOT_BITS = np.uint64(np.float64(math.sqrt(0.5)).view(np.uint64))
+_MANTISSA_BITS, _BIAS = np.uint64(52), np.uint64(1023)
+_COUNTING_BITS, _COUNTING = np.uint64(0x4330000000000000), 2.0**52
+_LN2 = math.log(2.0)
+# log((1 + s) / (1 - s)) / s - 2 in powers of s^2, for |s| < 0.1716, to 2^-34: those of FreeBSD's
+# log1pf, by which they are published with this bound.
+_L1, _L2, _L3, _L4 = 0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841
+
+
+@compiled("float64(float32[::1], float64)", "float64(float64[::1], float64)")
+def _divisor(values: NDArray[Any], target: float) -> float:
+    """Return by what values are divided to sum to ``target``; 1 if their sum is 0."""
+    total = 0.0
+    for i in range(values.size):
+        total = add_unordered(total, np.float64(values[i]))
+    return divide(total, target) if total != 0.0 else 1.0
+
+
+@compiled("boolean(float32[::1], float64)", "boolean(float64[::1], float64)")
+def _is_plain(values: NDArray[Any], divisor: float) -> bool:
+    """Return whether these are float32, finite, not negative, and not huge once divided."""
+    if values.itemsize != 4:
+        return False
+    highest = np.uint32(0)  # of all bits: a sign is above infinity and NaN, and these above numbers
+    for i in range(values.size):
+        highest = max(highest, bits_of_float(np.float32(values[i])))
+    largest = divide(np.float64(float_of_bits(highest)), divisor)
+    return bool(highest < _FLOAT_INFINITY and largest < _LARGEST_PLAIN)
+
+
+@compiled("void(float32[::1], float64)", "void(float64[::1], float64)")
+def _log1p(values: NDArray[Any], divisor: float) -> None:
+    """Replace values by the logarithm of 1 + value / ``divisor``.
+
+    Plain ones in float64 without branches, so that several are computed at once: 1 + y is
+    2^k (1 + f) with 1 + f between the square roots of 1/2 and 2, where f has no error but that of
+    one rounding, and log(1 + f) is s = f / (2 + f) times a polynomial of s^2.
+    """
+    if not _is_plain(values, divisor):
+        for i in range(values.size):
+            values[i] = math.log1p(divide(np.float64(values[i]), divisor))
+        return
+    factor = divide(1.0, divisor)
+    for i in range(values.size):
+        y = np.float64(values[i]) * factor
+        k = (bits_of_double(1.0 + y) - _ROOT_BITS) >> _MANTISSA_BITS
+        power = double_of_bits((_BIAS - k) << _MANTISSA_BITS)  # 2^-k
+        f = multiply_add(y, power, power - 1.0)
+        s = divide(f, 2.0 + f)
+        z = s * s
+        series = multiply_add(z, multiply_add(z, multiply_add(z, _L4, _L3), _L2), _L1)
+        exponent = double_of_bits(k | _COUNTING_BITS) - _COUNTING  # k as a float
+        values[i] = multiply_add(exponent, _LN2, s * multiply_add(z, series, 2.0))
+
+
+@compiled(
+    *(
+        f"void({value}[::1], {index}[::1], float64[::1], float64)"
+        for value in ("float32", "float64")
+        for index in ("int32", "int64")
+    )
+)
+def _scale_sparse(
+    values: NDArray[Any], columns: NDArray[Any], std: NDArray[np.float64], most: float
+) -> None:
+    """Divide elements of a sparse row by what is given for their columns."""
+    for i in range(values.size):
+        scaled = divide(np.float64(values[i]), std[columns[i]])
+        values[i] = min(scaled, most)
+
+
+@compiled(
+    *(
+        f"void({value}[::1], float64[::1], float64[::1], float64, float64)"
+        for value in ("float32", "float64")
+    )
+)
+def _scale_dense(
+    values: NDArray[Any],
+    mean: NDArray[np.float64],
+    std: NDArray[np.float64],
+    least: float,
+    most: float,
+) -> None:
+    """Scale a dense row, and clip it; NaN stays NaN."""
+    for i in range(values.size):
+        scaled = divide(np.float64(values[i]) - mean[i], std[i])
+        scaled = max(scaled, least)
+        values[i] = min(scaled, most)
+
+
+@compiled("void(float32[::1], float64)", "void(float64[::1], float64)")
+def _divide(values: NDArray[Any], divisor: float) -> None:
+    """Divide values; float32 by a multiplication in float64, whose error is far below theirs."""
+    if values.itemsize == 4:
+        factor = divide(1.0, divisor)
+        for i in range(values.size):
+            values[i] = np.float64(values[i]) * factor
+    else:
+        for i in range(values.size):
+            values[i] = divide(np.float64(values[i]), divisor)
+
+
+@compiled(
+    *(
+        f"void({value}[::1], int64, int64, int64[:,::1], float64[::1], float64[:,:,::1])"
+        for value in ("float32", "float64")
+    )
+)
+def _transform(
+    values: NDArray[Any],
+    columns: int,
+    index_itemsize: int,
+    steps: NDArray[np.int64],
+    numbers: NDArray[np.float64],
+    moments: NDArray[np.float64],
+) -> None:
+    """Apply all steps to one row, which is in the cache by then."""
+    for k in range(len(steps)):
+        kind, number = steps[k, 0], numbers[k]
+        if kind == NORMALIZED:
+            divisor = _divisor(values, number)
+            _divide(values, divisor)
+        elif kind == LOG1P:
+            _log1p(values, 1.0)
+        elif kind == NORMALIZED_LOG1P:
+            _log1p(values, _divisor(values, number))
+        elif kind == BINARIZED:
+            for i in range(values.size):
+                values[i] = 1.0 if values[i] > number else 0.0
+        elif index_itemsize == 0:
+            mean, std = moments[steps[k, 1], 0], moments[steps[k, 1], 1]
+            _scale_dense(values, mean, std, -number if kind == CENTRED else -np.inf, number)
+        elif index_itemsize == 4:
+            narrow = carray(pointer(columns), (values.size,), np.int32)
+            _scale_sparse(values, narrow, moments[steps[k, 1], 1], number)
+        else:
+            wide = carray(pointer(columns), (values.size,), np.int64)
+            _scale_sparse(values, wide, moments[steps[k, 1], 1], number)
+
+
+@compiled("int64(int64, int64, int64)")
+def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
+    """Return an entry of a row pointer."""
+    if itemsize == 4:
+        return int(carray(pointer(pointers + row * 4), (1,), np.int32)[0])
+    return int(carray(pointer(pointers + row * 8), (1,), np.int64)[0])
+
+
+@compiled("void(int64[:,::1], int64, int64[:,::1], float64[::1], float64[:,:,::1], int64[::1])")
+def transform_rows(
+    groups: NDArray[np.int64],
+    itemsize: int,
+    steps: NDArray[np.int64],
+    numbers: NDArray[np.float64],
+    moments: NDArray[np.float64],
+    taken: NDArray[np.int64],
+) -> None:
+    """Transform rows until none is left; many threads share ``taken``.
+
+    Parameters
+    ----------
+    groups
+        A table of rows that lie together: the number of the first, the addresses of the values,
+        how many values each row has if it is dense, and the addresses of column indices and row
+        pointer, with their itemsize, if it is sparse. The first column of a last row ends it.
+    itemsize
+        Bytes of a value, which is a float.
+    steps, numbers
+        What is done, one after the other: kinds with the number of the moments that they take,
+        shape (n_steps, 2); and the number of each: a sum, a threshold, or the largest value.
+    moments
+        What is subtracted from each column, from dense rows alone, and its divisor, shape
+        (n, 2, n_columns).
+    taken
+        How many rows some thread has begun, shape (1,).
+    """
+    n_rows = groups[-1, FIRST_ROW]
+    while True:
+        first = atomic_add(taken.ctypes.data, ROWS_OF_A_TASK)
+        if first >= n_rows:
+            break
+        g = 0
+        for row in range(first, min(first + ROWS_OF_A_TASK, n_rows)):
+            while row >= groups[g + 1, FIRST_ROW]:
+                g += 1
+            number, n = row - groups[g, FIRST_ROW], groups[g, ROW_LENGTH]
+            start, columns = number * n, groups[g, COLUMNS]
+            index_itemsize = groups[g, INDEX_ITEMSIZE]
+            if index_itemsize:
+                start = _pointer_at(groups[g, POINTERS], index_itemsize, number)
+                n = _pointer_at(groups[g, POINTERS], index_itemsize, number + 1) - start
+                columns += start * index_itemsize
+            address = pointer(groups[g, VALUES] + start * itemsize)
+            if itemsize == 4:
+                narrow = carray(address, (n,), np.float32)
+                _transform(narrow, columns, index_itemsize, steps, numbers, moments)
+            else:
+                wide = carray(address, (n,), np.float64)
+                _transform(wide, columns, index_itemsize, steps, numbers, moments)

@@ -1,0 +1,134 @@
+"""Transforms as compiled code takes them, applied to rows by many threads at once."""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks import _kernels as kernels
+from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
+
+__all__ = ["RowGroup", "ValueSteps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """Where rows lie in memory, as long as it does.
+
+    Parameters
+    ----------
+    n_rows
+        Rows, one after the other.
+    values
+        Address of the first value.
+    row_length
+        Values of each row, if they are dense.
+    columns, pointers
+        Addresses of column indices and of the row pointer, if they are sparse.
+    index_itemsize
+        Bytes of each of these.
+    """
+
+    n_rows: int
+    values: int
+    row_length: int = 0
+    columns: int = 0
+    pointers: int = 0
+    index_itemsize: int = 0
+
+
+class ValueSteps:
+    """Transforms of the values of one element.
+
+    Parameters
+    ----------
+    transforms
+        In the order in which they are applied.
+    dtype
+        Dtype of the values: float32 or float64.
+    """
+
+    def __init__(self, transforms: Sequence[Transform], dtype: np.dtype[Any]) -> None:
+        steps, moments = list[tuple[int, int, float]](), list[NDArray[np.float64]]()
+        for each in transforms:
+            if isinstance(each, NormalizeTotal):
+                steps.append((kernels.NORMALIZED, 0, each.target_sum))
+            elif isinstance(each, Log1p) and steps and steps[-1][0] == kernels.NORMALIZED:
+                # In one pass, which does not round in between.
+                steps[-1] = (kernels.NORMALIZED_LOG1P, 0, steps[-1][2])
+            elif isinstance(each, Log1p):
+                steps.append((kernels.LOG1P, 0, 0.0))
+            elif isinstance(each, Binarize):
+                steps.append((kernels.BINARIZED, 0, float(dtype.type(each.threshold))))
+            elif isinstance(each, Scale):
+                kind = kernels.CENTRED if each.zero_center else kernels.SCALED
+                most = np.inf if each.max_value is None else each.max_value
+                steps.append((kind, len(moments), most))
+                moments.append(_moments(each))
+        self._itemsize = dtype.itemsize
+        self._steps = np.array([step[:2] for step in steps], np.int64).reshape(-1, 2)
+        self._numbers = np.array([step[2] for step in steps], np.float64)
+        self._moments = np.array(moments) if moments else np.empty((0, 2, 0))
+
+    def apply(
+        self, groups: Sequence[RowGroup], threads: Executor | None = None, n_threads: int = 1
+    ) -> None:
+        """Change the values of rows where they are.
+
+        Parameters
+        ----------
+        groups
+            Rows of the dtype stated, of one layout.
+        threads, n_threads
+            Who helps the calling thread, and how many work on it together.
+        """
+        if not groups or not len(self._steps):
+            return
+        table, taken = _table(groups), np.zeros(1, np.int64)
+
+        def work() -> None:
+            kernels.transform_rows(
+                table, self._itemsize, self._steps, self._numbers, self._moments, taken
+            )
+
+        n_rows = int(table[-1, kernels.FIRST_ROW])
+        n_tasks = -(-n_rows // kernels.ROWS_OF_A_TASK)
+        n_helpers = 0 if threads is None else min(n_threads, n_tasks) - 1
+        helpers = [threads.submit(work) for _ in range(n_helpers)] if threads is not None else []
+        try:
+            work()
+            for each in helpers:
+                each.result()
+        except BaseException:
+            # The other threads write into memory that the caller is about to let go.
+            taken[0] = n_rows
+            wait(helpers)
+            raise
+
+
+def _table(groups: Sequence[RowGroup]) -> NDArray[np.int64]:
+    """Return the table of groups that `kernels.transform_rows` takes."""
+    table = np.zeros((len(groups) + 1, kernels.N_GROUP_COLUMNS), np.int64)
+    first_row = 0
+    for row, each in zip(table, groups, strict=False):
+        row[:] = (
+            first_row,
+            each.values,
+            each.row_length,
+            each.columns,
+            each.pointers,
+            each.index_itemsize,
+        )
+        first_row += each.n_rows
+    table[-1, kernels.FIRST_ROW] = first_row
+    return table
+
+
+def _moments(scale: Scale) -> NDArray[np.float64]:
+    """Return what is subtracted from each column, and its divisor, shape (2, n_columns)."""
+    std = np.asarray(scale.std)
+    mean = np.asarray(scale.mean) if scale.zero_center else np.zeros_like(std)
+    return np.stack([mean, np.where(std == 0, 1.0, std)])

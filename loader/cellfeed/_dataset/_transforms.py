@@ -1,0 +1,108 @@
+"""Which transforms the values of each element of a collection go through."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cellfeed._errors import ParameterError
+from cellfeed._layouts import Dtypes, Element
+from cellfeed._reading import Transforms, as_stored
+from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
+
+__all__ = ["AnyTransform", "float_dtypes", "transforms_of"]
+
+AnyTransform: TypeAlias = (
+    Transform | Sequence[Transform] | Mapping[str, Transform | Sequence[Transform]]
+)
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def transforms_of(
+    transform: AnyTransform | None, elements: Mapping[str, Element], *, are_made_dense: bool
+) -> Transforms:
+    """Return the transforms of each element that has any.
+
+    Parameters
+    ----------
+    transform
+        As `CellDataset` takes them: those of the first element, or of some by name.
+    elements
+        The elements that are read.
+    are_made_dense
+        Whether sparse rows are made dense where they are read.
+
+    Raises
+    ------
+    ParameterError
+        It holds something else, names an element that is not there, or does not fit one.
+    """
+    if transform is None:
+        return {}
+    by_name = transform if isinstance(transform, Mapping) else {next(iter(elements)): transform}
+    found = {name: _sequence(each) for name, each in by_name.items()}
+    for name, transforms in found.items():
+        if name not in elements:
+            there = ", ".join(map(repr, elements))
+            msg = f"`transform` names {name!r}, which is not among the elements read: {there}"
+            raise ParameterError(msg)
+        _require_fit(elements[name], transforms, is_made_dense=are_made_dense)
+    return {name: transforms for name, transforms in found.items() if transforms}
+
+
+def _sequence(transform: Any) -> tuple[Transform, ...]:
+    given = transform if isinstance(transform, Sequence) else [transform]
+    for each in given:
+        if not isinstance(each, NormalizeTotal | Log1p | Binarize | Scale):
+            msg = (
+                "`transform` must be of `cellfeed.transforms`, such as Log1p(), but got "
+                f"{each!r}; give a function of your own as `batch_transform`"
+            )
+            raise ParameterError(msg)
+    return tuple(given)
+
+
+def _require_fit(element: Element, transforms: Sequence[Transform], *, is_made_dense: bool) -> None:
+    for each in transforms:
+        if isinstance(each, Scale) and each.n_columns != element.n_columns:
+            msg = (
+                f"`Scale` must have a mean and std of each column, but got {each.n_columns:,} for "
+                f"the {element.n_columns:,} columns of {element.name!r}; give those of the columns "
+                "that are delivered, in their order"
+            )
+            raise ParameterError(msg)
+    n_stored = len(as_stored(transforms, element.layout))
+    if n_stored < len(transforms) and not is_made_dense:
+        msg = (
+            f"{element.name!r} is sparse, and {transforms[n_stored]!r} makes its zeros other "
+            "numbers; use dense=True without `fetch_transform` and `batch_callback`, or, of a "
+            "Scale, zero_center=False"
+        )
+        raise ParameterError(msg)
+
+
+def float_dtypes(elements: Mapping[str, Element], dtype: Dtypes, transforms: Transforms) -> Dtypes:
+    """Return the dtypes that are read, where what is transformed is float32 or float64.
+
+    Values that are stored as other numbers, such as counts, are read as float32.
+
+    Raises
+    ------
+    ParameterError
+        Another dtype is asked for.
+    """
+    as_floats = dict[str, np.dtype[Any]]()
+    for name in transforms:
+        asked = dtype.get(name) if isinstance(dtype, Mapping) else dtype
+        if asked is not None and asked not in _FLOATS:
+            msg = (
+                f"`dtype` must be float32 or float64 with a `transform`, but got {asked} for "
+                f"{name!r}; leave it out, which reads such values as float32"
+            )
+            raise ParameterError(msg)
+        if asked is None and elements[name].dtype not in _FLOATS:
+            as_floats[name] = _FLOATS[0]
+    if not as_floats:
+        return dtype
+    return as_floats | (dict(dtype) if isinstance(dtype, Mapping) else {})

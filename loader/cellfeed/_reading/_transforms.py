@@ -1,0 +1,56 @@
+"""Transforms of one element: of rows as they are stored, and of sparse rows made dense."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Self
+
+import numpy as np
+
+from cellfeed._chunks import ValueSteps
+from cellfeed._layouts import Layout
+from cellfeed.transforms import Transform
+
+__all__ = ["ElementTransforms", "Transforms", "as_stored"]
+
+Transforms = Mapping[str, Sequence[Transform]]
+"""Transforms by the name of the element, in the order in which they are applied."""
+
+
+def as_stored(transforms: Sequence[Transform], layout: Layout) -> Sequence[Transform]:
+    """Return the first ones, which rows go through as they are stored.
+
+    Those after them take sparse rows that were made dense.
+
+    Examples
+    --------
+    >>> from cellfeed.transforms import Log1p, Scale
+    >>> as_stored([Log1p(), Scale([1.0], [2.0])], "csr")
+    [Log1p()]
+    """
+    if layout == "dense":
+        return transforms
+    return list(takewhile(lambda each: each.keeps_zeros, transforms))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ElementTransforms:
+    """Transforms of one element, compiled.
+
+    Parameters
+    ----------
+    stored
+        What rows go through as they are stored.
+    dense
+        What sparse rows go through after that, once they are dense.
+    """
+
+    stored: ValueSteps
+    dense: ValueSteps
+
+    @classmethod
+    def of(cls, transforms: Sequence[Transform], layout: Layout, dtype: np.dtype[Any]) -> Self:
+        """Return what is done with rows of a layout and of a dtype, float32 or float64."""
+        stored = as_stored(transforms, layout)
+        dense = transforms[len(stored) :]
+        return cls(ValueSteps(stored, dtype), ValueSteps(dense, dtype))
