@@ -8,18 +8,20 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellfeed import BlockShuffling, EpochPlan, Streaming
-from cellfeed.sampling import Progress, SamplingStrategy, Share
+from cellfeed import BlockShuffling, BlockWeightedSampling, EpochPlan, GroupedSampling, Streaming
+from cellfeed.sampling import Progress, Share
 
+_MOST_ROWS = 40
 _strategies = st.one_of(
     st.builds(BlockShuffling, st.integers(1, 6), drop_last=st.booleans()),
     st.just(Streaming()),
     st.just(Streaming(shuffle=True)),
+    st.just(BlockWeightedSampling(3, weights=np.arange(1, _MOST_ROWS + 1), total_size=50)),
 )
 _sizes = st.fixed_dictionaries(
     {
         "strategy": _strategies,
-        "n_rows": st.integers(1, 40),
+        "n_rows": st.integers(1, _MOST_ROWS),
         "batch_size": st.integers(1, 9),
         "fetch_factor": st.integers(1, 5),
         "drop_last": st.booleans(),
@@ -56,6 +58,8 @@ def _in_turns(plan: EpochPlan, num_workers: int, n_delivered: int = 0) -> Iterat
 @given(sizes=_sizes, data=st.data())
 def test_no_row_comes_twice_and_none_is_missing(sizes, data):
     """Stopped up to three times, on other numbers of ranks and workers each time."""
+    if isinstance(sizes["strategy"], BlockWeightedSampling):
+        sizes = sizes | {"n_rows": _MOST_ROWS}
     after, seen, n_repeated = tuple[Progress, ...](), Counter[int](), 0
     while True:
         n_ranks, n_workers = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
@@ -79,14 +83,48 @@ def test_no_row_comes_twice_and_none_is_missing(sizes, data):
         if n_wanted == n:
             break
         after += (Progress(world_size=n_ranks, num_workers=n_workers, n_minibatches=n_wanted),)
-    strategy: SamplingStrategy = sizes["strategy"]
-    n_positions = strategy.n_positions(sizes["n_rows"])
+    expected = _whole_epoch(sizes)
     if sizes["drop_last"]:
-        assert max(seen.values(), default=1) == 1
-        assert n_positions - seen.total() < n_ranks * sizes["batch_size"]
+        assert not seen - expected
+        assert (expected - seen).total() < n_ranks * sizes["batch_size"]
     else:
-        assert len(seen) == n_positions
-        assert seen.total() - len(seen) <= n_repeated
+        assert not expected - seen
+        assert (seen - expected).total() <= n_repeated
+
+
+@settings(max_examples=300, deadline=None)
+@given(set_size=st.integers(1, 3), sizes=_sizes, data=st.data())
+def test_sets_stay_whole(set_size, sizes, data):
+    labels = np.arange(60) % 3
+    sizes = sizes | {
+        "strategy": GroupedSampling(labels, set_size=set_size),
+        "n_rows": labels.size,
+        "batch_size": sizes["batch_size"] * set_size,
+    }
+    expected, after, seen = _whole_epoch(sizes), tuple[Progress, ...](), Counter[int]()
+    for stop in range(4):
+        n_ranks, n_workers = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+        plans = [
+            EpochPlan(**sizes, rank=rank, world_size=n_ranks, after=after)
+            for rank in range(n_ranks)
+        ]
+        n = plans[0].n_minibatches
+        n_wanted = n if stop == 3 else data.draw(st.integers(0, n))
+        for plan in plans:
+            for minibatch in list(_in_turns(plan, n_workers))[:n_wanted]:
+                sets = labels[minibatch].reshape(-1, set_size)
+                assert (sets == sets[:, :1]).all()
+                seen.update(minibatch)
+        after += (Progress(world_size=n_ranks, num_workers=n_workers, n_minibatches=n_wanted),)
+    if sizes["drop_last"]:
+        assert not seen - expected
+    else:
+        assert not expected - seen
+
+
+def _whole_epoch(sizes: dict[str, Any]) -> Counter[int]:
+    plan = EpochPlan(**sizes | {"drop_last": False})
+    return Counter(_rows(plan).tolist())
 
 
 def test_a_thousand_ranks_take_over_from_eight():
