@@ -1,7 +1,8 @@
 """Minibatches of several data sets in turn."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from math import ceil, floor
@@ -11,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._dataset._cell_dataset import CellDataset
-from cellfeed._dataset._epochs import Claim, EpochCounter, Start
-from cellfeed._dataset._iteration import Iteration
-from cellfeed._dataset._loader import MinibatchLoader, errors_that_travel, n_that_fit, sent_whole
-from cellfeed._dataset._run import Counted, Place
+from cellfeed._dataset._loader import MinibatchLoader, n_that_fit, sent_whole
+from cellfeed._dataset._resumable import ResumableDataset
 from cellfeed._errors import ParameterError, StateError, require_positive
-from cellfeed._torch import DataLoader, IterableDataset, get_worker_info, require_torch
-from cellfeed.sampling import Permutation, derive_key
+from cellfeed._torch import require_torch
+from cellfeed.sampling import Permutation, Progress, derive_key
+from cellfeed.sampling._progress import delivered_by_worker, next_worker
 from cellfeed.sampling._rest import minibatches_by_worker
 
 __all__ = ["InterleavedDatasets", "Stop"]
@@ -31,7 +31,7 @@ _MINIBATCHES_AHEAD = 8
 _ORDER = 0x1E  # apart from the keys of the data sets, which derive theirs from the same seed
 
 
-class InterleavedDatasets(IterableDataset[Any]):
+class InterleavedDatasets(ResumableDataset["_MixedShare"]):
     """Minibatches of several data sets in random turns, in given proportions.
 
     Each minibatch is one of one data set, with its own collection, strategy, sizes and
@@ -90,25 +90,15 @@ class InterleavedDatasets(IterableDataset[Any]):
         self.n_minibatches = (
             None if n_minibatches is None else require_positive("n_minibatches", n_minibatches)
         )
-        self._epochs = EpochCounter()
 
     def __len__(self) -> int:
         """Return the number of minibatches that an epoch delivers to this rank."""
-        return sum(self.minibatches_of_each)
-
-    def __iter__(self) -> Iteration[Any]:
-        worker = get_worker_info()
-        if worker is None:
-            self._meet()
-            return Iteration(self._minibatches(self._epochs.claim().epoch, 0, 1))
-        epoch = self._epochs.claim().epoch
-        minibatches = self._minibatches(epoch, worker.id, worker.num_workers)
-        return Iteration(errors_that_travel(minibatches))
+        return max(sum(self.minibatches_of_each), self._run.n_of_epoch)
 
     @property
     def minibatches_of_each(self) -> tuple[int, ...]:
         """How many minibatches each data set delivers in an epoch, to this rank."""
-        lengths = [len(each) for each in self.datasets]
+        lengths = [each.n_minibatches for each in self.datasets]
         shares = self.proportions or tuple(map(Fraction, lengths))
         if self.n_minibatches is not None:
             return _apportioned(self.n_minibatches, shares)
@@ -126,35 +116,6 @@ class InterleavedDatasets(IterableDataset[Any]):
     def world_size(self) -> int:
         """The number of processes that train together, now."""
         return self.datasets[0].world_size
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration the given epoch, as after a restart.
-
-        Raises
-        ------
-        ParameterError
-            ``epoch`` is not an integer, negative or huge.
-        """
-        self._epochs.set_next(Claim(epoch))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Refuse: where several data sets are cannot be saved.
-
-        Raises
-        ------
-        StateError
-            Always.
-        """
-        msg = (
-            "the state of InterleavedDatasets cannot be saved; save the epoch at its end, and "
-            "begin the next with `set_epoch`"
-        )
-        raise StateError(msg)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Refuse; see `state_dict`."""
-        del state
-        self.state_dict()
 
     def turns(self, *, epoch: int, worker: int = 0, n_workers: int = 1) -> NDArray[np.int64]:
         """Return the number of the data set that gives each minibatch of an epoch.
@@ -176,7 +137,7 @@ class InterleavedDatasets(IterableDataset[Any]):
         places = Permutation(sum(counts), key)(np.arange(sum(counts)))
         return np.searchsorted(np.cumsum(counts), places, side="right")
 
-    def loader(self, num_workers: int = 0, **options: Any) -> DataLoader[Any]:
+    def loader(self, num_workers: int = 0, **options: Any) -> MinibatchLoader:
         """Return a DataLoader that passes minibatches on as they are; see `CellDataset.loader`.
 
         Parameters
@@ -194,17 +155,6 @@ class InterleavedDatasets(IterableDataset[Any]):
             options["collate_fn"] = sent_whole(options.get("collate_fn"))
         return MinibatchLoader(self, batch_size=None, num_workers=num_workers, **options)
 
-    def begin_for_workers(
-        self,
-        first: Start | None,
-        iteration: int,
-        num_workers: int,  # noqa: ARG002 - of the protocol
-    ) -> tuple[Start, Counted]:
-        """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
-        self._meet()
-        start, claim = self._epochs.claim_for_workers(first, iteration)
-        return start, Counted(Place(epoch=claim.epoch), len(self))
-
     def _meet(self) -> None:
         """Agree on the seeds with other ranks."""
         ranks = {(each.rank, each.world_size) for each in self.datasets}
@@ -214,30 +164,69 @@ class InterleavedDatasets(IterableDataset[Any]):
         for each in self.datasets:
             each._meet()  # noqa: SLF001
 
-    def _minibatches(self, epoch: int, worker: int, n_workers: int) -> Minibatches:
-        turns = self.turns(epoch=epoch, worker=worker, n_workers=n_workers)
+    def _plan_of(self, *, epoch: int, after: tuple[Progress, ...]) -> "_MixedEpoch":
+        if after:
+            stopped = after[-1]
+            msg = (
+                f"the state is of {stopped.world_size} ranks with {stopped.num_workers} workers "
+                f"each, but there are {self.world_size} ranks now, or other workers; several data "
+                "sets go on with as many as before"
+            )
+            raise StateError(msg)
+        return _MixedEpoch(self, epoch)
+
+    def _identity(self) -> dict[str, Any]:
+        parts = [each._identity() for each in self.datasets]  # noqa: SLF001
+        shares = None if self.proportions is None else list(map(str, self.proportions))
+        configuration = {
+            "datasets": [part["configuration"] for part in parts],
+            "proportions": shares,
+            "stop": self.stop,
+            "n_minibatches": self.n_minibatches,
+        }
+        return {
+            "data": {"datasets": [part["data"] for part in parts]},
+            "configuration": configuration,
+        }
+
+    def _seed_values(self) -> list[int]:
+        return [each.seed for each in self.datasets]
+
+    def _take_seeds(self, seeds: list[int]) -> None:
+        for each, seed in zip(self.datasets, seeds, strict=True):
+            each._take_seeds(seed)  # noqa: SLF001
+
+    def _minibatches(self, share: "_MixedShare") -> Minibatches:
+        turns = self.turns(epoch=share.epoch, worker=share.worker, n_workers=share.num_workers)
+        begun = np.bincount(turns[: share.n_delivered], minlength=len(self.datasets)).tolist()
         with ExitStack() as stack:
             parts = [
-                stack.enter_context(closing(self._part(number, epoch, worker, n_workers)))
+                stack.enter_context(closing(self._part(number, share, begun[number])))
                 for number in range(len(self.datasets))
             ]
-            for turn in turns.tolist():
+            for turn in turns[share.n_delivered :].tolist():
                 yield next(parts[turn])
 
-    def _part(self, number: int, epoch: int, worker: int, n_workers: int) -> Minibatches:
-        """Deliver the minibatches of one data set that are this process's."""
-        dataset, shares = self.datasets[number], self._shares(number, worker, n_workers)
-        for times, n_minibatches in enumerate(shares):
-            plan = dataset.plan(epoch=epoch * len(shares) + times)
-            delivery = dataset._delivery()  # noqa: SLF001
-            own = plan.share(worker=worker, num_workers=n_workers)
-            with closing(delivery.minibatches(own)) as minibatches:
-                yield from islice(minibatches, n_minibatches)
+    def _part(self, number: int, share: "_MixedShare", n_begun: int) -> Minibatches:
+        """Deliver the minibatches of one data set that are this process's, after the first."""
+        dataset = self.datasets[number]
+        counts = self._shares(number, share.worker, share.num_workers)
+        for times, count in enumerate(counts):
+            skipped = min(n_begun, count)
+            n_begun -= skipped
+            if skipped == count:
+                continue
+            plan = dataset.plan(epoch=share.epoch * len(counts) + times)
+            own = plan.share_of_worker(
+                worker=share.worker, num_workers=share.num_workers, n_delivered=skipped
+            )
+            with closing(dataset._minibatches(own)) as minibatches:  # noqa: SLF001
+                yield from islice(minibatches, count - skipped)
 
     def _shares(self, number: int, worker: int, n_workers: int) -> list[int]:
         """Return how many minibatches a worker delivers of each epoch of a data set."""
         dataset, n = self.datasets[number], self.minibatches_of_each[number]
-        length, factor = len(dataset), dataset.fetch_factor
+        length, factor = dataset.n_minibatches, dataset.fetch_factor
         return [
             int(minibatches_by_worker(min(length, n - start), factor, n_workers)[worker])
             for start in range(0, n, length)
@@ -253,6 +242,56 @@ class InterleavedDatasets(IterableDataset[Any]):
             raise ParameterError(msg)
         fractions = [Fraction(each).limit_denominator(_LARGEST_DENOMINATOR) for each in shares]
         return tuple(each or Fraction(share) for each, share in zip(fractions, shares, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _MixedShare:
+    """What a worker delivers of an epoch, after so many minibatches of its own."""
+
+    epoch: int
+    worker: int
+    num_workers: int
+    n_delivered: int
+    n_minibatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class _MixedEpoch:
+    """An epoch of several data sets on this rank, which workers divide."""
+
+    datasets: InterleavedDatasets
+    epoch: int
+    after: tuple[Progress, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return self.datasets.world_size
+
+    @property
+    def n_minibatches(self) -> int:
+        return sum(self.datasets.minibatches_of_each)
+
+    def share(self, *, worker: int, num_workers: int, n_delivered: int) -> _MixedShare:
+        """See `EpochPlan.share`."""
+        totals = self._totals(num_workers)
+        done = delivered_by_worker(totals, n_delivered)
+        number = (worker + next_worker(totals, done)) % num_workers
+        return self.share_of_worker(
+            worker=number, num_workers=num_workers, n_delivered=int(done[number])
+        )
+
+    def share_of_worker(self, *, worker: int, num_workers: int, n_delivered: int) -> _MixedShare:
+        """See `EpochPlan.share_of_worker`."""
+        n_left = int(self._totals(num_workers)[worker]) - n_delivered
+        return _MixedShare(self.epoch, worker, num_workers, n_delivered, n_left)
+
+    def _totals(self, num_workers: int) -> NDArray[np.int64]:
+        return np.array(
+            [
+                self.datasets.turns(epoch=self.epoch, worker=k, n_workers=num_workers).size
+                for k in range(num_workers)
+            ]
+        )
 
 
 def _apportioned(n: int, shares: Sequence[Fraction]) -> tuple[int, ...]:

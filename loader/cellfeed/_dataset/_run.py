@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from cellfeed._dataset._epochs import Claim, EpochCounter, Start
 from cellfeed._errors import StateError
 from cellfeed._torch import get_worker_info
-from cellfeed.sampling import EpochPlan, Progress, Share
+from cellfeed.sampling import Progress
 
-__all__ = ["Counted", "Place", "Run"]
+__all__ = ["Counted", "Divided", "Place", "Run", "ShareLike"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +40,47 @@ class Place:
         return not self.after and not self.progress.n_minibatches
 
 
-class PlanOf(Protocol):
+class ShareLike(Protocol):
+    """What a worker delivers of an epoch."""
+
+    @property
+    def n_delivered(self) -> int:
+        """Minibatches that it has delivered before."""
+        ...
+
+    @property
+    def n_minibatches(self) -> int:
+        """Minibatches that are left."""
+        ...
+
+
+S = TypeVar("S", bound=ShareLike)
+S_co = TypeVar("S_co", bound=ShareLike, covariant=True)
+
+
+class Divided(Protocol[S_co]):
+    """An epoch on this rank, which workers divide; see `EpochPlan`."""
+
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def after(self) -> tuple[Progress, ...]: ...
+    @property
+    def n_minibatches(self) -> int: ...
+
+    def share(self, *, worker: int, num_workers: int, n_delivered: int) -> S_co:
+        """Return what a worker delivers after so many minibatches of all of them."""
+        ...
+
+    def share_of_worker(self, *, worker: int, num_workers: int, n_delivered: int) -> S_co:
+        """Return what a worker delivers after so many minibatches of its own."""
+        ...
+
+
+class PlanOf(Protocol[S_co]):
     """Makes the plan of an epoch on this rank."""
 
-    def __call__(self, *, epoch: int, after: tuple[Progress, ...]) -> EpochPlan:
+    def __call__(self, *, epoch: int, after: tuple[Progress, ...]) -> Divided[S_co]:
         """Return it."""
         ...
 
@@ -121,7 +158,7 @@ class Counted:
         self.has_ended = True
 
 
-class Run:
+class Run(Generic[S]):
     """The epochs of a data set, one after the other, from wherever the first was stopped."""
 
     def __init__(self) -> None:
@@ -130,6 +167,7 @@ class Run:
         self._stopped: Place | None = None
         self._latest: Counted | None = None
         self._wanted: Claim | None = None
+        self._n_resumed = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration an epoch from its start.
@@ -150,6 +188,7 @@ class Run:
     def go_on(self, place: Place) -> None:
         """Make the next iteration go on at a place."""
         self._latest, self._stopped = None, place
+        self._n_resumed += 1
         claim = Claim(place.epoch, goes_on=not place.is_start or place.worker is not None)
         if get_worker_info() is None:
             self._set_next(claim)
@@ -184,7 +223,7 @@ class Run:
         latest = self._latest
         return latest.n_of_epoch if latest is not None and latest.goes_on else 0
 
-    def begin(self, plan_of: PlanOf) -> tuple[Share, Counted]:
+    def begin(self, plan_of: PlanOf[S]) -> tuple[S, Counted]:
         """Begin an iteration of this process.
 
         Raises
@@ -203,7 +242,7 @@ class Run:
         return self._begun(claim, plan_of, worker.id, worker.num_workers)
 
     def begin_for_workers(
-        self, plan_of: PlanOf, first: Start | None, iteration: int, num_workers: int
+        self, plan_of: PlanOf[S], first: Start | None, iteration: int, num_workers: int
     ) -> tuple[Start, Counted]:
         """Begin an iteration of worker processes; see `EpochCounter.claim_for_workers`."""
         self._again_if_untouched()
@@ -212,8 +251,8 @@ class Run:
         return start, self._begun(claim, plan_of, None, num_workers)[1]
 
     def _begun(
-        self, claim: Claim, plan_of: PlanOf, worker: int | None, num_workers: int
-    ) -> tuple[Share, Counted]:
+        self, claim: Claim, plan_of: PlanOf[S], worker: int | None, num_workers: int
+    ) -> tuple[S, Counted]:
         """Return what a worker delivers, and the count of it, or of all workers if it is None."""
         stopped = self._stopped if claim.goes_on else None
         plan, n_before = self._plan(claim.epoch, stopped, plan_of, num_workers)
@@ -224,7 +263,9 @@ class Run:
                     f"but this is worker {worker} of {num_workers}; use as many as before"
                 )
                 raise StateError(msg)
-            share = Share(plan, stopped.worker, num_workers, n_before)
+            share = plan.share_of_worker(
+                worker=stopped.worker, num_workers=num_workers, n_delivered=n_before
+            )
         else:
             share = plan.share(worker=worker or 0, num_workers=num_workers, n_delivered=n_before)
         is_counted_alone = get_worker_info() is not None
@@ -240,14 +281,15 @@ class Run:
             worker=worker if is_counted_alone else None,
         )
         n_left = share.n_minibatches if is_counted_alone else plan.n_minibatches - n_before
-        counted = Counted(place, n_left, goes_on=claim.goes_on, on_delivery=self._delivered)
+        noting = self._noting(self._n_resumed)
+        counted = Counted(place, n_left, goes_on=claim.goes_on, on_delivery=noting)
         self._latest = counted
         return share, counted
 
     @staticmethod
     def _plan(
-        epoch: int, stopped: Place | None, plan_of: PlanOf, num_workers: int
-    ) -> tuple[EpochPlan, int]:
+        epoch: int, stopped: Place | None, plan_of: PlanOf[S], num_workers: int
+    ) -> tuple[Divided[S], int]:
         """Return the plan of an iteration, and how many of its minibatches came before."""
         if stopped is None:
             return plan_of(epoch=epoch, after=()), 0
@@ -258,8 +300,14 @@ class Run:
             return plan, 0
         return plan_of(epoch=epoch, after=(*stopped.after, last)), 0
 
-    def _delivered(self, counted: Counted) -> None:
-        self._latest = counted
+    def _noting(self, n_resumed: int) -> Callable[[Counted], None]:
+        """Return what notes the latest iteration that delivers, unless the run went elsewhere."""
+
+        def note(counted: Counted) -> None:
+            if n_resumed == self._n_resumed:
+                self._latest = counted
+
+        return note
 
     @property
     def _goes_on_untouched(self) -> bool:

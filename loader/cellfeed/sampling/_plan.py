@@ -198,6 +198,10 @@ class EpochPlan:
         number = (worker + next_worker(totals, done)) % num_workers
         return Share(self, number, num_workers, int(done[number]))
 
+    def share_of_worker(self, *, worker: int, num_workers: int, n_delivered: int = 0) -> "Share":
+        """Return what one of the workers of this rank delivers after so many of its own."""
+        return Share(self, worker, num_workers, n_delivered)
+
     def delivered_rows(self, first: int, n: int = 1) -> NDArray[np.int64]:
         """Return the rows of ``n`` consecutive fetches in the order of delivery.
 

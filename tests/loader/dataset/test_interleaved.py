@@ -1,5 +1,7 @@
 """Several data sets in turn: how many of each, in which turns, with workers and ranks."""
 
+import itertools
+import json
 from collections import Counter
 
 import numpy as np
@@ -12,6 +14,7 @@ from cellfeed import (
     CellDataset,
     InterleavedDatasets,
     ParameterError,
+    StateError,
     Streaming,
     open_collection,
 )
@@ -141,6 +144,48 @@ class TestWorkers:
         turns = [mixed.turns(epoch=0, worker=k, n_workers=3) for k in range(3)]
         together = np.bincount(np.concatenate(turns), minlength=2)
         assert tuple(together.tolist()) == mixed.minibatches_of_each
+
+
+class TestStopped:
+    @staticmethod
+    def mixed(**parameters):
+        datasets = [numbered(0, 40, factor=2), numbered(1, 70, seed=None)]
+        return InterleavedDatasets(datasets, [2, 1], stop="all_exhausted", **parameters)
+
+    @given(st.data())
+    def test_goes_on_at_any_minibatch(self, data):
+        first = self.mixed()
+        whole = [each for _ in range(2) for each in delivered(first)]
+        first.set_epoch(0)
+        n, position = len(first), data.draw(st.integers(1, len(first)))
+        assert delivered(itertools.islice(first, position)) == whole[:position]
+        state = json.loads(json.dumps(first.state_dict()))
+        second = self.mixed()
+        second.load_state_dict(state)
+        assert second.state_dict() == state
+        rest = n - position or n
+        assert delivered(second) == whole[position : position + rest]
+
+    def test_with_worker_processes(self):
+        loader = self.mixed().loader(num_workers=2)
+        iterator = iter(loader)
+        first = delivered(itertools.islice(iterator, 7))
+        state = loader.state_dict()
+        rest = delivered(iterator)
+        assert len(first + rest) == len(loader)
+        again = self.mixed().loader(num_workers=2)
+        again.load_state_dict(state)
+        assert delivered(again) == rest
+
+    def test_other_workers_or_data_sets_are_refused(self):
+        first = self.mixed()
+        next(iter(first))
+        others = self.mixed().loader(num_workers=2)
+        others.load_state_dict(first.state_dict())
+        with pytest.raises(StateError, match=r"1 ranks with 1 workers .* as many as before"):
+            iter(others)
+        with pytest.raises(StateError, match="n_minibatches=None there, n_minibatches=5 here"):
+            self.mixed(n_minibatches=5).load_state_dict(first.state_dict())
 
 
 class TestRanks:

@@ -1,0 +1,132 @@
+"""Epochs that are counted as they are consumed, can be stopped, and go on."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping
+from typing import Any, Generic, TypeVar
+
+from cellfeed._dataset._epochs import Start
+from cellfeed._dataset._iteration import Iteration
+from cellfeed._dataset._loader import errors_that_travel
+from cellfeed._dataset._run import Counted, Divided, Run, ShareLike
+from cellfeed._dataset._state import place_of, state_of
+from cellfeed._torch import IterableDataset, get_worker_info
+from cellfeed.sampling import Progress
+
+__all__ = ["ResumableDataset"]
+
+S = TypeVar("S", bound=ShareLike)
+
+
+class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
+    """Delivers epochs, of which each process of a training has a share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run = Run[S]()
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """Number of this process among those that train together, now."""
+
+    @property
+    @abstractmethod
+    def world_size(self) -> int:
+        """The number of processes that train together, now."""
+
+    @abstractmethod
+    def _meet(self) -> None:
+        """Agree with other ranks, which all come here when an epoch begins."""
+
+    @abstractmethod
+    def _plan_of(self, *, epoch: int, after: tuple[Progress, ...]) -> Divided[S]:
+        """Return the plan of an epoch on this rank, or of what is left of it."""
+
+    @abstractmethod
+    def _minibatches(self, share: S) -> Generator[Any, None, None]:
+        """Deliver a share, with what this data set was given by now."""
+
+    @abstractmethod
+    def _identity(self) -> dict[str, Any]:
+        """Return the ``data`` and ``configuration`` that a state is of, as JSON values."""
+
+    @abstractmethod
+    def _seed_values(self) -> Any:
+        """Return the seeds as a JSON value."""
+
+    @abstractmethod
+    def _take_seeds(self, seeds: Any) -> None:
+        """Use the seeds of a run that goes on; raise `StateError` where others were given."""
+
+    def __iter__(self) -> Iteration[Any]:
+        is_worker = get_worker_info() is not None
+        if not is_worker:
+            self._meet()
+        # Begun here and not in the generator, which starts at its first use.
+        share, counted = self._run.begin(self._plan_of)
+        minibatches = counted.counting(self._minibatches(share))
+        return Iteration(errors_that_travel(minibatches) if is_worker else minibatches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration the given epoch.
+
+        Not needed as long as all ranks begin the same iterations: each is the next epoch by
+        itself, also after `load_state_dict`. An epoch that goes on where it was stopped goes on,
+        if it is this one.
+
+        Raises
+        ------
+        ParameterError
+            ``epoch`` is not an integer, negative or huge.
+        """
+        self._run.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the consumer is: all that is needed to go on from there.
+
+        It is exact after any minibatch, whatever has been read ahead. Ranks that are in step have
+        the same state, so that one of them saves it for all. The one of a loader with worker
+        processes is had from the loader.
+
+        Returns
+        -------
+        A dictionary of JSON values, a few hundred bytes: format and version; what tells data,
+        parameters and seed from others; the epoch; how many minibatches each rank has had of it,
+        on how many ranks and workers; and a checksum.
+
+        Raises
+        ------
+        StateError
+            Minibatches were delivered by worker processes of a DataLoader that does not count.
+        ParameterError
+            Ranks have not agreed on a seed yet.
+        """
+        return state_of(self._identity() | {"seed": self._seed_values()}, self._run.place)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at a state: the next iteration delivers the rest of its epoch.
+
+        With as many ranks and workers as before, exactly the minibatches that would have come.
+        With others, the cells that are left are divided anew: none comes twice, and none is
+        missing. ``drop_last`` applies to what is left.
+
+        Parameters
+        ----------
+        state
+            What `state_dict` returned, perhaps by way of JSON; the same on all ranks.
+
+        Raises
+        ------
+        StateError
+            It is damaged, of a newer version, or of other data, parameters or another seed.
+        """
+        place = place_of(state, self._identity())
+        self._take_seeds(state["seed"])
+        self._run.go_on(place)
+
+    def begin_for_workers(
+        self, first: Start | None, iteration: int, num_workers: int
+    ) -> tuple[Start, Counted]:
+        """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
+        self._meet()
+        return self._run.begin_for_workers(self._plan_of, first, iteration, num_workers)
