@@ -1,0 +1,82 @@
+"""The same with Lightning: a data module with train, validation and test.
+
+    python examples/lightning_module.py 'plates/*.h5ad' [DEVICES]
+
+Ranks read their own parts, and the state of the loader is in Lightning's checkpoints.
+"""
+
+import sys
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from cellfeed import BlockShuffling, CellDataset, Streaming, open_collection, random_split
+from cellfeed.transforms import Log1p, NormalizeTotal
+
+LABEL = "cell_line"
+
+
+class Cells(pl.LightningDataModule):
+    def __init__(self, plates: str) -> None:
+        super().__init__()
+        self.collection = open_collection(plates, obs=[LABEL])
+        self.rows = random_split(self.collection, [0.8, 0.1, 0.1], seed=0, stratify=LABEL)
+
+    def dataset(self, strategy: Any) -> CellDataset:
+        transform = [NormalizeTotal(1e4), Log1p()]
+        return CellDataset(
+            self.collection, strategy, batch_size=64, fetch_factor=16, transform=transform, seed=0
+        )
+
+    def train_dataloader(self) -> Any:
+        return self.dataset(BlockShuffling(16, indices=self.rows[0])).loader()
+
+    def val_dataloader(self) -> Any:
+        return self.dataset(Streaming(indices=self.rows[1])).loader()
+
+    def test_dataloader(self) -> Any:
+        return self.dataset(Streaming(indices=self.rows[2])).loader()
+
+
+class Classifier(pl.LightningModule):
+    def __init__(self, n_genes: int, n_classes: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(n_genes, n_classes)
+
+    def scores(self, minibatch: Any) -> torch.Tensor:
+        scores: torch.Tensor = minibatch.X @ self.linear.weight.T + self.linear.bias
+        return scores
+
+    def training_step(self, minibatch: Any, _: int) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.scores(minibatch), minibatch.obs[LABEL])
+
+    def validation_step(self, minibatch: Any, _: int) -> None:
+        right = (self.scores(minibatch).argmax(1) == minibatch.obs[LABEL]).float().mean()
+        self.log("right", right, batch_size=len(minibatch), sync_dist=True)
+
+    test_step = validation_step
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+def main(plates: str, devices: int = 1) -> None:
+    data = Cells(plates)
+    model = Classifier(data.collection.n_vars, len(data.collection.obs[LABEL].categories))
+    trainer = pl.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=devices,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(model, data)
+    (found,) = trainer.test(model, data, verbose=False)
+    if trainer.is_global_zero:
+        print(f"{trainer.global_step} steps on each of {devices}, {found['right']:.0%} right")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,0 +1,70 @@
+"""Every example runs as its docstring says, and shows what it promises."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cellfeed.synthetic import write_tahoe_like
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+N_CELLS = 2_000
+
+
+@pytest.fixture(scope="module")
+def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("examples") / "plates"
+    write_tahoe_like(folder, n_cells=N_CELLS)
+    return folder
+
+
+def run(*command: object) -> str:
+    result = subprocess.run(
+        [sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_pytorch(plates):
+    printed = run(EXAMPLES / "pytorch.py", plates)
+    losses = [float(each) for each in re.findall(r"loss ([\d.]+)", printed)]
+    assert losses[1] < losses[0]
+    assert "of 400 cells right" in printed
+
+
+def test_lightning(plates):
+    printed = run(EXAMPLES / "lightning_module.py", plates)
+    assert "50 steps on each of 1" in printed
+
+
+def test_processes_that_are_stopped_and_go_on(plates, tmp_path):
+    def torchrun(n: int, *options: object) -> str:
+        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n)
+        return run(*launcher, EXAMPLES / "ddp_resume.py", plates, tmp_path / "run.pt", *options)
+
+    assert "2 ranks, 20 steps each: 1,280 of 2,000 cells" in torchrun(2, "--stop-after", 20)
+    assert "3 ranks, 8 steps each: 2,000 of 2,000 cells" in torchrun(3)
+
+
+def test_class_balanced(plates):
+    printed = run(EXAMPLES / "class_balanced.py", plates)
+    stored, drawn = (
+        [int(each) for each in re.findall(r"(\d+) to (\d+) " + words, printed)[0]]
+        for words in ("cells each in storage", "in an epoch")
+    )
+    assert drawn[1] - drawn[0] < (stored[1] - stored[0]) / 2
+
+
+def test_perturbation_sets(plates):
+    printed = run(EXAMPLES / "perturbation_sets.py", plates)
+    n_sets, n_whole = map(int, re.findall(r"(\d+) sets of 4 cells; (\d+) are", printed)[0])
+    assert n_sets == n_whole > 0
