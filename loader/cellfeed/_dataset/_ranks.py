@@ -240,9 +240,6 @@ class RanksCompared:
             if other != rank and store.check([key]) and (its := store.get(key).decode()) != mine:
                 raise ParameterError(_difference(rank, identity, other, json.loads(its)))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_is_done": True}  # it is not the copies that meet
-
 
 def _difference(rank: int, mine: Mapping[str, Any], other: int, its: Mapping[str, Any]) -> str:
     """Return in one line what two ranks read that is not the same."""

@@ -352,6 +352,28 @@ def test_children_that_get_the_data_set_count_epochs_by_themselves(tmp_path, met
     assert_is_divided(json.loads(ran.stdout.splitlines()[-1]))
 
 
+def test_a_rank_that_reads_something_else_is_reported(tmp_path):
+    """By the one that begins last; nobody waits for it."""
+    found = run_ranks(
+        tmp_path,
+        """
+        join()
+        other = CellDataset(np.arange(101 - rank), BlockShuffling(4), 8, 2, seed=0)
+        sizes = CellDataset(np.arange(101), BlockShuffling(4 + rank), 8, 2, seed=0)
+        for name, dataset in {"other": other, "sizes": sizes, "same": make()}.items():
+            if rank == 1:
+                dist.barrier()
+            found[name] = refusal(lambda: list(dataset))
+            if rank == 0:
+                dist.barrier()
+        """,
+    )
+    assert found[0] == {"other": None, "sizes": None, "same": None}
+    assert "n_rows=100 on rank 1, n_rows=101 on rank 0" in found[1]["other"]
+    assert "block_size=5 on rank 1, block_size=4 on rank 0" in found[1]["sizes"]
+    assert found[1]["same"] is None
+
+
 def test_ranks_of_lightning(tmp_path):
     """The data set is made long before Lightning starts the other rank and they meet."""
     script = tmp_path / "script.py"
