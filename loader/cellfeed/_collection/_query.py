@@ -58,6 +58,7 @@ class Query:
 
     text: str
     columns: tuple[str, ...]
+    _conditions: tuple[str, ...]
     _expression: str
 
     @classmethod
@@ -81,7 +82,7 @@ class Query:
             raise ParameterError(f"{reader.called}: is nested too deeply; simplify it") from error
         if not reader.columns:
             raise ParameterError(f"{reader.called}: names no obs column; compare one")
-        return cls(text, tuple(reader.columns), expression)
+        return cls(text, tuple(reader.columns), tuple(reader.conditions), expression)
 
     def evaluate(self, columns: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Return where the condition holds; not where it is missing.
@@ -96,6 +97,10 @@ class Query:
         ParameterError
             Columns of these dtypes cannot be compared so.
         """
+        for name in self._conditions:
+            if not pd.api.types.is_bool_dtype(columns[name].dtype):
+                msg = f"{_called(self.text)}: {name!r} is not true or false; compare it"
+                raise ParameterError(f"{msg}, as in `{name} == 1`")
         named = {_column(number): columns[name] for number, name in enumerate(self.columns)}
         try:
             with np.errstate(all="ignore"):
@@ -142,6 +147,7 @@ class _Reader:
         self._text = text
         self._quoted = list[str]()  # names in backticks
         self.columns = dict[str, int]()
+        self.conditions = list[str]()  # columns that have to be true or false
         self.called = _called(text)
 
     def read(self) -> ast.expr:
@@ -180,9 +186,9 @@ class _Reader:
             case ast.Name():
                 return self._name(node.id)
             case ast.BoolOp(op=op, values=operands):
-                return ast.BoolOp(op, [self._checked(each) for each in operands])
+                return ast.BoolOp(op, [self._condition(each) for each in operands])
             case ast.UnaryOp():
-                return self._unary(node.op, self._checked(node.operand))
+                return self._unary(node.op, node.operand)
             case ast.BinOp():
                 return self._arithmetic(node)
             case ast.Compare():
@@ -191,6 +197,27 @@ class _Reader:
             f"{ast.unparse(node)[:80]!r} is not allowed; columns, constants, comparisons, "
             "and, or, not, in [...] and arithmetic are"
         )
+
+    def _condition(self, node: ast.expr) -> ast.expr:
+        """Return an operand of and, or, not, which would combine the bits of numbers."""
+        is_truth = isinstance(node, ast.Compare | ast.BoolOp | ast.Name) or (
+            isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+        )
+        if not is_truth:
+            raise self._refused(
+                f"combines {ast.unparse(node)[:80]!r} by and, or, not; compare it, as in `n > 0`"
+            )
+        checked = self._checked(node)
+        if isinstance(node, ast.Name):
+            self.conditions.append(self._column_of(node.id))
+        return checked
+
+    def _column_of(self, name: str) -> str:
+        """Return the column that a name in the syntax tree stands for."""
+        quoted = re.fullmatch(r"_quoted_(\d+)_", name)
+        if quoted and int(quoted[1]) < len(self._quoted):
+            return self._quoted[int(quoted[1])]
+        return name
 
     def _constant(self, value: Any) -> ast.Constant:
         if not isinstance(value, bool | int | float | str):
@@ -201,13 +228,13 @@ class _Reader:
         return ast.Constant(value)
 
     def _name(self, name: str) -> ast.Name:
-        quoted = re.fullmatch(r"_quoted_(\d+)_", name)
-        if quoted and int(quoted[1]) < len(self._quoted):
-            name = self._quoted[int(quoted[1])]
-        number = self.columns.setdefault(name, len(self.columns))
+        number = self.columns.setdefault(self._column_of(name), len(self.columns))
         return ast.Name(_column(number), ast.Load())
 
-    def _unary(self, sign: ast.unaryop, operand: ast.expr) -> ast.expr:
+    def _unary(self, sign: ast.unaryop, given: ast.expr) -> ast.expr:
+        if isinstance(sign, ast.Not) and not isinstance(given, ast.Constant):
+            return ast.UnaryOp(sign, self._condition(given))
+        operand = self._checked(given)
         if isinstance(operand, ast.Constant):
             value: Any = operand.value
             if isinstance(value, str) or not isinstance(sign, ast.USub | ast.UAdd):

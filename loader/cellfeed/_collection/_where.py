@@ -48,7 +48,9 @@ def _series_of(column: ObsColumn) -> "Callable[[slice], pd.Series[Any]]":
     """
     if not isinstance(column, CategoricalColumn):
         numbers = column.values  # noqa: PD011 - not of pandas
-        return lambda part: pd.Series(numbers[part])
+        is_narrow = numbers.dtype.kind in "iu" and numbers.dtype != np.uint64
+        wide = np.dtype(np.int64) if is_narrow else numbers.dtype  # so that results do not wrap
+        return lambda part: pd.Series(numbers[part].astype(wide, copy=False))
     codes = column.codes
     if {type(each) for each in column.categories} <= {bool, np.bool_} and column.categories.size:
         values = np.append(column.categories.astype(bool), [False])  # the last is of code -1

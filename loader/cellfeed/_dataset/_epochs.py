@@ -210,6 +210,13 @@ class EpochCounter:
         with self._locked():
             return first, self._claim_together(first, iteration)
 
+    def withdraw(self, first: Start, iteration: int, claim: Claim) -> None:
+        """Forget a claim for worker processes that were not started; it is the next again."""
+        with self._locked():
+            claims = self._shared["claims"][0]
+            claims["key"][(claims["key"] == (*astuple(first), iteration)).all(axis=1)] = 0
+            self._set(self._count(first.process), claim)
+
     def _open(self, fd: int, *, counted_by: int) -> None:
         self._fd = fd
         self._closing = closed_with(fd)

@@ -45,6 +45,9 @@ class EpochDataset(Protocol):
         """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
         ...
 
+    @property
+    def n_resumed(self) -> int: ...
+
     def set_epoch(self, epoch: int) -> None: ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -83,6 +86,7 @@ class MinibatchLoader(DataLoader[Any]):
     dataset: EpochDataset  # type: ignore[assignment]
     _first_worker: Start | None = None
     _n_iterations = 0  # by the workers that are there
+    _n_resumed = 0  # when they were started
     _ranks_of_workers: tuple[int, int] | None = None
 
     def __init__(self, dataset: EpochDataset, **options: Any) -> None:
@@ -121,12 +125,12 @@ class MinibatchLoader(DataLoader[Any]):
         The number of workers may be another than before.
         """
         self.dataset.load_state_dict(state)
-        # Workers that persist have a copy of the data set from before.
-        self._iterator = None
-        self._first_worker = None
 
     def _begin_for_workers(self) -> Counted:
         ranks = self.dataset.rank, self.dataset.world_size
+        if self._n_resumed != self.dataset.n_resumed:  # workers that persist have an old copy
+            self._n_resumed, self._first_worker = self.dataset.n_resumed, None
+            self._iterator = None
         if not self.persistent_workers or self._first_worker is None:
             self._first_worker, self._n_iterations, self._ranks_of_workers = None, 0, ranks
         elif ranks != self._ranks_of_workers:

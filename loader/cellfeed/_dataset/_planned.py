@@ -50,7 +50,7 @@ class PlannedDataset(ResumableDataset[Share]):
         self._ranks = Ranks(rank, world_size)
         self._seed = CommonSeed(seed)
         self._seed.agree(self._ranks.look()[1])
-        self._compared = RanksCompared()
+        self._compared = RanksCompared(are_asked_for=self._ranks.are_asked_for)
         # Arrays are hashed, and files looked at, once.
         self._strategy_identity: tuple[SamplingStrategy, dict[str, Any]] | None = None
         self._data_identity: dict[str, Any] | None = None
@@ -145,7 +145,7 @@ class PlannedDataset(ResumableDataset[Share]):
         _, world_size = self._ranks.now()
         self._seed.agree(world_size)
         seed = self._seed.use(world_size)
-        if self._ranks.are_asked_for:
+        if self._compared.is_due:
             self._compared.compare(self._identity() | {"run": {"seed": seed}})
 
     def _seed_values(self) -> int:

@@ -206,17 +206,27 @@ class RanksCompared:
     """Compares what ranks read when they begin, so that a rank that differs is found there.
 
     Nobody waits: each rank says what it reads, and looks at what others have said by then, so that
-    the last one sees all. Data sets are told apart by the order in which they begin, which is the
-    same on all ranks.
+    the last one sees all. Data sets are told apart by the order in which they are made, which is
+    the same on all ranks.
+
+    Parameters
+    ----------
+    are_asked_for
+        Whether ranks are those of torch.distributed. Others are not compared.
     """
 
     _numbers = itertools.count()
 
-    def __init__(self) -> None:
-        self._is_done = False
+    def __init__(self, *, are_asked_for: bool) -> None:
+        self._number = next(self._numbers) if are_asked_for else None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether ranks have met, and were not compared yet."""
+        return self._number is not None and _is_in_group() and dist.get_world_size() > 1
 
     def compare(self, identity: Mapping[str, Any]) -> None:
-        """Compare, the first time that ranks have met.
+        """Compare; once, when it is due.
 
         Parameters
         ----------
@@ -228,11 +238,9 @@ class RanksCompared:
         ParameterError
             Another rank reads something else.
         """
-        if self._is_done or not _is_in_group() or dist.get_world_size() == 1:
-            return
-        self._is_done = True
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no other way
-        rank, prefix = dist.get_rank(), f"cellfeed/{next(self._numbers)}"
+        rank, prefix = dist.get_rank(), f"cellfeed/{self._number}"
+        self._number = None
         mine = json.dumps(identity, sort_keys=True)
         store.set(f"{prefix}/{rank}", mine)
         for other in range(dist.get_world_size()) if rank == 0 else (0,):

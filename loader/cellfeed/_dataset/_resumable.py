@@ -25,6 +25,11 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         self._run = Run[S]()
 
     @property
+    def n_resumed(self) -> int:
+        """How often a state was loaded; worker processes from before know nothing of it."""
+        return self._run.n_resumed
+
+    @property
     @abstractmethod
     def rank(self) -> int:
         """Number of this process among those that train together, now."""
@@ -107,8 +112,9 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         """Go on at a state: the next iteration delivers the rest of its epoch.
 
         With as many ranks and workers as before, exactly the minibatches that would have come.
-        With others, the cells that are left are divided anew: none comes twice, and none is
-        missing. ``drop_last`` applies to what is left.
+        With others, the cells that are left are divided anew, as an epoch of their own: none is
+        missing and none comes twice, but for those that make ranks equal, which are repeated or,
+        with ``drop_last``, left out.
 
         Parameters
         ----------

@@ -34,11 +34,6 @@ class Place:
     progress: Progress = field(default_factory=Progress)
     worker: int | None = None
 
-    @property
-    def is_start(self) -> bool:
-        """Whether nothing of the epoch has been delivered."""
-        return not self.after and not self.progress.n_minibatches
-
 
 class ShareLike(Protocol):
     """What a worker delivers of an epoch."""
@@ -169,6 +164,11 @@ class Run(Generic[S]):
         self._wanted: Claim | None = None
         self._n_resumed = 0
 
+    @property
+    def n_resumed(self) -> int:
+        """How often it went on at a place."""
+        return self._n_resumed
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration an epoch from its start.
 
@@ -189,7 +189,7 @@ class Run(Generic[S]):
         """Make the next iteration go on at a place."""
         self._latest, self._stopped = None, place
         self._n_resumed += 1
-        claim = Claim(place.epoch, goes_on=not place.is_start or place.worker is not None)
+        claim = Claim(place.epoch, goes_on=True)
         if get_worker_info() is None:
             self._set_next(claim)
         else:  # of a loader that saves and restores each of its workers
@@ -236,10 +236,15 @@ class Run(Generic[S]):
             self._again_if_untouched()
         claim = self._counter.claim(self._wanted)
         self._wanted = None
-        self._next = self._counter.next
-        if worker is None:
+        if worker is not None:
+            return self._begun(claim, plan_of, worker.id, worker.num_workers)
+        try:
             return self._begun(claim, plan_of, 0, 1)
-        return self._begun(claim, plan_of, worker.id, worker.num_workers)
+        except BaseException:
+            self._counter.set_next(claim)  # nothing came of it
+            raise
+        finally:
+            self._next = self._counter.next
 
     def begin_for_workers(
         self, plan_of: PlanOf[S], first: Start | None, iteration: int, num_workers: int
@@ -247,8 +252,13 @@ class Run(Generic[S]):
         """Begin an iteration of worker processes; see `EpochCounter.claim_for_workers`."""
         self._again_if_untouched()
         start, claim = self._counter.claim_for_workers(first, iteration)
-        self._next = self._counter.next
-        return start, self._begun(claim, plan_of, None, num_workers)[1]
+        try:
+            return start, self._begun(claim, plan_of, None, num_workers)[1]
+        except BaseException:
+            self._counter.withdraw(start, iteration, claim)  # nothing came of it
+            raise
+        finally:
+            self._next = self._counter.next
 
     def _begun(
         self, claim: Claim, plan_of: PlanOf[S], worker: int | None, num_workers: int

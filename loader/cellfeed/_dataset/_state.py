@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ def strategy_identity(strategy: SamplingStrategy) -> dict[str, Any]:
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
-    names: Mapping[str, Any] = getattr(value, "__dataclass_fields__", None) or vars(value)
+    names = [each.name for each in fields(value)] if is_dataclass(value) else [*vars(value)]
     return {name: as_json(getattr(value, name)) for name in sorted(names)}
 
 

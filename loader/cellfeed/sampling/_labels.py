@@ -43,6 +43,8 @@ def label_codes(labels: Any) -> Codes:
 
 def _numbered(labels: ArrayLike) -> Codes:
     values = np.asarray(labels)
+    if values.dtype.kind == "U" and not hasattr(labels, "dtype"):
+        values = np.asarray(labels, dtype=object)  # else NaN beside text is text
     if values.ndim != 1 or not values.size:
         msg = (
             "`labels` must be one-dimensional, one for each cell, but got "

@@ -4,6 +4,7 @@ Run as a script with a folder, the number of kills and a seed. The folder is lef
 all minibatches that count: those up to the last checkpoint of each attempt.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -65,12 +66,15 @@ def main(folder: Path, n_kills: int, seed: int) -> None:
     while True:
         process = os.fork()
         if process == 0:
+            os.setpgrp()
             train(folder, num_workers=moments.choice([0, 0, 0, 1, 2]))
             os._exit(0)
+        with contextlib.suppress(OSError):  # whichever of the two is first
+            os.setpgid(process, process)
         moments.random()  # as the child does, so that the next one draws anew
         if n_killed < n_kills:
             time.sleep(moments.uniform(0.05, 0.35))
-            os.kill(process, signal.SIGKILL)
+            os.killpg(process, signal.SIGKILL)  # with its workers, as a scheduler does
         _, status = os.waitpid(process, 0)
         n_killed += os.WIFSIGNALED(status)
         if (folder / "checkpoint.json").exists():

@@ -184,6 +184,14 @@ class TestStopped:
         others.load_state_dict(first.state_dict())
         with pytest.raises(StateError, match=r"1 ranks with 1 workers .* as many as before"):
             iter(others)
+        fitting = self.mixed().loader(num_workers=2)
+        whole = delivered(fitting)
+        iterator = iter(fitting)
+        next(iterator)
+        iterator.close()
+        others.load_state_dict(fitting.state_dict())  # is not harmed by the one that was refused
+        assert others.state_dict()["epoch"] == 1
+        assert len(delivered(others)) == len(whole) - 1
         with pytest.raises(StateError, match="n_minibatches=None there, n_minibatches=5 here"):
             self.mixed(n_minibatches=5).load_state_dict(first.state_dict())
 

@@ -229,6 +229,22 @@ class TestWorkerProcesses:
         assert [each.tolist() for each in loader] == whole[0][5:]
         assert [each.tolist() for each in loader] == whole[1]
 
+    def test_a_state_that_the_data_set_took_is_taken_by_workers_that_persist(self):
+        dataset = _dataset(90)
+        loader = dataset.loader(2, persistent_workers=True)
+        whole = [each.tolist() for each in loader]
+        iterator = iter(loader)
+        _taken(iterator, 5)
+        del iterator
+        state = loader.state_dict()
+        rest = [each.tolist() for each in loader]  # the third epoch
+        assert len(rest) == len(whole)
+        dataset.load_state_dict(state)
+        second = _dataset(90)
+        second.set_epoch(1)
+        expected = [each.tolist() for each in _Loader(second, 2)]
+        assert [each.tolist() for each in loader] == expected[5:]
+
 
 class TestState:
     def test_it_is_small_and_plain(self):

@@ -25,18 +25,18 @@ def _stateful(num_workers: int, **options: Any) -> StatefulDataLoader[Any]:
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
-@pytest.mark.parametrize("n_before", [1, 8, 22, 23, 30])
+@pytest.mark.parametrize("n_before", [1, 8, 22, 23, 30, 46])
 def test_the_loader_of_torchdata(num_workers, persistent, n_before):
     """Stopped after so many minibatches of epochs of 23."""
     reference = _stateful(num_workers, persistent_workers=persistent)
-    whole = [each.tolist() for _ in range(3) for each in reference]
+    whole = [each.tolist() for _ in range(4) for each in reference]
     stopped = _stateful(num_workers, persistent_workers=persistent)
     for _ in range(n_before // 23):
         list(stopped)
-    iterator = iter(stopped)
+    iterator = iter(stopped) if n_before % 23 else iter(())
     for _ in range(n_before % 23):
         next(iterator)
-    state = stopped.state_dict()
+    state = stopped.state_dict()  # after the end of an iteration, or within one
     del iterator
     goes_on = _stateful(num_workers, persistent_workers=persistent)
     goes_on.load_state_dict(state)
