@@ -27,9 +27,7 @@ from cellfeed._errors import ParameterError, require_positive
 from cellfeed._indexables import count_rows
 from cellfeed._layouts import dtypes_of
 from cellfeed._reading import Transforms
-from cellfeed._torch import (
-    require_torch,
-)
+from cellfeed._torch import require_torch
 from cellfeed.sampling import BlockShuffling, SamplingStrategy
 
 __all__ = ["CellDataset"]
