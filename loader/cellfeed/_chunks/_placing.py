@@ -173,6 +173,8 @@ def scratch_bytes(arrays: NDArray[np.int64]) -> int:
     n_elements = arrays[:, kernels.DECODED_BYTES] // itemsizes
     placing = arrays[:, kernels.PLACING]
     is_cast = (arrays[:, kernels.CAST] != 0) & (placing != kernels.COPIED)
-    n_bytes = np.where(is_cast, arrays[:, kernels.OUT_ITEMSIZE], 0)
+    n_bytes = np.where(
+        is_cast | (placing == kernels.TRANSFORMED), arrays[:, kernels.OUT_ITEMSIZE], 0
+    )
     n_bytes += np.where(placing == kernels.SELECTED, 8, 0)
     return int((n_elements * n_bytes).max(initial=0))

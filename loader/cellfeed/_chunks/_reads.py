@@ -131,6 +131,12 @@ class ChunkReads:
         chunks[:, kernels.FIRST_SEGMENT] = 0
         return replace(self, chunks=chunks, segments=self.segments[:0], crossings={})
 
+    def without_steps(self) -> "ChunkReads":
+        """Return the same reads, of which no value is transformed."""
+        arrays = self.arrays.copy()
+        arrays[arrays[:, kernels.PLACING] == kernels.TRANSFORMED, kernels.PLACING] = kernels.COPIED
+        return replace(self, arrays=arrays)
+
     def without_decoding(self) -> "ChunkReads":
         """Return the same reads, which end with the bytes that are stored."""
         arrays = self.arrays.copy()

@@ -72,9 +72,27 @@ class ValueSteps:
         self._steps = np.array([step[:2] for step in steps], np.int64).reshape(-1, 2)
         self._numbers = np.array([step[2] for step in steps], np.float64)
         self._moments = np.array(moments) if moments else np.empty((0, 2, 0))
+        self._kinds = self._steps[:, 0].copy()
+
+    @property
+    def need_columns(self) -> bool:
+        """Whether what is done with a value depends on its column."""
+        return bool((self._kinds >= kernels.CENTRED).any())
+
+    @property
+    def located(self) -> tuple[int, int, int]:
+        """The addresses of kinds and numbers, which live as long as this, and how many."""
+        return self._kinds.ctypes.data, self._numbers.ctypes.data, len(self._kinds)
+
+    def __bool__(self) -> bool:
+        return len(self._kinds) > 0
 
     def apply(
-        self, groups: Sequence[RowGroup], threads: Executor | None = None, n_threads: int = 1
+        self,
+        groups: Sequence[RowGroup],
+        rows: NDArray[np.intp] | None = None,
+        threads: Executor | None = None,
+        n_threads: int = 1,
     ) -> None:
         """Change the values of rows where they are.
 
@@ -82,20 +100,23 @@ class ValueSteps:
         ----------
         groups
             Rows of the dtype stated, of one layout.
+        rows
+            Which of them, numbered through, ascending; all if None.
         threads, n_threads
             Who helps the calling thread, and how many work on it together.
         """
-        if not groups or not len(self._steps):
+        if not groups or not self:
             return
         table, taken = _table(groups), np.zeros(1, np.int64)
+        if rows is None:
+            rows = np.arange(table[-1, kernels.FIRST_ROW])
 
         def work() -> None:
             kernels.transform_rows(
-                table, self._itemsize, self._steps, self._numbers, self._moments, taken
+                table, rows, self._itemsize, self._steps, self._numbers, self._moments, taken
             )
 
-        n_rows = int(table[-1, kernels.FIRST_ROW])
-        n_tasks = -(-n_rows // kernels.ROWS_OF_A_TASK)
+        n_tasks = -(-rows.size // kernels.ROWS_OF_A_TASK)
         n_helpers = 0 if threads is None else min(n_threads, n_tasks) - 1
         helpers = [threads.submit(work) for _ in range(n_helpers)] if threads is not None else []
         try:
@@ -104,7 +125,7 @@ class ValueSteps:
                 each.result()
         except BaseException:
             # The other threads write into memory that the caller is about to let go.
-            taken[0] = n_rows
+            taken[0] = rows.size
             wait(helpers)
             raise
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind, destination
 from cellfeed._cells import CsrRows, summable
-from cellfeed._chunks import ChunkReads, RowGroup, place_elements, sort_rows
+from cellfeed._chunks import ChunkReads, RowGroup, ValueSteps, place_elements, sort_rows
 from cellfeed._layouts._chunked import CsrChunks
 from cellfeed._layouts._copies import Copies, first_deliveries
 
@@ -70,6 +70,7 @@ class CsrTarget:
         stored: CsrChunks,
         starts: NDArray[np.int64],
         column_map: NDArray[np.int32] | None,
+        steps: ValueSteps | None = None,
     ) -> list[ChunkReads]:
         """Return what to read so that rows come here.
 
@@ -81,6 +82,8 @@ class CsrTarget:
             Where each begins in the stored arrays, ascending, int64, shape (n_rows,).
         column_map
             What each stored column becomes, none of which is left out; None if they stay.
+        steps
+            What values of rows that lie in one chunk go through.
         """
         return [
             stored.indices.reads_of_ranges(
@@ -91,7 +94,9 @@ class CsrTarget:
                 index_limit=stored.n_columns,
                 column_map=column_map,
             ),
-            stored.data.reads_of_ranges(starts, self.lengths, self.data_destinations, self.dtype),
+            stored.data.reads_of_ranges(
+                starts, self.lengths, self.data_destinations, self.dtype, steps=steps
+            ),
         ]
 
     def put(self, rows: CsrRows, column_map: NDArray[np.int32] | None = None) -> bool:

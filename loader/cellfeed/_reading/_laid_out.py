@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from cellfeed._chunks import ChunkReads
+from cellfeed._chunks import ChunkReads, ValueSteps
 from cellfeed._errors import ParameterError
 from cellfeed._layouts import (
     Copies,
@@ -56,6 +56,9 @@ class LaidOut:
         Rows that are delivered again.
     is_zeroed
         Whether memory has to be zero before.
+    as_stored
+        Positions in the order of delivery of rows that did not go through the plan's steps, shape
+        (n,); all of them if None.
     """
 
     groups: Sequence[CsrGroup | DenseGroup]
@@ -63,6 +66,7 @@ class LaidOut:
     placed: Sequence[PlacedRows]
     copies: Sequence[Copies]
     is_zeroed: bool = False
+    as_stored: NDArray[np.intp] | None = None
 
     @property
     def chunks(self) -> Sequence[ChunkReads]:
@@ -126,6 +130,8 @@ class ElementPlan:
         Shape of a row in the collection, and dtype that values are cast to.
     first_number
         Number of the first group among all that memory is taken for.
+    steps
+        What values of sparse rows go through on their way where that can be.
     """
 
     n_distinct: int
@@ -134,6 +140,7 @@ class ElementPlan:
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
     first_number: int
+    steps: ValueSteps | None = None
 
     @property
     def n_columns(self) -> int:
@@ -213,10 +220,18 @@ class ElementPlan:
         )
         reads, placed = list[ChunkReads](), list[PlacedRows]()
         for each in rows:
-            decoded, others = each.to(target[each.part.rows])
+            decoded, others = each.to(target[each.part.rows], self.steps)
             reads += decoded
             placed += others
-        return LaidOut(groups=groups, reads=reads, placed=placed, copies=copies)
+        as_stored = None
+        if self.steps is not None:
+            go_through = np.empty(self.n_distinct, np.bool_)
+            for each in rows:
+                go_through[each.part.rows] = each.go_through
+            as_stored = np.flatnonzero(~go_through[self.order])
+        return LaidOut(
+            groups=groups, reads=reads, placed=placed, copies=copies, as_stored=as_stored
+        )
 
     def _check_fit(self, n_values: float) -> None:
         """Check that rows are not larger than all memory, before destinations are computed."""

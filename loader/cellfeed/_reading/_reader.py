@@ -106,6 +106,12 @@ class Reader:
             name: ElementTransforms.of(each, collection.elements[name].layout, self._dtypes[name])
             for name, each in (transforms or {}).items()
         }
+        # What values go through while they are decoded.
+        self._steps = {
+            name: each.stored
+            for name, each in self._transforms.items()
+            if each.stored and not each.stored.need_columns
+        }
         self._n_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(self._n_threads, thread_name_prefix="cellfeed-read")
         # Threads of their own, so that they need not wait for a fetch to be decoded.
@@ -184,6 +190,7 @@ class Reader:
                 row_shape=element.row_shape,
                 dtype=self._dtypes[name],
                 first_number=len(reads) * (bounds.size - 1),
+                steps=self._steps.get(name),
             )
             own = parts[name]
             reads[name] = plan.csr(own) if element.layout == "csr" else plan.dense(own)
@@ -232,17 +239,33 @@ class Reader:
         reads = ChunkReads.concatenate(
             [reads for each in laid_out.values() for reads in each.reads]
         )
+        distinct = self._fill(laid_out, buffers, bases, reads)
+        with_sums = {name for name, each in distinct.items() if not all(each)}
+        if not with_sums.isdisjoint(self._steps):  # what is added up may not be transformed yet
+            distinct = self._fill(laid_out, buffers, bases, reads.without_steps())
+            laid_out = {name: replace(each, as_stored=None) for name, each in laid_out.items()}
+            for name in with_sums:
+                self._steps.pop(name, None)  # nor that of the fetches to come
+        self._transform(laid_out, buffers, distinct)
+        # One by one as they are used, by whoever uses them: meanwhile the next are decoded.
+        groups = {name: each.groups for name, each in laid_out.items()}
+        return self._groups_of(planned, groups, buffers, distinct)
+
+    def _fill(
+        self,
+        laid_out: Mapping[str, LaidOut],
+        buffers: Mapping[str, Sequence[Buffer]],
+        bases: NDArray[np.int64],
+        reads: ChunkReads,
+    ) -> Mapping[str, Sequence[bool]]:
+        """Fill memory; return for each group whether columns are distinct, nothing if all are."""
         ordered = reads.run(bases, self._threads, self._n_threads).ascending
         for each in laid_out.values():
             for placed in each.placed:
                 ordered &= placed.place(bases)
             for copies in each.copies:
                 copy_all(bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes)
-        distinct = {} if ordered else self._sorted(laid_out, buffers)
-        self._transform(laid_out, buffers, distinct)
-        # One by one as they are used, by whoever uses them: meanwhile the next are decoded.
-        groups = {name: each.groups for name, each in laid_out.items()}
-        return self._groups_of(planned, groups, buffers, distinct)
+        return {} if ordered else self._sorted(laid_out, buffers)
 
     def _transform(
         self,
@@ -252,14 +275,14 @@ class Reader:
     ) -> None:
         """Transform values, except for groups whose columns are to be added up before."""
         for name, transforms in self._transforms.items():
-            groups = laid_out[name].groups
+            groups, rows = laid_out[name].groups, laid_out[name].as_stored
             is_distinct = distinct.get(name, [True] * len(groups))
             located = [
                 group.located(memory)
                 for group, memory, is_done in zip(groups, buffers[name], is_distinct, strict=True)
                 if is_done
             ]
-            transforms.stored.apply(located, self._threads, self._n_threads)
+            transforms.stored.apply(located, rows, self._threads, self._n_threads)
 
     def _sorted(
         self, laid_out: Mapping[str, LaidOut], buffers: Mapping[str, Sequence[Buffer]]

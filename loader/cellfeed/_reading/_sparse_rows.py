@@ -16,6 +16,7 @@ from cellfeed._chunks import (
     ChunkedArray,
     ChunkReads,
     KeptElements,
+    ValueSteps,
     can_cast,
     kept_of,
     place_elements,
@@ -27,6 +28,8 @@ from cellfeed._reading._parts import Part, PlacedRows, RowsInMemory, StoredRows
 from cellfeed._runs import expand
 
 __all__ = ["ArrivingRows", "KnownRows", "SelectedRows", "SparseRows", "sparse_rows"]
+
+_NONE = np.zeros((), np.bool_)
 
 
 class SparseRows(Protocol):
@@ -42,8 +45,18 @@ class SparseRows(Protocol):
         """How many elements each has in the collection, shape (n_rows,)."""
         ...
 
-    def to(self, target: CsrTarget) -> tuple[list[ChunkReads], list[PlacedRows]]:
-        """Return what is to be decoded, and what is to be placed, so that they come there."""
+    def to(
+        self, target: CsrTarget, steps: ValueSteps | None
+    ) -> tuple[list[ChunkReads], list[PlacedRows]]:
+        """Return what is to be decoded, and what is to be placed, so that they come there.
+
+        Values of the rows that `go_through` go through steps on their way.
+        """
+        ...
+
+    @property
+    def go_through(self) -> NDArray[np.bool_]:
+        """Which rows go through steps on their way, shape (n_rows,) or ()."""
         ...
 
 
@@ -94,11 +107,20 @@ class KnownRows:
         arrays = (self.chunked.indices, self.chunked.data)
         return [_chunks(array, self.starts, self.lengths) for array in arrays]
 
-    def to(self, target: CsrTarget) -> tuple[list[ChunkReads], list[PlacedRows]]:
+    def to(
+        self, target: CsrTarget, steps: ValueSteps | None
+    ) -> tuple[list[ChunkReads], list[PlacedRows]]:
         """See `SparseRows`."""
         if self.chunked is None or self.starts is None:
             return [], [StoredRows(self.part, target)]
-        return target.reads_from(self.chunked, self.starts, self.part.columns), []
+        return target.reads_from(self.chunked, self.starts, self.part.columns, steps), []
+
+    @property
+    def go_through(self) -> NDArray[np.bool_]:
+        """See `SparseRows`."""
+        if self.chunked is None or self.starts is None:
+            return _NONE
+        return self.chunked.data.are_in_one_chunk(self.starts, self.lengths)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +166,13 @@ class _KeptRows:
         """See `SparseRows`."""
         return self.kept.lengths
 
-    def to(self, target: CsrTarget) -> tuple[list[ChunkReads], list[PlacedRows]]:
+    go_through = _NONE
+
+    def to(
+        self,
+        target: CsrTarget,
+        steps: ValueSteps | None,  # noqa: ARG002 - of the protocol
+    ) -> tuple[list[ChunkReads], list[PlacedRows]]:
         """See `SparseRows`."""
         kept = self.kept
         reads = self.chunked.data.reads_of_kept(
@@ -216,7 +244,13 @@ class _ArrivedRows:
         """See `SparseRows`."""
         return np.diff(self.rows.indptr).astype(np.int64)
 
-    def to(self, target: CsrTarget) -> tuple[list[ChunkReads], list[PlacedRows]]:
+    go_through = _NONE
+
+    def to(
+        self,
+        target: CsrTarget,
+        steps: ValueSteps | None,  # noqa: ARG002 - of the protocol
+    ) -> tuple[list[ChunkReads], list[PlacedRows]]:
         """See `SparseRows`."""
         return [], [RowsInMemory(self.part, self.rows, target)]
 

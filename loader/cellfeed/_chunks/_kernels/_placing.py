@@ -24,14 +24,21 @@ from cellfeed._chunks._kernels._tables import (
     FROM,
     INDEX_LIMIT,
     ITEMSIZE,
+    N_STEPS,
+    NUMBERS,
     OUT_ITEMSIZE,
     PLACING,
     RENUMBERED,
     SCATTERED,
     SELECTED,
+    STEPS,
     STREAMED,
     TO,
+    TRANSFORMED,
+    WHOLE_ROW,
+    WITHIN,
 )
+from cellfeed._chunks._kernels._transforming import apply_steps
 from cellfeed._compiled import compiled
 
 __all__ = ["copy_all", "crossings_ascend", "densify", "place", "place_segments"]
@@ -111,6 +118,29 @@ def _copy_segments(
     return 0
 
 
+@compiled("void(int64, int64[:,::1], int64[::1], int64)")
+def _transform_segments(
+    source: int, segments: NDArray[np.int64], array: NDArray[np.int64], scratch: int
+) -> None:
+    """Place values of sparse rows, transformed where a segment is a whole row."""
+    itemsize = array[OUT_ITEMSIZE]
+    for k in range(len(segments)):
+        begin = source + segments[k, FROM] * array[ITEMSIZE]
+        n, target = segments[k, COUNT], segments[k, TO]
+        if array[CAST]:
+            call(array[CAST], (begin, scratch, n))
+            begin = scratch
+        if segments[k, WITHIN] == WHOLE_ROW:
+            if begin != scratch:  # bytes of somebody else may not be changed
+                copy_bytes(scratch, begin, n * itemsize)
+                begin = scratch
+            apply_steps(begin, n, itemsize, array[STEPS], array[NUMBERS], array[N_STEPS])
+        if array[STREAMED]:
+            _stream_bytes(target, begin, n * itemsize)
+        else:
+            copy_bytes(target, begin, n * itemsize)
+
+
 @compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64)")
 def place_segments(
     source: int,
@@ -131,6 +161,8 @@ def place_segments(
         return int(select(source, segments, array, report, scratch))
     if array[PLACING] == SCATTERED:
         scatter(source, segments, array)
+    elif array[PLACING] == TRANSFORMED:
+        _transform_segments(source, segments, array, scratch)
     else:
         spread(source, segments, array, scratch)
     return 0

@@ -17,8 +17,11 @@ Tables are int64 arrays of one row for each item; the names of their columns are
     PLACING,  # how elements go to their destinations; below
     COLUMN_MAP,  # address of an int32 for each column: what it becomes, -1 if it is left out
     IS_KEPT,  # address of a byte for each column of what is SELECTED: 1 if it is kept, else 0
+    STEPS,  # address of an int64 for each step of what is TRANSFORMED: its kind
+    NUMBERS,  # address of a float64 for each step: its number
+    N_STEPS,
     N_ARRAY_COLUMNS,
-) = range(13)
+) = range(16)
 
 # How the elements of a segment go to their destination.
 (
@@ -27,7 +30,8 @@ Tables are int64 arrays of one row for each item; the names of their columns are
     SELECTED,  # column indices; those that are kept are listed, see `_selecting`
     SCATTERED,  # values of the elements that were kept, each to its slot
     SPREAD,  # a dense row, each element to the column that COLUMN_MAP says
-) = range(5)
+    TRANSFORMED,  # values of sparse rows; those of rows that lie in one chunk go through STEPS
+) = range(6)
 
 # Columns of a table of chunks. FD: a descriptor, or minus the address of a path, of a file that
 # is opened to read the chunk. FLAGS: what was left out when this chunk was written. Its
@@ -39,8 +43,10 @@ OWN_FILE = 32  # the file has to be as large as a chunk that is not compressed
 IN_MEMORY = 64  # the bytes are in memory, OFFSET is their address, and FD says nothing
 
 # Columns of a table of segments: elements of a chunk that go to one destination. WITHIN: which
-# element of its row or range the first is; of what is SCATTERED, the address of its entries.
+# element of its row or range the first is; of what is SCATTERED, the address of its entries; of
+# what is TRANSFORMED, WHOLE_ROW if it is one.
 FROM, COUNT, TO, WITHIN, N_SEGMENT_COLUMNS = range(5)
+WHOLE_ROW = -1
 
 # What `decode` reports: a failure (0 if none), the chunk where it was, and whether the columns of
 # each row ascend as far as they lie in one chunk. KEPT: address of the list of what is SELECTED,

@@ -30,10 +30,11 @@ __all__ = [
     "N_GROUP_COLUMNS",
     "ROWS_OF_A_TASK",
     "SCALED",
+    "apply_steps",
     "transform_rows",
 ]
 
-# What a step does.
+# What a step does; those from CENTRED on need to know the columns of values.
 NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED, CENTRED, SCALED = range(6)
 
 # Columns of a table of groups.
@@ -148,6 +149,34 @@ def _divide(values: NDArray[Any], divisor: float) -> None:
             values[i] = divide(np.float64(values[i]), divisor)
 
 
+@compiled("void(float32[::1], int64, float64)", "void(float64[::1], int64, float64)")
+def _apply(values: NDArray[Any], kind: int, number: float) -> None:
+    """Apply a step to the values of one row."""
+    if kind == NORMALIZED:
+        _divide(values, _divisor(values, number))
+    elif kind == LOG1P:
+        _log1p(values, 1.0)
+    elif kind == NORMALIZED_LOG1P:
+        _log1p(values, _divisor(values, number))
+    else:
+        for i in range(values.size):
+            values[i] = 1.0 if values[i] > number else 0.0
+
+
+@compiled("void(int64, int64, int64, int64, int64, int64)")
+def apply_steps(
+    address: int, n: int, itemsize: int, kinds: int, numbers: int, n_steps: int
+) -> None:
+    """Apply steps that need no columns to one row, given by addresses."""
+    kind = carray(pointer(kinds), (n_steps,), np.int64)
+    number = carray(pointer(numbers), (n_steps,), np.float64)
+    for k in range(n_steps):
+        if itemsize == 4:
+            _apply(carray(pointer(address), (n,), np.float32), kind[k], number[k])
+        else:
+            _apply(carray(pointer(address), (n,), np.float64), kind[k], number[k])
+
+
 @compiled(
     *(
         f"void({value}[::1], int64, int64, int64[:,::1], float64[::1], float64[:,:,::1])"
@@ -165,16 +194,8 @@ def _transform(
     """Apply all steps to one row, which is in the cache by then."""
     for k in range(len(steps)):
         kind, number = steps[k, 0], numbers[k]
-        if kind == NORMALIZED:
-            divisor = _divisor(values, number)
-            _divide(values, divisor)
-        elif kind == LOG1P:
-            _log1p(values, 1.0)
-        elif kind == NORMALIZED_LOG1P:
-            _log1p(values, _divisor(values, number))
-        elif kind == BINARIZED:
-            for i in range(values.size):
-                values[i] = 1.0 if values[i] > number else 0.0
+        if kind < CENTRED:
+            _apply(values, kind, number)
         elif index_itemsize == 0:
             mean, std = moments[steps[k, 1], 0], moments[steps[k, 1], 1]
             _scale_dense(values, mean, std, -number if kind == CENTRED else -np.inf, number)
@@ -194,9 +215,13 @@ def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
     return int(carray(pointer(pointers + row * 8), (1,), np.int64)[0])
 
 
-@compiled("void(int64[:,::1], int64, int64[:,::1], float64[::1], float64[:,:,::1], int64[::1])")
+@compiled(
+    "void(int64[:,::1], int64[::1], int64, "
+    "int64[:,::1], float64[::1], float64[:,:,::1], int64[::1])"
+)
 def transform_rows(
     groups: NDArray[np.int64],
+    rows: NDArray[np.int64],
     itemsize: int,
     steps: NDArray[np.int64],
     numbers: NDArray[np.float64],
@@ -211,6 +236,8 @@ def transform_rows(
         A table of rows that lie together: the number of the first, the addresses of the values,
         how many values each row has if it is dense, and the addresses of column indices and row
         pointer, with their itemsize, if it is sparse. The first column of a last row ends it.
+    rows
+        Numbers of those that are transformed, ascending.
     itemsize
         Bytes of a value, which is a float.
     steps, numbers
@@ -222,13 +249,12 @@ def transform_rows(
     taken
         How many rows some thread has begun, shape (1,).
     """
-    n_rows = groups[-1, FIRST_ROW]
     while True:
         first = atomic_add(taken.ctypes.data, ROWS_OF_A_TASK)
-        if first >= n_rows:
+        if first >= rows.size:
             break
         g = 0
-        for row in range(first, min(first + ROWS_OF_A_TASK, n_rows)):
+        for row in rows[first : min(first + ROWS_OF_A_TASK, rows.size)]:
             while row >= groups[g + 1, FIRST_ROW]:
                 g += 1
             number, n = row - groups[g, FIRST_ROW], groups[g, ROW_LENGTH]
