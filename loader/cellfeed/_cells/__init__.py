@@ -1,6 +1,7 @@
 """What comes out: cells in NumPy and SciPy, and (`_minibatch`, which imports it) in PyTorch."""
 
-from cellfeed._cells._cells import Cells, CsrRows, summable
+from cellfeed._cells._cells import Cells
+from cellfeed._cells._csr_rows import CsrRows, summable
 from cellfeed._cells._limits import require_int64, require_torch_dtype
 from cellfeed._cells._obs import CategoricalColumn, NumericColumn, ObsColumn
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._cells._by_element import ByElement
-from cellfeed._cells._cells import Cells, CsrRows
+from cellfeed._cells._csr_rows import CsrRows
 from cellfeed._cells._limits import require_int64, require_torch_dtype
 from cellfeed._torch import require_torch, torch
 
@@ -100,12 +100,20 @@ class Minibatch(ByElement):
         return _unpack_minibatch, (packed, places, elements, tuple(self.obs))
 
 
-def minibatch_of(cells: Cells, *, dense: bool) -> Minibatch:
-    """Return cells as tensors; see `Cells.to_torch`."""
+def minibatch_of(
+    elements: Mapping[str, Any],
+    obs: Mapping[str, NDArray[Any]],
+    rows: NDArray[np.int64],
+    *,
+    dense: bool,
+) -> Minibatch:
+    """Return cells as tensors; see `Cells`, of which these are the parts."""
     require_torch("`to_torch`")
-    elements = {name: _element_tensor(each, dense=dense) for name, each in cells.items()}
-    obs = {name: _obs_tensor(name, values) for name, values in cells.obs.items()}
-    return Minibatch(elements, obs, torch.from_numpy(cells.rows))
+    return Minibatch(
+        {name: _element_tensor(each, dense=dense) for name, each in elements.items()},
+        {name: _obs_tensor(name, values) for name, values in obs.items()},
+        torch.from_numpy(rows),
+    )
 
 
 def _element_tensor(rows: Any, *, dense: bool) -> torch.Tensor:

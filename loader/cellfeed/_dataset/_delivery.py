@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import BufferPool
 from cellfeed._cells import Cells
-from cellfeed._cells._minibatch import minibatch_of
 from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._layouts import Dtypes
@@ -225,7 +224,7 @@ class IndexedDelivery:
 def _minibatch(cells: Cells, *, dense: bool = False) -> Any:
     """Return cells as tensors; in NumPy and SciPy where torch is not installed."""
     if HAS_TORCH:
-        return minibatch_of(cells, dense=dense)
+        return cells.to_torch(dense=dense)
     cells = cells.to_scipy()
     if not dense:
         return cells
