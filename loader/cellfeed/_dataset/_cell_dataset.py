@@ -14,6 +14,7 @@ from cellfeed._dataset._delivery import (
     CollectionReading,
     Delivery,
     IndexedDelivery,
+    Minibatches,
     PlacedDelivery,
     TransformedDelivery,
 )
@@ -28,7 +29,7 @@ from cellfeed._indexables import count_rows
 from cellfeed._layouts import dtypes_of
 from cellfeed._reading import Transforms
 from cellfeed._torch import require_torch
-from cellfeed.sampling import BlockShuffling, SamplingStrategy
+from cellfeed.sampling import BlockShuffling, SamplingStrategy, Share
 
 __all__ = ["CellDataset"]
 
@@ -116,6 +117,10 @@ class CellDataset(PlannedDataset):
         with those of some by name. The threads that decode apply them where rows are placed,
         before any function of yours sees them. Values are then float32, or float64 where these are
         stored or asked for by ``dtype``.
+    transform_threads
+        Threads that run ``batch_transform``, on as many minibatches ahead, in each process; it
+        pays where that function leaves Python to others while it works, as NumPy and torch do.
+        If 0, it runs where the minibatches are asked for.
 
     Raises
     ------
@@ -159,6 +164,7 @@ class CellDataset(PlannedDataset):
         dtype: "AnyDtype | Mapping[str, AnyDtype] | None" = None,
         num_threads: int | None = None,
         transform: AnyTransform | None = None,
+        transform_threads: int = 0,
     ) -> None:
         super().__init__(
             collection,
@@ -194,6 +200,9 @@ class CellDataset(PlannedDataset):
             dtype=self.dtype,
             num_threads=self.num_threads,
             transform=transform,
+        )
+        self.transform_threads = (
+            require_positive("transform_threads", transform_threads) if transform_threads else 0
         )
         self.num_workers = 0
         self._pool = BufferPool()  # for all epochs, so that memory is new to the system only once
@@ -326,17 +335,21 @@ class CellDataset(PlannedDataset):
         are_made_dense = self.dense and self._is_placed
         return transforms_of(transform, self.collection.elements, are_made_dense=are_made_dense)
 
-    def _values(self) -> dict[str, Any]:
-        return {"transform": as_json(self.transform)}
-
-    def _delivery(self) -> Delivery:
-        """Return how minibatches come about, with what this data set was given by now."""
+    def _minibatches(self, share: Share) -> Minibatches:
         callbacks = Callbacks(
             fetch_transform=self.fetch_transform,
             batch_callback=self.batch_callback,
             batch_transform=self.batch_transform,
+            transform_threads=self.transform_threads,
             dense=self.dense,
         )
+        return callbacks.transformed(self._delivery(callbacks).minibatches(share))
+
+    def _values(self) -> dict[str, Any]:
+        return {"transform": as_json(self.transform)}
+
+    def _delivery(self, callbacks: Callbacks) -> Delivery:
+        """Return how minibatches come about, with what this data set was given by now."""
         if not self._is_read_ahead:
             return IndexedDelivery(
                 collection=self.collection,

@@ -1,7 +1,8 @@
 """How the minibatches of an epoch come about: one class for each way of reading a fetch."""
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from cellfeed._cells import Cells
 from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._layouts import Dtypes
-from cellfeed._reading import PlannedRead, Reader, Transforms, one_ahead
+from cellfeed._reading import PlannedRead, Reader, Transforms, ahead, one_ahead
 from cellfeed._torch import HAS_TORCH, get_worker_info
 from cellfeed.machine import threads_per_process
 from cellfeed.sampling import Share
@@ -47,6 +48,7 @@ class Callbacks:
     fetch_transform: Callable[[Any], Any] | None
     batch_callback: Callable[[Any, NDArray[Any]], Any] | None
     batch_transform: Callable[[Any], Any] | None
+    transform_threads: int
     dense: bool
 
     def minibatches_of(
@@ -65,13 +67,19 @@ class Callbacks:
             batch = self.batch_callback(fetched, indices)
         else:
             batch = fetched[indices]
-        if isinstance(batch, Cells):
-            batch = _minibatch(batch, dense=self.dense)
-        return self.transformed(batch)
+        return _minibatch(batch, dense=self.dense) if isinstance(batch, Cells) else batch
 
-    def transformed(self, batch: Any) -> Any:
-        """Return a minibatch as the user wants it."""
-        return batch if self.batch_transform is None else self.batch_transform(batch)
+    def transformed(self, minibatches: Minibatches) -> Minibatches:
+        """Pass minibatches on as the user wants them, by threads if there are any."""
+        with closing(minibatches):
+            if self.batch_transform is None:
+                yield from minibatches
+            elif not self.transform_threads:
+                yield from map(self.batch_transform, minibatches)
+            else:
+                n = self.transform_threads
+                with ThreadPoolExecutor(n, thread_name_prefix="cellfeed-transform") as threads:
+                    yield from ahead(self.batch_transform, minibatches, threads, n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +170,7 @@ class PlacedDelivery:
                     # Memory is free, and tensors are gone, as soon as the consumer drops them.
                     delivered = [_minibatch(cells)]
                     del cells
-                    yield self.callbacks.transformed(delivered.pop())
+                    yield delivered.pop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,7 @@
 """Epochs of one collection, planned by a strategy."""
 
-from abc import abstractmethod
 from typing import Any
 
-from cellfeed._dataset._delivery import Delivery, Minibatches
 from cellfeed._dataset._ranks import CommonSeed, Ranks, RanksCompared
 from cellfeed._dataset._resumable import ResumableDataset
 from cellfeed._dataset._state import data_identity, strategy_identity
@@ -56,16 +54,9 @@ class PlannedDataset(ResumableDataset[Share]):
         self._data_identity: dict[str, Any] | None = None
         self._plan(*self._ranks.look())  # which refuses what cannot be
 
-    def _minibatches(self, share: Share) -> Minibatches:
-        return self._delivery().minibatches(share)
-
     def _values(self) -> dict[str, Any]:
         """Return what else values depend on, as JSON values."""
         return {}
-
-    @abstractmethod
-    def _delivery(self) -> Delivery:
-        """Return how minibatches come about, with what this data set was given by now."""
 
     def __len__(self) -> int:
         """Return the number of minibatches that an epoch delivers to this rank.
