@@ -5,6 +5,7 @@ Names, parameters and their order are those of scDataset; what differs on purpos
 
 import inspect
 from functools import partial
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -31,7 +32,7 @@ N = 400
 CALLBACKS = dict.fromkeys(
     ["fetch_callback", "fetch_transform", "batch_callback", "batch_transform"]
 )
-PARAMETERS = {
+PARAMETERS: dict[str, dict[str, Any]] = {
     "CellDataset": {"strategy": ..., "batch_size": ..., "fetch_factor": 16, "drop_last": False}
     | CALLBACKS
     | {"rank": None, "world_size": None, "seed": None},
