@@ -17,8 +17,11 @@ from torch.utils.data._utils.worker import WorkerInfo
 
 from cellfeed import (
     BlockShuffling,
+    BlockWeightedSampling,
     CellDataset,
     Cells,
+    ClassBalancedSampling,
+    GroupedSampling,
     StateError,
     Streaming,
     open_collection,
@@ -181,6 +184,43 @@ def test_on_other_ranks_and_workers_no_cell_comes_twice_and_none_is_missing(size
     else:
         assert len(seen) == n_positions
         assert seen.total() - len(seen) <= n_repeated
+
+
+_LABELS = np.random.default_rng(0).integers(0, 4, 60)
+_DRAWN = {
+    "by weight": BlockWeightedSampling(3, weights=_LABELS + 1),
+    "in equal shares": ClassBalancedSampling(_LABELS, 3),
+    "once": ClassBalancedSampling(_LABELS, 3, total_size=25, replace=False),
+    "in sets": GroupedSampling(_LABELS, set_size=3),
+}
+
+
+@settings(max_examples=50)
+@given(strategy=st.sampled_from(sorted(_DRAWN)), n_together=st.integers(1, 3), data=st.data())
+def test_what_is_drawn_is_divided_anew(strategy, n_together, data):
+    """As often as the epoch draws it, but for what makes ranks equal; and sets stay whole."""
+    drawn = _DRAWN[strategy]
+    options = {"strategy": drawn, "batch_size": n_together * drawn.n_together, "fetch_factor": 2}
+    expected = Counter(row for each in _dataset(60, **options) for row in each.tolist())
+    seen, n_repeated = Counter[int](), 0
+    state: dict[str, Any] = {"epoch": 0}
+    while state["epoch"] == 0:
+        ranks, workers, n = (data.draw(st.integers(low, 3)) for low in (1, 0, 1))
+        states = list[dict[str, Any]]()
+        for rank in range(ranks):
+            loader = _Loader(_dataset(60, rank, ranks, **options), workers)
+            if "format" in state:
+                loader.load_state_dict(state)
+            for minibatch in itertools.islice(loader, n):
+                sets = minibatch.reshape(-1, drawn.n_together)
+                assert (_LABELS[sets] == _LABELS[sets[:, :1]]).all()
+                seen.update(minibatch.tolist())
+            states.append(loader.state_dict())
+        state = states[0]
+        assert all(each == state for each in states)
+        n_repeated += (ranks - 1) * drawn.n_together
+    assert not expected - seen
+    assert seen.total() - expected.total() <= n_repeated
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
