@@ -27,7 +27,12 @@ if typing.TYPE_CHECKING:
     from cellfeed._cells import CategoricalColumn, Cells, NumericColumn
     from cellfeed._cells._minibatch import Minibatch
     from cellfeed._collection import Collection, open_collection
-    from cellfeed._dataset import CellDataset, InterleavedDatasets
+    from cellfeed._dataset import (
+        CellDataset,
+        InterleavedDatasets,
+        estimate_sample_size,
+        suggest_parameters,
+    )
     from cellfeed._indexables import (
         HuggingFaceCells,
         MemoryMappedCells,
@@ -80,11 +85,13 @@ __all__ = [
     "Streaming",
     "__version__",
     "adata_to_mindex",
+    "estimate_sample_size",
     "hf_tahoe_to_tensor",
     "k_folds",
     "open_collection",
     "preshuffle",
     "random_split",
+    "suggest_parameters",
 ]
 
 # What needs other packages is imported when it is asked for, as is said above to type checkers.
@@ -111,11 +118,13 @@ _IMPORTED_WHEN_USED = {
     "Split": "cellfeed._splits",
     "Streaming": "cellfeed.sampling",
     "adata_to_mindex": "cellfeed._indexables",
+    "estimate_sample_size": "cellfeed._dataset",
     "hf_tahoe_to_tensor": "cellfeed._indexables",
     "k_folds": "cellfeed._splits",
     "open_collection": "cellfeed._collection",
     "preshuffle": "cellfeed._preshuffle",
     "random_split": "cellfeed._splits",
+    "suggest_parameters": "cellfeed._dataset",
 }
 _MODULES = (
     "console",

@@ -268,6 +268,11 @@ class CellDataset(PlannedDataset):
         return dataset
 
     @property
+    def fetch_size(self) -> int:
+        """Rows that are read at once."""
+        return self.batch_size * self.fetch_factor
+
+    @property
     def buffer_bytes(self) -> int:
         """Memory that minibatches of a `Collection` take in each process that reads, in bytes.
 
@@ -276,9 +281,7 @@ class CellDataset(PlannedDataset):
         cell, so that it holds for blocks of usual cells; dense minibatches that are made of
         sparse ones ahead come on top.
         """
-        return int(
-            2 * self.batch_size * self.fetch_factor * self.collection.mean_row_bytes(self.dtype)
-        )
+        return int(2 * self.fetch_size * self.collection.mean_row_bytes(self.dtype))
 
     def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
         """Return a DataLoader that passes minibatches on as they are, and has a state.

@@ -185,7 +185,7 @@ class TransformedDelivery:
         orders = list[NDArray[np.intp]]()  # of fetches that are planned and not yet delivered
 
         def planned(number: int) -> PlannedRead:
-            fetch = share.fetch(number)
+            fetch = share.whole_fetch(number)
             orders.append(fetch.order)
             return reader.plan(fetch.rows, np.arange(fetch.rows.size), fetch.rows.size)
 
@@ -221,7 +221,7 @@ class IndexedDelivery:
     def minibatches(self, share: Share) -> Minibatches:
         """Deliver the minibatches of a worker's share, in their order."""
         for number in share.numbers:
-            fetch = share.fetch(number)
+            fetch = share.whole_fetch(number)
             if self.fetch_callback is not None:
                 fetched = self.fetch_callback(self.collection, fetch.rows)
             else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
+from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -193,8 +194,14 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         return [each.seed for each in self.datasets]
 
     def _take_seeds(self, seeds: list[int]) -> None:
-        for each, seed in zip(self.datasets, seeds, strict=True):
-            each._take_seeds(seed)  # noqa: SLF001
+        before = [copy(each._seed) for each in self.datasets]  # noqa: SLF001
+        try:
+            for each, seed in zip(self.datasets, seeds, strict=True):
+                each._take_seeds(seed)  # noqa: SLF001
+        except StateError:  # leave all as they were
+            for each, own in zip(self.datasets, before, strict=True):
+                each._seed = own  # noqa: SLF001
+            raise
 
     def _minibatches(self, share: "_MixedShare") -> Minibatches:
         turns = self.turns(epoch=share.epoch, worker=share.worker, n_workers=share.num_workers)

@@ -7,16 +7,19 @@ Python code may therefore run where an iteration is dropped, least of all code t
 import inspect
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from multiprocessing import current_process, parent_process
+from multiprocessing.context import ForkServerProcess
 from queue import SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
 from cellfeed._errors import DeliveryError
 
-__all__ = ["Iteration", "interrupts_held", "wait_for_dropped"]
+__all__ = ["Iteration", "end_without_parent", "interrupts_held", "wait_for_dropped"]
 
 _Item = TypeVar("_Item")
 
@@ -140,6 +143,22 @@ def wait_for_dropped() -> None:
     for closing in list(_CLOSINGS):
         if closing.is_due and closing is not threading.current_thread():
             closing.join()
+
+
+def end_without_parent() -> None:
+    """End a worker process whose parent was killed while it started.
+
+    From here on torch looks after it, which would take whoever adopted it for its parent.
+    """
+    parent = parent_process()
+    if parent is None:
+        return
+    if isinstance(current_process(), ForkServerProcess):  # the server has started it
+        is_there = parent.is_alive()
+    else:
+        is_there = parent.pid == os.getppid()
+    if not is_there:
+        sys.exit(1)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, Generic, TypeVar
 
 from cellfeed._dataset._epochs import Start
-from cellfeed._dataset._iteration import Iteration
+from cellfeed._dataset._iteration import Iteration, end_without_parent
 from cellfeed._dataset._loader import errors_that_travel
 from cellfeed._dataset._run import Counted, Divided, Run, ShareLike
 from cellfeed._dataset._state import place_of, state_of
@@ -65,7 +65,9 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
 
     def __iter__(self) -> Iteration[Any]:
         is_worker = get_worker_info() is not None
-        if not is_worker:
+        if is_worker:
+            end_without_parent()
+        else:
             self._meet()
         # Begun here and not in the generator, which starts at its first use.
         share, counted = self._run.begin(self._plan_of)

@@ -327,5 +327,13 @@ class Share:
 
     def fetch(self, number: int) -> Fetch:
         """Return what is left of one of the fetches."""
-        begun = self.n_delivered % self.plan.fetch_factor if number == self.numbers.start else 0
-        return self.plan.fetch(number, first_minibatch=begun)
+        return self.plan.fetch(number, first_minibatch=self._n_begun(number))
+
+    def whole_fetch(self, number: int) -> Fetch:
+        """Return all rows of one of the fetches, and the order of those that are left."""
+        fetch = self.plan.fetch(number)
+        return Fetch(fetch.rows, fetch.order[self._n_begun(number) * self.plan.batch_size :])
+
+    def _n_begun(self, number: int) -> int:
+        """Return how many minibatches of a fetch were delivered before."""
+        return self.n_delivered % self.plan.fetch_factor if number == self.numbers.start else 0

@@ -195,6 +195,19 @@ class TestStopped:
         with pytest.raises(StateError, match="n_minibatches=None there, n_minibatches=5 here"):
             self.mixed(n_minibatches=5).load_state_dict(first.state_dict())
 
+    def test_a_seed_that_is_refused_leaves_all_as_they_were(self):
+        def mixed(last_seed):
+            seeds = (None, None, last_seed)
+            datasets = [numbered(k, 40, seed=seed) for k, seed in enumerate(seeds)]
+            return InterleavedDatasets(datasets)
+
+        first, other = mixed(2), mixed(3)
+        next(iter(first))
+        before = other.state_dict()
+        with pytest.raises(StateError, match="seed=2, but seed=3 was given"):
+            other.load_state_dict(first.state_dict())
+        assert other.state_dict() == before
+
 
 class TestRanks:
     def test_take_the_same_turns_and_no_cell_twice(self):

@@ -189,6 +189,45 @@ while True:
 """
 
 
+_KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from cellfeed import BlockShuffling, CellDataset
+
+def outlive_the_parent(number):
+    Path(sys.argv[1], str(os.getpid())).touch()
+    parent = os.getppid()
+    os.kill(parent, signal.SIGKILL)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+
+if __name__ == "__main__":
+    dataset = CellDataset(np.arange(96), BlockShuffling(4), 4, 2, seed=0)
+    options = dict(multiprocessing_context={method!r}, worker_init_fn=outlive_the_parent)
+    for minibatch in dataset.loader(1, **options):
+        pass
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_parent_that_is_killed_while_a_worker_starts_leaves_none_behind(tmp_path, method):
+    script, folder = tmp_path / "script.py", tmp_path / "workers"
+    folder.mkdir()
+    script.write_text(_KILLED.format(method=method))
+    # Not by pipes, which a worker that is left behind holds open.
+    command = [sys.executable, script, folder]
+    assert subprocess.call(command, stderr=subprocess.DEVNULL, timeout=300) == -signal.SIGKILL
+    (worker,) = (int(each.name) for each in folder.iterdir())
+    try:
+        psutil.Process(worker).wait(timeout=300)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.TimeoutExpired:
+        os.kill(worker, signal.SIGKILL)
+        raise
+
+
 def go_on(iterator, connection):
     try:
         next(iterator)

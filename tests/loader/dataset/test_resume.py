@@ -5,6 +5,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,17 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data._utils.worker import WorkerInfo
 
-from cellfeed import BlockShuffling, CellDataset, StateError, Streaming
+from cellfeed import (
+    BlockShuffling,
+    BlockWeightedSampling,
+    CellDataset,
+    Cells,
+    ClassBalancedSampling,
+    GroupedSampling,
+    StateError,
+    Streaming,
+    open_collection,
+)
 
 _STRATEGIES = {
     "blocks": BlockShuffling(block_size=3),
@@ -175,6 +186,43 @@ def test_on_other_ranks_and_workers_no_cell_comes_twice_and_none_is_missing(size
         assert seen.total() - len(seen) <= n_repeated
 
 
+_LABELS = np.random.default_rng(0).integers(0, 4, 60)
+_DRAWN = {
+    "by weight": BlockWeightedSampling(3, weights=_LABELS + 1),
+    "in equal shares": ClassBalancedSampling(_LABELS, 3),
+    "once": ClassBalancedSampling(_LABELS, 3, total_size=25, replace=False),
+    "in sets": GroupedSampling(_LABELS, set_size=3),
+}
+
+
+@settings(max_examples=50)
+@given(strategy=st.sampled_from(sorted(_DRAWN)), n_together=st.integers(1, 3), data=st.data())
+def test_what_is_drawn_is_divided_anew(strategy, n_together, data):
+    """As often as the epoch draws it, but for what makes ranks equal; and sets stay whole."""
+    drawn = _DRAWN[strategy]
+    options = {"strategy": drawn, "batch_size": n_together * drawn.n_together, "fetch_factor": 2}
+    expected = Counter(row for each in _dataset(60, **options) for row in each.tolist())
+    seen, n_repeated = Counter[int](), 0
+    state: dict[str, Any] = {"epoch": 0}
+    while state["epoch"] == 0:
+        ranks, workers, n = (data.draw(st.integers(low, 3)) for low in (1, 0, 1))
+        states = list[dict[str, Any]]()
+        for rank in range(ranks):
+            loader = _Loader(_dataset(60, rank, ranks, **options), workers)
+            if "format" in state:
+                loader.load_state_dict(state)
+            for minibatch in itertools.islice(loader, n):
+                sets = minibatch.reshape(-1, drawn.n_together)
+                assert (_LABELS[sets] == _LABELS[sets[:, :1]]).all()
+                seen.update(minibatch.tolist())
+            states.append(loader.state_dict())
+        state = states[0]
+        assert all(each == state for each in states)
+        n_repeated += (ranks - 1) * drawn.n_together
+    assert not expected - seen
+    assert seen.total() - expected.total() <= n_repeated
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 class TestWorkerProcesses:
     """With real ones, of `CellDataset.loader`."""
@@ -244,6 +292,58 @@ class TestWorkerProcesses:
         second.set_epoch(1)
         expected = [each.tolist() for each in _Loader(second, 2)]
         assert [each.tolist() for each in loader] == expected[5:]
+
+
+def _less_its_mean(fetched: Any) -> Any:
+    """Every value depends on all rows of the fetch."""
+    if isinstance(fetched, Cells):
+        X = fetched.X.toarray()
+        return replace(fetched, elements={"X": X - X.mean(axis=0)})
+    return fetched - fetched.mean()
+
+
+class TestTransformsOfWholeFetches:
+    """A fetch that was begun is read again as a whole, so that it is transformed as before."""
+
+    @given(n=st.integers(1, 22), workers=st.integers(0, 3))
+    def test_the_same_values_follow(self, n, workers):
+        def loader() -> _Loader:
+            return _Loader(_dataset(90, fetch_transform=_less_its_mean), workers)
+
+        whole = [each.tolist() for each in loader()]
+        stopped, goes_on = loader(), loader()
+        assert _taken(iter(stopped), n) == whole[:n]
+        goes_on.load_state_dict(stopped.state_dict())
+        assert [each.tolist() for each in goes_on] == whole[n:]
+
+    @pytest.mark.parametrize("n", [1, 3, 4, 7])
+    def test_of_a_collection(self, plates, n):
+        def dataset() -> CellDataset:
+            collection = open_collection(plates)
+            return CellDataset(
+                collection, BlockShuffling(3), 8, 3, seed=5, fetch_transform=_less_its_mean
+            )
+
+        whole = [(each.rows.tolist(), each.X.tolist()) for each in dataset()]
+        stopped, goes_on = dataset(), dataset()
+        for _ in itertools.islice(stopped, n):
+            pass
+        goes_on.load_state_dict(stopped.state_dict())
+        assert [(each.rows.tolist(), each.X.tolist()) for each in goes_on] == whole[n:]
+
+    def test_rows_are_read_by_a_function_as_before(self):
+        read = list[list[int]]()
+
+        def noted(table: Any, rows: Any) -> Any:
+            read.append(rows.tolist())
+            return table[rows]
+
+        stopped, goes_on = (_dataset(90, fetch_callback=noted) for _ in range(2))
+        _taken(iter(stopped), 4)
+        before = read.copy()
+        goes_on.load_state_dict(stopped.state_dict())
+        next(iter(goes_on))
+        assert read[len(before) :] == before[-1:]
 
 
 class TestState:

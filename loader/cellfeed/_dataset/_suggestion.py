@@ -1,0 +1,174 @@
+"""Settings to begin with, from the size of a cell and what the machine has; nothing is timed."""
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+from numpy.typing import NDArray
+
+from cellfeed._collection import Collection
+from cellfeed._dataset._loader import n_that_fit
+from cellfeed._dataset._sample_size import estimate_sample_size
+from cellfeed._errors import ParameterError, require_integer, require_positive
+from cellfeed._indexables import count_rows
+from cellfeed.machine import local_world_size, usable_cpu_count, usable_memory_bytes
+
+__all__ = ["SuggestedParameters", "suggest_parameters"]
+
+_MOST_MINIBATCHES = 256  # of a fetch, as in the grid of `autotune`: more has rarely been faster
+_MIB, _GIB = 1 << 20, 1 << 30
+
+
+class SuggestedParameters(TypedDict):
+    """What `suggest_parameters` returns; sizes in MiB and GiB."""
+
+    num_workers: int
+    fetch_factor: int
+    block_size_conservative: int
+    block_size_balanced: int
+    block_size_aggressive: int
+    prefetch_factor: int | None
+    estimated_memory_per_fetch_mb: float
+    estimated_total_memory_mb: float
+    system_info: dict[str, float]
+
+
+def suggest_parameters(
+    collection: Any,
+    batch_size: int,
+    *,
+    target_ram_fraction: float = 0.2,
+    max_workers: int = 16,
+    min_workers: int = 0,
+    verbose: bool = True,
+    fetch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
+    fetch_transform: Callable[[Any], Any] | None = None,
+    batch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
+    batch_transform: Callable[[Any], Any] | None = None,
+) -> SuggestedParameters:
+    """Suggest settings that fit into memory, at once and without measuring any speed.
+
+    For a first look at data; ``autotune`` measures what is fast on a disk and how well labels are
+    mixed, and chooses.
+
+    Parameters
+    ----------
+    collection
+        What is read; see `CellDataset`.
+    batch_size
+        Rows of a minibatch.
+    target_ram_fraction
+        Share of the memory that is free now that fetches may take, in (0, 1].
+    max_workers, min_workers
+        Limits of the number of worker processes.
+    verbose
+        Whether to print the suggestion.
+    fetch_callback, fetch_transform, batch_callback, batch_transform
+        Functions that the `CellDataset` will be given.
+
+    Returns
+    -------
+    A dictionary.
+
+    - ``num_workers``: ``min_workers`` where a `Collection` is read, which threads do; else half
+      of the processors that this process may use.
+    - ``fetch_factor``: as large as memory allows, at most 256, and no more than gives each process
+      a fetch. In memory are two fetches, or three for each worker.
+    - ``block_size_conservative``, ``..._balanced``, ``..._aggressive``: a quarter, a half and the
+      whole of the fetch factor. Where every block is of one label, minibatches of them fall short
+      of the labels' entropy by 1.25, 1.5 and 2 times as much as random ones at most.
+    - ``prefetch_factor``: for the DataLoader, so that a fetch waits while the next is read; None
+      without workers. `CellDataset.loader` sets one by itself.
+    - ``estimated_memory_per_fetch_mb``, ``estimated_total_memory_mb``: in MiB.
+    - ``system_info``: ``available_ram_gb`` and ``cpu_count`` that this process may use, less what
+      other ranks of this machine take, and ``estimated_sample_size_bytes`` of a cell.
+
+    Raises
+    ------
+    ParameterError
+        A size is below what it may be, or the collection cannot be read by row numbers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> suggested = suggest_parameters(np.zeros((10_000, 200)), 64, verbose=False)
+    >>> suggested["block_size_balanced"] <= suggested["fetch_factor"] <= 157
+    True
+    """
+    batch_size = require_positive("batch_size", batch_size)
+    _require_limits(target_ram_fraction, max_workers, min_workers)
+    functions: dict[str, Any] = {
+        "fetch_callback": fetch_callback,
+        "fetch_transform": fetch_transform,
+    }
+    sample_bytes = estimate_sample_size(collection, **functions)
+    if batch_callback or batch_transform:  # a fetch takes the one, its minibatches the other
+        functions |= {"batch_callback": batch_callback, "batch_transform": batch_transform}
+        sample_bytes = max(sample_bytes, estimate_sample_size(collection, **functions))
+    n_ranks = local_world_size()
+    n_cores = max(1, usable_cpu_count() // n_ranks)
+    memory_bytes = usable_memory_bytes() / n_ranks
+    is_read_by_threads = isinstance(collection, Collection) and fetch_callback is None
+    suggested = _that_fit(
+        n_rows=count_rows(collection, is_indexed=False),
+        minibatch_bytes=max(1, batch_size * sample_bytes),
+        batch_size=batch_size,
+        num_workers=min(max(0 if is_read_by_threads else n_cores // 2, min_workers), max_workers),
+        memory_bytes=target_ram_fraction * memory_bytes,
+    )
+    suggested["system_info"] = {
+        "available_ram_gb": memory_bytes / _GIB,
+        "cpu_count": n_cores,
+        "estimated_sample_size_bytes": sample_bytes,
+    }
+    if verbose:
+        print(_in_words(suggested))  # noqa: T201 - as it was asked for
+    return suggested
+
+
+def _that_fit(
+    *, n_rows: int, minibatch_bytes: int, batch_size: int, num_workers: int, memory_bytes: float
+) -> SuggestedParameters:
+    """Return the largest fetches that fit into memory, and what follows from them."""
+    n_processes = max(1, num_workers)
+    n_fetches = n_processes * (3 if num_workers else 2)  # in memory at once
+    n_fit = int(memory_bytes / n_fetches / minibatch_bytes)
+    n_of_each = -(-n_rows // (batch_size * n_processes))
+    fetch_factor = max(1, min(n_fit, n_of_each, _MOST_MINIBATCHES))
+    fetch_mb = fetch_factor * minibatch_bytes / _MIB
+    n_waiting = min(fetch_factor + 1, n_that_fit(minibatch_bytes, n_processes))
+    return SuggestedParameters(
+        num_workers=num_workers,
+        fetch_factor=fetch_factor,
+        block_size_conservative=max(1, fetch_factor // 4),
+        block_size_balanced=max(1, fetch_factor // 2),
+        block_size_aggressive=fetch_factor,
+        prefetch_factor=n_waiting if num_workers else None,
+        estimated_memory_per_fetch_mb=fetch_mb,
+        estimated_total_memory_mb=fetch_mb * n_fetches,
+        system_info={},
+    )
+
+
+def _require_limits(target_ram_fraction: float, max_workers: int, min_workers: int) -> None:
+    if not 0 < target_ram_fraction <= 1:
+        msg = f"`0 < target_ram_fraction <= 1` must hold, but got {target_ram_fraction=}"
+        raise ParameterError(msg)
+    for name, value in (("max_workers", max_workers), ("min_workers", min_workers)):
+        require_integer(name, value)
+    if not 0 <= min_workers <= max_workers:
+        msg = f"`0 <= min_workers <= max_workers` must hold, but got {min_workers=}, {max_workers=}"
+        raise ParameterError(msg)
+
+
+def _in_words(suggested: SuggestedParameters) -> str:
+    system = suggested["system_info"]
+    sizes = [suggested["block_size_conservative"], suggested["block_size_balanced"]]
+    return (
+        f"{system['cpu_count']:g} processors, {system['available_ram_gb']:.1f} GiB of free memory, "
+        f"{system['estimated_sample_size_bytes']:,.0f} bytes a cell\n"
+        f"num_workers={suggested['num_workers']}, fetch_factor={suggested['fetch_factor']}: "
+        f"{suggested['estimated_total_memory_mb']:,.0f} MiB\n"
+        f"block_size={sizes[0]} to {suggested['block_size_aggressive']}, such as {sizes[1]}: "
+        "larger ones read faster and mix less\n"
+        "Nothing was measured: `autotune` measures speed and mixing, and chooses."
+    )
