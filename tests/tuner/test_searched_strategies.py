@@ -25,9 +25,8 @@ from cellfeed import (
 )
 from cellfeed_tuner import (
     AutotuneResult,
-    Conditional,
     autotune,
-    label_entropies,
+    label_entropy,
     strategy_entropy,
     theory,
 )
@@ -98,10 +97,7 @@ def test_blocks_are_held_against_what_the_strategy_draws(strategy):
 def test_the_plan_that_is_replayed_is_the_one_that_is_read():
     strategy = ClassBalancedSampling(TYPES, 4, total_size=10_000)
     mixing, _ = mixing_of(strategy, labels={"type": TYPES, "plate": PLATES}, given=PLATES)
-    labels = {"type": TYPES, "plate": PLATES, "within": Conditional(TYPES, PLATES)}
-    (shuffled,) = label_entropies(labels, batch_size=64, block_sizes=[16], fetch_factors=[4])[
-        "type"
-    ]
+    (shuffled,) = label_entropy(TYPES, batch_size=64, block_sizes=[16], fetch_factors=[4])
     found = mixing[16, 4]
     assert found["type"].expected.value > shuffled.bits.value + 0.5
     assert found["plate"].share_of_random > 0.8
@@ -225,6 +221,7 @@ class TestResult:
         assert result.loader_fault is None
         assert result.storage_order is None
         assert {each.configuration.block_size for each in result.configurations} == {4}
+        assert result.chosen is not None
         assert result.chosen.verdict is None
         dataset = CellDataset.from_autotune(collection, result, seed=0)
         assert isinstance(dataset.strategy, GroupedSampling)
@@ -237,6 +234,7 @@ class TestResult:
         assert result.strategy == SearchedStrategy(
             name="BlockWeightedSampling", arrays=("weights",)
         )
+        assert result.recommended is not None
         size = result.recommended.configuration.block_size
         with pytest.raises(ParameterError, match=rf"the weights of which .*block_size={size}\)$"):
             CellDataset.from_autotune(collection, result, seed=0)
@@ -331,7 +329,7 @@ class TestCommand:
         assert type(dataset.strategy) is ClassBalancedSampling
         assert dataset.strategy.block_size == 4
         assert np.array_equal(
-            dataset.strategy.indices, scope["collection"].where("cell_type != 'T'")
+            np.asarray(dataset.strategy.indices), scope["collection"].where("cell_type != 'T'")
         )
 
     def test_code_names_what_a_result_does_not_hold(self):

@@ -113,10 +113,11 @@ class Recommendation:
         if "block_size" in kind.__dataclass_fields__:
             parameters["block_size"] = self.block_size
         try:
-            return kind(**parameters, indices=indices)
+            strategy: SamplingStrategy = kind(**parameters, indices=indices)
         except TypeError as error:
             msg = f"{self.name}: garbles the strategy {name} ({error}); run autotune again"
             raise FormatError(msg) from error
+        return strategy
 
     def warn_of_differences(
         self, collection: Any, batch_size: int, strategy: SamplingStrategy

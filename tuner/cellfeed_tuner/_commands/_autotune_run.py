@@ -100,7 +100,7 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
         elements=elements,
         selection=dataset.selection,
         strategy=result.strategy,
-        block_size=result.recommended and result.recommended.configuration.block_size,
+        block_size=result.chosen and result.chosen.configuration.block_size,
     )
     text = html_report(result, code=code)
     with replaced_file(page) as file:
