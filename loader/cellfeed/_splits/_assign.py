@@ -1,6 +1,5 @@
 """Which part each row gets: rows one by one, within strata, or groups as a whole."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -54,11 +53,10 @@ def parts_of_rows(
     Part of each row, shape (n_rows,).
     """
     n_rows, n_parts = int(sizes.sum()), sizes.shape[1]
-    for attempt in itertools.count():
-        order = _RandomOrder(derive_key(key, attempt) if attempt else key, strata, sizes.shape[0])
-        bounds = order.bounds(sizes)
-        if bounds is not None:
-            break
+    order = _RandomOrder(key, strata, sizes.shape[0])
+    while (bounds := order.bounds(sizes)) is None:
+        key = derive_key(key, 0)
+        order = _RandomOrder(key, strata, sizes.shape[0])
     parts = np.zeros(n_rows, np.min_scalar_type(n_parts))
     for rows in _slices(n_rows):
         words = order.words(rows)

@@ -21,6 +21,7 @@ __all__ = ["GroupedSampling", "Leftover"]
 
 Leftover = Literal["drop", "pad", "smaller"]
 Integers = NDArray[np.int64]
+Rows = NDArray[np.signedinteger[Any]]
 
 # Purposes of the random streams of one epoch.
 _SET_ORDER, _GROUPS, _FIRST_CELL, _BLOCK_ORDER, _FIRST_LEFT = range(5)
@@ -286,7 +287,7 @@ class _Groups(NamedTuple):
         How often each comes; None if as often as its cells fill sets.
     """
 
-    rows: NDArray[np.signedinteger[Any]]
+    rows: Rows
     starts: Integers
     n_sets: Integers
     n_sets_of_all: int
@@ -342,9 +343,7 @@ class _SetOrder:
             rows[~is_whole] = self._left(numbers[~is_whole])
         return rows.astype(np.int64).reshape(positions.shape)
 
-    def _in_sets(
-        self, sets: Integers, place: NDArray[np.intp], within: Integers
-    ) -> NDArray[np.signedinteger[Any]]:
+    def _in_sets(self, sets: Integers, place: NDArray[np.intp], within: Integers) -> Rows:
         """Return rows of whole sets: of which of ``sets``, and where in it."""
         groups = np.searchsorted(self.bounds[:-1], sets, side="right") - 1
         n_sets = np.maximum(self.groups.n_sets[groups], 1)
@@ -372,9 +371,10 @@ class _SetOrder:
         )
         cells = self._firsts(keys, sizes)[place] + blocks * self.block_size + in_block
         starts = self.groups.starts[groups][place]
-        return self.groups.rows[starts + cells % sizes[place]]
+        rows: Rows = self.groups.rows[starts + cells % sizes[place]]
+        return rows
 
-    def _left(self, numbers: Integers) -> NDArray[np.signedinteger[Any]]:
+    def _left(self, numbers: Integers) -> Rows:
         """Return rows of smaller sets, by their numbers among all that whole sets leave."""
         ends = self.groups.left_ends
         start = random_below(derive_key(self.key, _FIRST_LEFT), int(ends[-1]))
@@ -385,7 +385,8 @@ class _SetOrder:
         keys = random_words(derive_key(self.key, _BLOCK_ORDER, 1), keys)
         # The last cells of those from the first on, of which whole sets have the others.
         cells = self._firsts(keys, sizes) + sizes - (ends[groups] - numbers)
-        return self.groups.rows[self.groups.starts[groups] + cells % sizes]
+        rows: Rows = self.groups.rows[self.groups.starts[groups] + cells % sizes]
+        return rows
 
     def _firsts(self, keys: NDArray[np.uint64], sizes: Integers) -> Integers:
         """Return the cell of each group that its first block begins with."""

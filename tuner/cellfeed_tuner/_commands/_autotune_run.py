@@ -92,7 +92,7 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
     result.save(as_json)
     with replaced_file(picture) as file:
         autotune_figure(result).savefig(file, format="png")
-    dataset = result.dataset
+    dataset, chosen = result.dataset, result.chosen
     code = code_to_paste(
         dataset.paths,
         dataset.labels,
@@ -100,7 +100,7 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
         elements=elements,
         selection=dataset.selection,
         strategy=result.strategy,
-        block_size=result.chosen and result.chosen.configuration.block_size,
+        block_size=chosen.configuration.block_size if chosen else None,
     )
     text = html_report(result, code=code)
     with replaced_file(page) as file:
