@@ -190,6 +190,7 @@ def test_files_are_shuffled_only_if_they_are_by_every_label(names, shuffled):
     labels = [Label(name, LABELS[name], count_labels(LABELS[name])) for name in names]
     mixing = Mixing(labels, None, batch_size=BATCH_SIZE, seed=0, entropy_floor=0.99)
     order = mixing.storage_order(256)
+    assert order is not None
     assert order.already_shuffled == shuffled
     assert order.block_size == 256
 

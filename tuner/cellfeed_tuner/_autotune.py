@@ -1,16 +1,13 @@
 """The search: entropy first, which needs no I/O, then time for what could be chosen."""
 
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
-from cellfeed import CellDataset, Collection, ParameterError
-from cellfeed.machine import usable_memory_bytes
+from cellfeed import CellDataset, Collection, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._defaults import (
     DEFAULT_BLOCK_SIZES,
@@ -18,31 +15,22 @@ from cellfeed_tuner._defaults import (
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
 )
-from cellfeed_tuner._explain._explained import Explained, explain_throughput
-from cellfeed_tuner._explain._storage_advice import StorageLayout
-from cellfeed_tuner._grid import default_workers
-from cellfeed_tuner._history._earlier_run import Asked
+from cellfeed_tuner._finding import Explaining, find, since
 from cellfeed_tuner._history._notes import Notes
 from cellfeed_tuner._history._recall import Recollection
-from cellfeed_tuner._interruption import AutotuneInterrupted, interrupts_held_back
+from cellfeed_tuner._interruption import AutotuneInterrupted
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
-from cellfeed_tuner._measuring._labels import names_of
-from cellfeed_tuner._measuring._measure import Measurement, prepare_cache
+from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._measuring._timing import MakeDataset
-from cellfeed_tuner._mixing import Label, Mixing
-from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._planning._recommend import Choice, choose, nearest
-from cellfeed_tuner._planning._space import Space
+from cellfeed_tuner._planning._recommend import nearest
 from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
+from cellfeed_tuner._request import Request
 from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
-from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner._results._dataset import describe_dataset
-from cellfeed_tuner._results._recommended import Constraints, Recommended, Waiting
+from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._searching._search import Search
@@ -75,6 +63,7 @@ def autotune(
     seed: int = 0,
     fresh: bool = False,
     indices: ArrayLike | str | None = None,
+    strategy: SamplingStrategy | None = None,
     make_dataset: MakeDataset = CellDataset,
     on_progress: Progress = silent,
     on_race: RaceWatcher = unwatched,
@@ -136,6 +125,12 @@ def autotune(
         The rows that training will visit, such as those of a training set, or a query that they
         fulfil (see `cellfeed.Collection.where`); all rows if None. Labels, throughput and the
         size of an epoch are then those of these rows.
+    strategy
+        How training will visit cells, such as ``ClassBalancedSampling("cell_type")``; in shuffled
+        blocks if None. Its own block size is not looked at: ``block_sizes`` are searched, of a
+        strategy of sets those that divide a set, and of one without blocks none. Entropy is then
+        held against random sampling of labels as often as the strategy draws them, or, of sets,
+        against minibatches of random sets.
     make_dataset
         Makes the data set that is measured, called as `CellDataset` is, in another process: a
         subclass, or a function of a module, but none that is defined in a notebook; such as
@@ -154,7 +149,9 @@ def autotune(
     ParameterError
         A size is below what it may be, there is no label, ``given`` is one, the collection is
         too small to time anything, "warm" was asked of files that do not fit in memory, or
-        ``indices`` are no rows, or a query that selects none.
+        ``indices`` are no rows, or a query that selects none; the strategy does not fit the
+        collection or the batch size, has rows of its own beside ``indices``, or is one of sets
+        that no block size divides.
     FormatError
         A file is damaged.
     MeasuringError
@@ -165,88 +162,81 @@ def autotune(
     """
     started = time.perf_counter()
     date = datetime.now(UTC).astimezone()
-    selected = Selected.of(collection, indices)
-    labels, within = _labels(selected, label, given)
-    names = [each.name for each in labels]
-    space = Space.of(block_sizes, fetch_factors, default_workers() if workers is None else workers)
-    grid = space.coarse_grid() if space.is_large else space.grid()
-    constraints = _constraints(entropy_floor, memory, need, step_seconds, batch_size, budget)
-    check_size(collection if selected.indices is None else selected, grid, batch_size)
-    check_cache(collection, cache)
+    request = Request.checked(
+        collection,
+        label=label,
+        given=given,
+        indices=indices,
+        strategy=strategy,
+        batch_size=batch_size,
+        block_sizes=block_sizes,
+        fetch_factors=fetch_factors,
+        workers=workers,
+        budget=budget,
+        entropy_floor=entropy_floor,
+        memory=memory,
+        need=need,
+        step_seconds=step_seconds,
+        cache=cache,
+        seed=seed,
+    )
     on_progress("machine", 0, 1)
     machine = describe_machine(collection.files)
-    with MeasuringProcess(selected) as process:  # its imports go on beside the next lines
-        mixing = Mixing(
-            labels, within, batch_size=batch_size, seed=seed, entropy_floor=entropy_floor
-        )
+    with MeasuringProcess(request.selected) as process:  # its imports go on beside the next lines
+        mixing, grid = request.mixing(), request.grid
         mixing.replay(grid, on_progress)
-        order = mixing.storage_order(space.block_sizes[-1])
+        order = mixing.storage_order(request.space.block_sizes[-1])
         found_cache = prepare_cache(collection.files, cache)
-        asked = _asked(space, names, batch_size, found_cache, budget, entropy_floor)
-        notes = Notes.of(selected, names[0], machine, asked, date)
+        notes = Notes.of(
+            request.selected, request.labels[0].name, machine, request.asked(found_cache), date
+        )
         is_usual = make_dataset is CellDataset
         recollection = notes.recollection() if is_usual and not fresh else Recollection.ignored()
-        grid = list(dict.fromkeys([*grid, *recollection.trials_in(space)]))
+        grid = list(dict.fromkeys([*grid, *recollection.trials_in(request.space)]))
         on_progress("start", 0, 1)
         process.start()
-        proposals = _proposals(space, grid, seed) if space.is_large else None
+        proposals = _proposals(request, grid)
+        least, most = _LEAST_THROUGHPUT_SHARE * budget, (1 - _EXPLAIN_SHARE) * budget
         search = Search(
             measurements=Measurements(
                 process=process,
-                labels=names,
+                labels=[each.name for each in request.labels],
                 given=given,
                 batch_size=batch_size,
                 cache=cache,
                 seed=seed,
-                budget=TimeBudget(
-                    max(
-                        _LEAST_THROUGHPUT_SHARE * budget,
-                        (1 - _EXPLAIN_SHARE) * budget - _since(started),
-                    )
-                ),
+                budget=TimeBudget(max(least, most - since(started))),
                 on_progress=on_progress,
                 make_dataset=make_dataset,
             ),
             requirements=Requirements(
-                n_cells=len(selected),
+                n_cells=request.selected.n_drawn,
                 row_bytes=collection.mean_row_bytes(),
                 batch_size=batch_size,
-                constraints=constraints,
+                constraints=request.constraints,
                 entropies=mixing,
             ),
-            geometry=_geometry(selected),
+            geometry=request.geometry,
             on_race=on_race,
             recollection=recollection,
             proposals=proposals,
         )
-
-        def explain(recommended: Recommended) -> Explained:
-            on_progress("explain", 0, 1)
-            return explain_throughput(
-                process,
-                recommended.configuration,
-                _layout(selected, batch_size, already_shuffled=order.already_shuffled),
-                cells_per_second=recommended.cells_per_second.value,
-                step_seconds=step_seconds,
-                block_sizes=space.block_sizes,
-                cache=cache if found_cache == cache else "warm",  # nothing is known of the disk
-                seconds=_EXPLAIN_SHARE * budget,
-                most_seconds=max(_EXPLAIN_SHARE * budget, budget - _since(started)),
-                seed=seed,
-            )
-
-        found = _found(
-            search,
-            grid,
-            collection,
-            explain=explain,
-            notes=notes if is_usual else None,
+        explaining = Explaining(
+            process=process,
+            request=request,
+            already_shuffled=order is not None and order.already_shuffled,
+            cache=cache if found_cache == cache else "warm",  # nothing is known of the disk
+            seconds=_EXPLAIN_SHARE * budget,
+            ends=started + budget,
+            on_progress=on_progress,
         )
-    faults, recommended = search.measurements.faults, found.recommended
+        found = find(search, grid, collection, explaining, notes if is_usual else None)
+    measured, recommended = search.measurements, found.recommended
+    faults, constraints = measured.faults, request.constraints
     result = AutotuneResult(
         machine=machine,
         dataset=describe_dataset(
-            selected, {each.name: each.counted for each in labels}, batch_size
+            request.selected, {each.name: each.counted for each in request.labels}, batch_size
         ),
         constraints=constraints,
         cache=found_cache,
@@ -254,7 +244,7 @@ def autotune(
             mixing.judged(
                 each,
                 faults.get(each.configuration),
-                search.measurements.entropy_within(each.configuration),
+                measured.entropy_within(each.configuration),
             )
             for each in found.results
         ),
@@ -262,149 +252,35 @@ def autotune(
         nearest=None if recommended or faults else nearest(found.results, constraints),
         loader_fault=next((f"{each}: {fault}" for each, fault in faults.items()), None),
         n_cells_compared=found.n_cells_compared,
-        seconds=_since(started),
-        busy=Busy.of(search.measurements.others),
-        replicate_spread=search.measurements.replicate_spread,
+        seconds=since(started),
+        busy=Busy.of(measured.others),
+        replicate_spread=measured.replicate_spread,
         date=date,
         storage_order=order,
         earlier=search.earlier,
         entropy_over_epoch=mixing.over_epoch(recommended.configuration) if recommended else {},
         bottleneck=found.explained.bottleneck,
         storage_advice=found.explained.storage_advice,
-        ranges=None if proposals is None else _ranges(space, proposals),
+        ranges=None if proposals is None else _ranges(request, proposals),
         interrupted=found.interrupted,
+        strategy=None if strategy is None else SearchedStrategy.of(strategy),
     )
     if found.interrupted:
         raise AutotuneInterrupted(result)
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """What a search and all that follows have found, or have until Ctrl-C came."""
-
-    results: list[ConfigurationResult]
-    recommended: Recommended | None
-    explained: Explained
-    n_cells_compared: int
-    interrupted: bool
-
-
-def _found(
-    search: Search,
-    grid: Sequence[Configuration],
-    collection: Collection,
-    *,
-    explain: Callable[[Recommended], Explained],
-    notes: Notes | None,
-) -> _Found:
-    """Search, compare what came out with the files, explain the choice, and keep it all."""
-    measurements, constraints = search.measurements, search.requirements.constraints
-
-    def results() -> list[ConfigurationResult]:
-        # Of ranges, only what was measured is shown.
-        is_listed = search.proposals is None or not search.timed
-        return search.results(grid if is_listed else search.timed)
-
-    recommended, explained, n_cells_compared = None, Explained(), 0
-    interrupted = False
-    try:
-        search.run(grid)
-        search.survey()
-        choice = choose(results(), constraints, search.turns)
-        recommended = choice and _recommended(
-            choice, search.with_step(choice), constraints, measurements
-        )
-        n_cells_compared = measurements.compare_with_files(collection)
-        if recommended is not None and not measurements.faults:
-            explained = explain(recommended)
-        with interrupts_held_back():
-            if notes is not None and not measurements.faults:
-                notes.keep(measurements.by_replicate(), recommended, is_short=search.is_short)
-    except KeyboardInterrupt:
-        if not len(measurements):
-            raise
-        interrupted = True
-    if interrupted and recommended is None:
-        choice = choose(results(), constraints, search.turns)
-        recommended = choice and _recommended(choice, None, constraints, measurements)
-    return _Found(
-        results=results(),
-        recommended=None if measurements.faults else recommended,
-        explained=explained,
-        n_cells_compared=n_cells_compared,
-        interrupted=interrupted,
-    )
-
-
-def _since(started: float) -> float:
-    return time.perf_counter() - started
-
-
-def _geometry(selected: Selected) -> Geometry:
-    return Geometry(
-        n_cells=len(selected),
-        rows_per_chunk=selected.rows_per_chunk,
-        n_files=len(selected.collection.locations),
-    )
-
-
-def _layout(selected: Selected, batch_size: int, *, already_shuffled: bool) -> StorageLayout:
-    return StorageLayout(
-        n_cells=len(selected),
-        rows_per_chunk=selected.rows_per_chunk,
-        batch_size=batch_size,
-        already_shuffled=already_shuffled,
-    )
-
-
-def _labels(
-    selected: Selected, label: str | Sequence[str], given: str | None
-) -> tuple[list[Label], Label | None]:
-    names = names_of(label)
-    if not names:
-        msg = "`label` must name at least one obs column, but got none"
-        raise ParameterError(msg)
-    if given in names:
-        msg = f"`given` must be an obs column beside the labels, but got {given!r}, which is one"
-        raise ParameterError(msg)
-    labels = [Label.of(selected, name) for name in names]
-    within = None if given is None else Label.of(selected, given)
-    for each in [*labels, within]:
-        if each is not None:
-            check_labels(each.counted, each.name, selected.collection)
-    return labels, within
-
-
-def _asked(
-    space: Space,
-    labels: Sequence[str],
-    batch_size: int,
-    cache: str,
-    budget: float,
-    entropy_floor: float,
-) -> Asked:
-    return Asked(
-        label=labels[0],
-        further_labels=tuple(labels[1:]),
-        batch_size=batch_size,
-        cache=cache,
-        budget=budget,
-        entropy_floor=entropy_floor,
-        block_sizes=space.block_sizes,
-        fetch_factors=space.fetch_factors,
-        workers=space.workers,
-    )
-
-
-def _proposals(space: Space, grid: Sequence[Configuration], seed: int) -> "Proposals":
+def _proposals(request: Request, grid: Sequence[Configuration]) -> "Proposals | None":
+    if not request.space.is_large:
+        return None
     # Not above, since who imports this need not wait for Optuna, which only this needs.
     from cellfeed_tuner._planning._proposals import Proposals  # noqa: PLC0415
 
-    return Proposals(space, known=grid, seed=seed)
+    return Proposals(request.space, known=grid, seed=request.seed)
 
 
-def _ranges(space: Space, proposals: "Proposals") -> Ranges:
+def _ranges(request: Request, proposals: "Proposals") -> Ranges:
+    space = request.space
     ends = [(sizes[0], sizes[-1]) for sizes in space.domains.values()]
     return Ranges(
         block_sizes=ends[0],
@@ -412,65 +288,4 @@ def _ranges(space: Space, proposals: "Proposals") -> Ranges:
         workers=ends[2],
         n_configurations=space.size,
         n_considered=proposals.n_considered,
-    )
-
-
-def _constraints(
-    entropy_floor: float,
-    memory: int | None,
-    need: float | None,
-    step_seconds: float | None,
-    batch_size: int,
-    budget: float,
-) -> Constraints:
-    if not 0 <= entropy_floor <= 1:
-        msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={entropy_floor}"
-        raise ParameterError(msg)
-    if need is not None and step_seconds is not None:
-        msg = f"give need={need} or step_seconds={step_seconds}, not both"
-        raise ParameterError(msg)
-    positive = {"memory": memory, "need": need, "step_seconds": step_seconds, "budget": budget}
-    for name, value in positive.items():
-        if value is not None and not 0 < value < math.inf:
-            msg = f"`0 < {name} < infinity` must hold, but got {name}={value}"
-            raise ParameterError(msg)
-    return Constraints(
-        entropy_floor=entropy_floor,
-        memory_bytes=usable_memory_bytes() if memory is None else memory,
-        need_cells_per_second=need if step_seconds is None else batch_size / step_seconds,
-        step_seconds=step_seconds,
-    )
-
-
-def _recommended(
-    choice: Choice,
-    stepped: Measurement | None,
-    asked: Constraints,
-    measurements: Measurements,
-) -> Recommended:
-    reason = choice.reason
-    if choice.result.status != "measured":
-        reason += (
-            f" This rests on {choice.result.n_rounds} whole fetches per worker, which are few."
-        )
-    return Recommended(
-        configuration=choice.result.configuration,
-        cells_per_second=choice.speed,
-        measured_in_turns=measurements.is_from_turns(choice.result.configuration),
-        peak_memory_bytes=choice.result.peak_memory_bytes or 0,
-        reason=reason,
-        waiting=_waiting(choice.speed.value, stepped, asked),
-        rivals=choice.rivals,
-    )
-
-
-def _waiting(
-    cells_per_second: float, stepped: Measurement | None, asked: Constraints
-) -> Waiting | None:
-    if asked.step_seconds is None or asked.need_cells_per_second is None:
-        return None
-    return Waiting(
-        share=stepped.waiting_share if stepped else None,
-        n_rounds=len(stepped.round_seconds) if stepped else 0,
-        expected_share=max(0.0, 1 - cells_per_second / asked.need_cells_per_second),
     )

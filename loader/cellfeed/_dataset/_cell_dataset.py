@@ -29,7 +29,7 @@ from cellfeed._indexables import count_rows
 from cellfeed._layouts import dtypes_of
 from cellfeed._reading import Transforms
 from cellfeed._torch import require_torch
-from cellfeed.sampling import BlockShuffling, SamplingStrategy, Share
+from cellfeed.sampling import SamplingStrategy, Share
 
 __all__ = ["CellDataset"]
 
@@ -230,7 +230,9 @@ class CellDataset(PlannedDataset):
             The ``autotune.json``, or what `cellfeed_tuner.autotune` returned. Its block size,
             batch size, fetch factor and, for `loader`, number of workers are used.
         strategy
-            A strategy in place of `BlockShuffling` with the recommended block size.
+            A strategy in place of the one that was searched (`BlockShuffling` if none was) with
+            the recommended block size. Needed where that was made with arrays, such as weights,
+            which a result does not hold.
         indices
             The rows to visit, such as those of a training set, in blocks of the recommended
             size; all rows if None.
@@ -245,25 +247,26 @@ class CellDataset(PlannedDataset):
             The file is not a result of ``autotune``, the result recommends nothing, or it says
             that what it measured was wrong.
         ParameterError
-            Both ``strategy`` and ``indices`` are given; and as of the class.
+            Both ``strategy`` and ``indices`` are given, or a strategy is needed; and as of the
+            class.
 
         Warns
         -----
         UserWarning
-            The result is of another collection, batch size or machine.
+            The result is of another collection, batch size, strategy or machine.
         """
         if strategy is not None and indices is not None:
             msg = "`indices` and `strategy` do not go together; give the strategy the indices"
             raise ParameterError(msg)
         recommended = read_recommendation(result)
         if strategy is None:
-            strategy = BlockShuffling(block_size=recommended.block_size, indices=indices)
+            strategy = recommended.strategy_of(indices)
         sizes = {
             "batch_size": recommended.batch_size,
             "fetch_factor": recommended.fetch_factor,
         }
         dataset = cls(collection, strategy, **(sizes | parameters))
-        recommended.warn_of_differences(collection, dataset.batch_size)
+        recommended.warn_of_differences(collection, dataset.batch_size, strategy)
         dataset.num_workers = recommended.num_workers
         return dataset
 

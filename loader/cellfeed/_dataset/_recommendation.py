@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
+from numpy.typing import ArrayLike
 
 from cellfeed._errors import (
     FormatError,
@@ -21,10 +22,29 @@ from cellfeed._errors import (
 )
 from cellfeed._indexables._multi_indexable import count_indexable_rows
 from cellfeed.machine import usable_cores
+from cellfeed.sampling import (
+    BlockShuffling,
+    BlockWeightedSampling,
+    ClassBalancedSampling,
+    GroupedSampling,
+    SamplingStrategy,
+    Streaming,
+)
 
 __all__ = ["SCHEMA", "Recommendation", "Recommending", "read_recommendation"]
 
 SCHEMA = "cellfeed.autotune/1"
+
+_STRATEGIES: dict[str, Any] = {
+    each.__name__: each
+    for each in (
+        BlockShuffling,
+        BlockWeightedSampling,
+        ClassBalancedSampling,
+        GroupedSampling,
+        Streaming,
+    )
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +59,8 @@ class Recommendation:
         What the result says of the collection and of the machine.
     name
         What the result is called.
+    strategy
+        What the result says of the strategy that was searched; None if it was shuffled blocks.
     """
 
     block_size: int
@@ -48,6 +70,7 @@ class Recommendation:
     dataset: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     name: str = "the result"
+    strategy: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -57,12 +80,56 @@ class Recommendation:
             msg = f"`num_workers >= 0` must hold, but got num_workers={self.num_workers}"
             raise ParameterError(msg)
 
-    def warn_of_differences(self, collection: Any, batch_size: int) -> None:
-        """Warn where what is read, or the machine, is not what was measured.
+    def strategy_of(self, indices: ArrayLike | None) -> SamplingStrategy:
+        """Return the strategy that was searched, with the recommended block size.
+
+        Parameters
+        ----------
+        indices
+            The rows to visit; all of them if None.
+
+        Raises
+        ------
+        ParameterError
+            The result does not hold all of the strategy's parameters, or it is none of cellfeed's.
+        FormatError
+            They are garbled.
+        """
+        if self.strategy is None:
+            return BlockShuffling(block_size=self.block_size, indices=indices)
+        name, missing = self.strategy["name"], self.strategy["arrays"]
+        kind = _STRATEGIES.get(name)
+        if kind is None or missing:
+            what = f"the {' and '.join(missing)}" if kind else "the parameters"
+            msg = (
+                f"{self.name}: is of {name}, {what} of which it does not hold; give "
+                f"strategy={name}(..., block_size={self.block_size})"
+            )
+            raise ParameterError(msg)
+        parameters = {
+            each: tuple(value) if isinstance(value, list) else value
+            for each, value in self.strategy["parameters"].items()
+        }
+        if "block_size" in kind.__dataclass_fields__:
+            parameters["block_size"] = self.block_size
+        try:
+            strategy: SamplingStrategy = kind(**parameters, indices=indices)
+        except TypeError as error:
+            msg = f"{self.name}: garbles the strategy {name} ({error}); run autotune again"
+            raise FormatError(msg) from error
+        return strategy
+
+    def warn_of_differences(
+        self, collection: Any, batch_size: int, strategy: SamplingStrategy
+    ) -> None:
+        """Warn where what is read, how, or the machine, is not what was measured.
 
         What the result does not say is not compared.
         """
         differences = [*self._of_collection(collection, batch_size), *self._of_machine()]
+        searched = (self.strategy or {}).get("name")
+        if searched not in (None, type(strategy).__name__):
+            differences.append(f"{searched}, which is {type(strategy).__name__} here")
         if differences:
             warnings.warn(
                 f"{self.name}: was measured with {'; '.join(differences)}; its settings may be "
@@ -142,6 +209,7 @@ def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
                 dataset=dataset,
                 machine=_machine(result),
                 name=name,
+                strategy=_strategy(result),
             )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"{name}: not a result of autotune (lacks or garbles {error}); run it again"
@@ -163,6 +231,14 @@ def _machine(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         for name, each in (said.items() if isinstance(said, dict) else ())
         if isinstance(each, dict)
     }
+
+
+def _strategy(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    said = result.get("strategy")
+    if said is None:
+        return None
+    parameters, arrays = dict(said["parameters"]), list(said["arrays"])
+    return {"name": str(said["name"]), "parameters": parameters, "arrays": arrays}
 
 
 def _differ(measured: Any, here: float) -> bool:

@@ -36,8 +36,8 @@ def parts_of_rows(
 ) -> NDArray[np.unsignedinteger]:
     """Draw rows of each stratum for each part, as many as it is to have.
 
-    The random words of different rows differ, so that their order does not hang on how they are
-    sorted.
+    Rows are ordered by stratum, and within it by random words: the first get into the first part,
+    and so on. It takes 8 bytes a row, however many strata there are.
 
     Parameters
     ----------
@@ -52,43 +52,70 @@ def parts_of_rows(
     -------
     Part of each row, shape (n_rows,).
     """
-    n_rows = int(sizes.sum())
-    by_stratum = None if strata is None else np.argsort(strata, kind="stable")
-    parts = np.empty(n_rows, np.min_scalar_type(sizes.shape[1]))
-    start = 0
-    for each in sizes:
-        stop = start + int(each.sum())
-        bounds = _bounds(each, by_stratum, start, key)
-        for rows in _rows_between(by_stratum, start, stop):
-            parts[rows] = np.searchsorted(bounds, random_words(key, rows), side="right")
-        start = stop
+    n_rows, n_parts = int(sizes.sum()), sizes.shape[1]
+    order = _RandomOrder(key, strata, sizes.shape[0])
+    while (bounds := order.bounds(sizes)) is None:
+        key = derive_key(key, 0)
+        order = _RandomOrder(key, strata, sizes.shape[0])
+    parts = np.zeros(n_rows, np.min_scalar_type(n_parts))
+    for rows in _slices(n_rows):
+        words = order.words(rows)
+        of_row = 0 if strata is None else strata[rows]
+        for each in bounds.T:
+            parts[rows] += words >= each[of_row]
     return parts
 
 
-def _bounds(
-    sizes: NDArray[np.int64], by_stratum: NDArray[np.int64] | None, start: int, key: int
-) -> NDArray[np.uint64]:
-    """Return the random words that the parts of a stratum, but for the first, begin with."""
-    n = int(sizes.sum())
-    cuts = np.cumsum(sizes)[:-1]
-    cuts = cuts[cuts < n]
-    if not cuts.size:
-        return np.empty(0, np.uint64)
-    words, filled = np.empty(n, np.uint64), 0
-    for rows in _rows_between(by_stratum, start, start + n):
-        words[filled : filled + rows.size] = random_words(key, rows)
-        filled += rows.size
-    words.partition(np.unique(cuts))
-    return words[cuts]
+class _RandomOrder:
+    """Rows by stratum, and at random within it: a word for each, of which the stratum is the head.
+
+    Parameters
+    ----------
+    key
+        Draws the order.
+    strata, n_strata
+        Stratum of each row, None if there is one only; and how many there are.
+    """
+
+    def __init__(self, key: int, strata: NDArray[np.integer] | None, n_strata: int) -> None:
+        self._key, self._strata = key, strata
+        self._head_bits = np.uint64(0 if strata is None else (n_strata - 1).bit_length())
+
+    def words(self, rows: slice) -> NDArray[np.uint64]:
+        """Return the words of some rows."""
+        words = random_words(self._key, np.arange(rows.start, rows.stop))
+        if self._strata is None or not self._head_bits:
+            return words
+        heads = self._strata[rows].astype(np.uint64) << (np.uint64(64) - self._head_bits)
+        joint: NDArray[np.uint64] = heads | (words >> self._head_bits)
+        return joint
+
+    def bounds(self, sizes: NDArray[np.int64]) -> NDArray[np.uint64] | None:
+        """Return the words that each stratum's parts, but for the first, begin with.
+
+        Returns
+        -------
+        Shape (n_strata, n_parts - 1); None if the rows on both sides of one have the same word,
+        which of 10 million rows happens less than once in 10,000 orders.
+        """
+        words = np.empty(int(sizes.sum()), np.uint64)
+        for rows in _slices(words.size):
+            words[rows] = self.words(rows)
+        words.sort()
+        ends = np.cumsum(sizes.ravel()).reshape(sizes.shape)[:, :-1]
+        inside = (ends > 0) & (ends < words.size)
+        if np.any(words[ends[inside]] == words[ends[inside] - 1]):
+            return None
+        bounds = np.full(ends.shape, np.iinfo(np.uint64).max)  # behind the last row begins nothing
+        bounds[inside] = words[ends[inside]]
+        bounds[ends == 0] = 0
+        return bounds
 
 
-def _rows_between(
-    by_stratum: NDArray[np.int64] | None, start: int, stop: int
-) -> Iterator[NDArray[np.int64]]:
-    """Yield the rows at some places of the order by strata, some at a time."""
-    for first in range(start, stop, _AT_ONCE):
-        last = min(first + _AT_ONCE, stop)
-        yield np.arange(first, last) if by_stratum is None else by_stratum[first:last]
+def _slices(n: int) -> Iterator[slice]:
+    """Yield all rows, some at a time."""
+    for start in range(0, n, _AT_ONCE):
+        yield slice(start, min(start + _AT_ONCE, n))
 
 
 def best_parts_of_groups(

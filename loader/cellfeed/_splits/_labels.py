@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._cells import CategoricalColumn, NumericColumn
 from cellfeed._collection import Collection
 from cellfeed._errors import ColumnError, ParameterError
+from cellfeed.sampling._labels import factorized
 
 __all__ = ["Labels", "LabelsLike", "labels_of"]
 
@@ -89,7 +89,7 @@ def _columns(
 ) -> list[tuple[NDArray[np.integer], Sequence[Any]]]:
     if isinstance(collection, Collection):
         read = collection.read_obs(names)
-        return [_of_column(read[name]) for name in names]
+        return [factorized(read[name]) for name in names]
     obs = getattr(collection, "obs", None)
     if obs is None:
         msg = (
@@ -105,15 +105,6 @@ def _columns(
     return [_of_array(obs[name], parameter, n_rows) for name in names]
 
 
-def _of_column(
-    column: CategoricalColumn | NumericColumn,
-) -> tuple[NDArray[np.integer], Sequence[Any]]:
-    if isinstance(column, CategoricalColumn):
-        return column.codes, column.categories.tolist()
-    codes, values = pd.factorize(column.values)
-    return codes, values.tolist()
-
-
 def _of_array(
     given: ArrayLike, parameter: str, n_rows: int
 ) -> tuple[NDArray[np.integer], Sequence[Any]]:
@@ -126,11 +117,7 @@ def _of_array(
             f"{values.shape}"
         )
         raise ParameterError(msg)
-    if isinstance(values.dtype, pd.CategoricalDtype):
-        categorical = pd.Categorical(values)
-        return categorical.codes, categorical.categories.tolist()
-    codes, uniques = pd.factorize(values)
-    return codes, uniques.tolist()
+    return factorized(values)
 
 
 def _compact(
@@ -156,11 +143,10 @@ def _compact(
 
 
 def _combined(first: Labels, second: Labels) -> Labels:
-    codes, found = pd.factorize(first.codes.astype(np.int64) * len(second) + second.codes)
+    codes, found = factorized(first.codes.astype(np.int64) * len(second) + second.codes)
     ahead = first.labels if isinstance(first, _Combined) else [(each,) for each in first.labels]
     labels = tuple(
-        (*ahead[i], second.labels[j])
-        for i, j in (divmod(each, len(second)) for each in found.tolist())
+        (*ahead[i], second.labels[j]) for i, j in (divmod(each, len(second)) for each in found)
     )
     return _Combined(
         name=f"{first.name}, {second.name}",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
-from cellfeed.sampling import derive_key, random_below
+from cellfeed.sampling import derive_key, random_below, random_words
 
 __all__ = ["as_weights", "controlled_rounding", "sizes_of_parts"]
 
@@ -21,6 +21,8 @@ _LARGEST_DENOMINATOR = 10**9
 _TOLERANCE = 1e-6
 # A random number in [0, 1) is so many bits.
 _BITS = 64
+# Purpose of a random stream; those that draw one by one begin with 0.
+_ALIKE = 1 << 32
 
 _Entry = tuple[int, int]
 
@@ -103,6 +105,11 @@ def controlled_rounding(
     and down in turn, either way by as much as makes one of them an integer, with
     probabilities that keep the expectation.
 
+    Of many strata, most are divided at once. Let fractions be multiples of 1 / w. Of w strata with
+    as many rows modulo w, one is rounded up from each multiple of 1 / w on (see
+    `sizes_of_parts`), which at random: their parts' sums are then integers, whatever the others
+    get.
+
     Parameters
     ----------
     counts
@@ -116,6 +123,36 @@ def controlled_rounding(
     -------
     Sizes, whose rows sum to ``counts``, shape (n_strata, n_parts).
     """
+    sizes = np.empty((len(counts), len(weights)), np.int64)
+    rest = _divide_alike(np.array(counts), weights, key, sizes)
+    sizes[rest] = _one_by_one([counts[each] for each in rest.tolist()], weights, key)
+    return sizes
+
+
+def _divide_alike(
+    counts: NDArray[np.int64], weights: Sequence[int], key: int | None, sizes: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Divide strata of which as many are alike as make whole sums; return the others."""
+    whole, numbers = sum(weights), np.arange(counts.size)
+    if whole > counts.size or whole * int(counts.max()) > np.iinfo(np.int64).max // 2:
+        return numbers
+    order = numbers
+    if key is not None:
+        order = np.argsort(random_words(derive_key(key, _ALIKE), numbers), kind="stable")
+    remainders = counts[order] % whole
+    order = order[np.argsort(remainders, kind="stable")]
+    n_alike = np.bincount(remainders, minlength=whole)
+    ranks = numbers - np.repeat(np.cumsum(n_alike) - n_alike, n_alike)
+    is_divided = ranks < np.repeat(n_alike - n_alike % whole, n_alike)
+    divided = order[is_divided]
+    ahead = np.cumsum([0, *weights]) * counts[divided][:, None]
+    sizes[divided] = np.diff((ahead + (ranks[is_divided] % whole)[:, None]) // whole, axis=1)
+    return np.sort(order[~is_divided])
+
+
+def _one_by_one(
+    counts: Sequence[int], weights: Sequence[int], key: int | None
+) -> NDArray[np.int64]:
     whole, n_parts = sum(weights), len(weights)
     above = _Above(whole, key)
     sums = [0] * n_parts
@@ -125,7 +162,8 @@ def controlled_rounding(
         above.add(stratum, left)
     # One more stratum makes the parts' sums integers; its own sizes are what they are rounded by.
     above.add(len(counts), [-each % whole for each in sums])
-    sizes = np.array([[n * each // whole for each in weights] for n in counts], np.int64)
+    floors = [[n * each // whole for each in weights] for n in counts]
+    sizes = np.array(floors, np.int64).reshape(-1, n_parts)
     for stratum, part in above.rounded_up:
         if stratum < len(counts):
             sizes[stratum, part] += 1

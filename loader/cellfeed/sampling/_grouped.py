@@ -13,17 +13,18 @@ from cellfeed.sampling._indices import n_available, sorted_indices, sorted_with
 from cellfeed.sampling._labels import Codes, codes_of_columns, label_codes
 from cellfeed.sampling._masses import CellWeights, masses_of
 from cellfeed.sampling._permutation import Permutation, permute_within
-from cellfeed.sampling._random import derive_key, random_words
+from cellfeed.sampling._random import derive_key, random_below, random_words
 from cellfeed.sampling._systematic import SystematicDraws
 from cellfeed.sampling._weighted import checked_weights, require_length, require_some, rows_of
 
 __all__ = ["GroupedSampling", "Leftover"]
 
-Leftover = Literal["drop", "pad"]
+Leftover = Literal["drop", "pad", "smaller"]
 Integers = NDArray[np.int64]
+Rows = NDArray[np.signedinteger[Any]]
 
 # Purposes of the random streams of one epoch.
-_SET_ORDER, _GROUPS, _FIRST_CELL, _BLOCK_ORDER = range(4)
+_SET_ORDER, _GROUPS, _FIRST_CELL, _BLOCK_ORDER, _FIRST_LEFT = range(5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,11 @@ class GroupedSampling(SamplingStrategy):
     leftover
         What happens where the cells of a group do not fill sets: "drop" leaves some out, others
         in each epoch, and with them groups of fewer than ``set_size``; "pad" repeats cells of the
-        group until the last set is full.
+        group until the last set is full, none of them in a set that it is in already, if the group
+        has ``set_size`` cells; "smaller" makes smaller sets of them, which follow each other:
+        of ``set_size`` consecutive cells, some then are of several groups, and one group's end in
+        the next where they do not fit. Fewer than ``set_size`` cells are left out in all, others
+        in each epoch.
     weights
         How often groups come: as their cells do if None, each as often as its cells fill sets;
         "equal" often; or in proportion to the sum of their cells' weights, given as in
@@ -116,6 +121,8 @@ class GroupedSampling(SamplingStrategy):
         n_available(self.indices, n_rows)
         groups = self._known_groups()
         require_length("labels", np.size(self.labels), self.indices, n_rows)
+        if self.weights is not None and not _is_equal(self.weights):
+            require_length("weights", np.size(self.weights), self.indices, n_rows)
         return (self.n_sets or groups.n_sets_of_all) * self.set_size
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
@@ -162,6 +169,12 @@ class GroupedSampling(SamplingStrategy):
         if self.leftover not in get_args(Leftover):
             msg = f"`leftover` must be one of {get_args(Leftover)}, but got {self.leftover!r}"
             raise ParameterError(msg)
+        if self.leftover == "smaller" and self.weights is not None:
+            msg = (
+                "leftover='smaller' visits each cell once, which `weights` do not; leave one of "
+                "them out"
+            )
+            raise ParameterError(msg)
         if self.n_sets is not None and self.weights is None:
             msg = (
                 f"n_sets={self.n_sets} needs `weights`, since without them each cell comes once; "
@@ -180,9 +193,13 @@ class GroupedSampling(SamplingStrategy):
         n_sets = sizes // self.set_size
         if self.leftover == "pad":
             n_sets = -(-sizes // self.set_size)
-        if not n_sets.any():
+        n_left = sizes - n_sets * self.set_size if self.leftover == "smaller" else 0 * sizes
+        n_sets_of_all = int(n_sets.sum() + n_left.sum() // self.set_size)
+        if not n_sets_of_all:
+            what = "all groups" if self.leftover == "smaller" else "the largest group"
+            most = sizes.sum() if self.leftover == "smaller" else sizes.max()
             msg = (
-                f"`set_size <= {sizes.max()}` (cells of the largest group) must hold, but got "
+                f"`set_size <= {most}` (cells of {what}) must hold, but got "
                 f"set_size={self.set_size}; or fill sets with leftover='pad'"
             )
             raise ParameterError(msg)
@@ -191,7 +208,8 @@ class GroupedSampling(SamplingStrategy):
             rows=rows[members].astype(dtype),
             starts=np.concatenate([[0], np.cumsum(sizes)]),
             n_sets=n_sets,
-            n_sets_of_all=int(n_sets.sum()),
+            n_sets_of_all=n_sets_of_all,
+            left_ends=np.cumsum(n_left),
             weights=self._weights_of(codes, n_sets),
         )
 
@@ -261,15 +279,19 @@ class _Groups(NamedTuple):
     n_sets
         How many sets they fill, shape (n_groups,).
     n_sets_of_all
-        The sum of these.
+        The sum of these, and of those that smaller sets fill together.
+    left_ends
+        Where the cells of each group end that smaller sets are made of, after those of all groups
+        before it, shape (n_groups,).
     weights
         How often each comes; None if as often as its cells fill sets.
     """
 
-    rows: NDArray[np.signedinteger[Any]]
+    rows: Rows
     starts: Integers
     n_sets: Integers
     n_sets_of_all: int
+    left_ends: Integers
     weights: NDArray[np.float64] | None
 
 
@@ -310,19 +332,63 @@ class _SetOrder:
         slots, within = np.divmod(positions.ravel(), self.set_size)
         distinct, place = np.unique(slots, return_inverse=True)
         sets = self.permute(distinct)
-        groups = np.searchsorted(self.bounds, sets, side="right") - 1
-        n_sets = self.groups.n_sets[groups]
+        n_whole = int(self.bounds[-1])
+        if distinct.size == 0 or int(sets.max()) < n_whole:
+            rows = self._in_sets(sets, place, within)
+        else:
+            rows = np.empty(within.size, self.groups.rows.dtype)
+            is_whole = sets[place] < n_whole
+            rows[is_whole] = self._in_sets(sets, place[is_whole], within[is_whole])
+            numbers = (sets[place] - n_whole) * self.set_size + within
+            rows[~is_whole] = self._left(numbers[~is_whole])
+        return rows.astype(np.int64).reshape(positions.shape)
+
+    def _in_sets(self, sets: Integers, place: NDArray[np.intp], within: Integers) -> Rows:
+        """Return rows of whole sets: of which of ``sets``, and where in it."""
+        groups = np.searchsorted(self.bounds[:-1], sets, side="right") - 1
+        n_sets = np.maximum(self.groups.n_sets[groups], 1)
         # A group that has come as often as its cells fill sets begins anew.
         times, numbers = np.divmod(sets - self.bounds[groups], n_sets)
         keys = random_words(derive_key(self.key, _BLOCK_ORDER), groups)
         keys = random_words(derive_key(self.key, _BLOCK_ORDER, 1), keys + times.astype(np.uint64))
+        sizes = np.diff(self.groups.starts)[groups]
+        # In the order of blocks, in which those of a set follow each other.
+        cells = (numbers * self.set_size)[place] + within
+        # What is left of a group after its last whole set, and repeats cells of its first.
+        is_padded = (sizes >= self.set_size)[place] & (cells >= sizes[place])
+        cells -= np.where(is_padded, sizes[place], 0)
+        blocks, in_block = np.divmod(cells, self.block_size)
         blocks_per_set = self.set_size // self.block_size
-        blocks, in_block = np.divmod(within, self.block_size)
-        blocks += (numbers * blocks_per_set)[place]
-        blocks = permute_within(blocks, (n_sets * blocks_per_set)[place], keys[place])
-        sizes = np.diff(self.groups.starts)[groups][place]
-        firsts = random_words(derive_key(self.key, _FIRST_CELL), keys)[place]
-        firsts %= sizes.astype(np.uint64)
-        cells = (firsts.astype(np.int64) + blocks * self.block_size + in_block) % sizes
-        rows = self.groups.rows[self.groups.starts[groups][place] + cells]
-        return rows.astype(np.int64).reshape(positions.shape)
+        n_blocks = np.where(
+            sizes >= self.set_size,
+            np.minimum(n_sets * blocks_per_set, sizes // self.block_size),
+            n_sets * blocks_per_set,
+        )[place]
+        # A block that the group does not fill is the last.
+        is_last = blocks >= n_blocks
+        blocks = np.where(
+            is_last, blocks, permute_within(np.where(is_last, 0, blocks), n_blocks, keys[place])
+        )
+        cells = self._firsts(keys, sizes)[place] + blocks * self.block_size + in_block
+        starts = self.groups.starts[groups][place]
+        rows: Rows = self.groups.rows[starts + cells % sizes[place]]
+        return rows
+
+    def _left(self, numbers: Integers) -> Rows:
+        """Return rows of smaller sets, by their numbers among all that whole sets leave."""
+        ends = self.groups.left_ends
+        start = random_below(derive_key(self.key, _FIRST_LEFT), int(ends[-1]))
+        numbers = (numbers + start) % ends[-1]
+        groups = np.searchsorted(ends, numbers, side="right")
+        sizes = np.diff(self.groups.starts)[groups]
+        keys = random_words(derive_key(self.key, _BLOCK_ORDER), groups)
+        keys = random_words(derive_key(self.key, _BLOCK_ORDER, 1), keys)
+        # The last cells of those from the first on, of which whole sets have the others.
+        cells = self._firsts(keys, sizes) + sizes - (ends[groups] - numbers)
+        rows: Rows = self.groups.rows[self.groups.starts[groups] + cells % sizes]
+        return rows
+
+    def _firsts(self, keys: NDArray[np.uint64], sizes: Integers) -> Integers:
+        """Return the cell of each group that its first block begins with."""
+        firsts = random_words(derive_key(self.key, _FIRST_CELL), keys) % sizes.astype(np.uint64)
+        return firsts.astype(np.int64)

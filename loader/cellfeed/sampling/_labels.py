@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ColumnError, ParameterError
 
-__all__ = ["codes_of_columns", "label_codes"]
+__all__ = ["codes_of_columns", "factorized", "label_codes"]
 
 # Integers below are codes as they are; so are those below a few times the number of cells.
 _FEW = 1 << 16
@@ -30,15 +30,39 @@ def label_codes(labels: Any) -> Codes:
     ParameterError
         They are not a line of labels, or all of them are missing.
     """
-    given = labels.cat if hasattr(labels, "cat") else labels
-    if hasattr(given, "codes"):
-        codes = np.asarray(given.codes)
+    categorical = _categorical(labels)
+    if categorical is None:
+        codes = _numbered(getattr(labels, "values", labels))
     else:
-        codes = _numbered(getattr(given, "values", given))
+        codes = np.asarray(categorical.codes)
     if codes.size and codes.max() < 0:
         msg = f"`labels` of all {codes.size:,} cells are missing; give some that are there"
         raise ParameterError(msg)
     return codes
+
+
+def factorized(labels: Any) -> tuple[Codes, list[Any]]:
+    """Return a number for each cell's label, -1 where it is missing, and the labels by number.
+
+    Parameters
+    ----------
+    labels
+        As of `label_codes`, but integers are labels like any other.
+    """
+    categorical = _categorical(labels)
+    if categorical is not None:
+        return np.asarray(categorical.codes), categorical.categories.tolist()
+    import pandas as pd  # noqa: PLC0415 - it takes long, and few need it
+
+    is_pandas = isinstance(labels, pd.Series | pd.Index | pd.api.extensions.ExtensionArray)
+    codes, values = pd.factorize(labels if is_pandas else getattr(labels, "values", labels))
+    return codes, values.tolist()
+
+
+def _categorical(labels: Any) -> Any:
+    """Return what has codes and categories; None if labels are not categorical."""
+    given = labels.cat if hasattr(labels, "cat") else labels
+    return given if hasattr(given, "codes") else None
 
 
 def _numbered(labels: ArrayLike) -> Codes:
@@ -56,9 +80,7 @@ def _numbered(labels: ArrayLike) -> Codes:
     is_integer = values.dtype.kind in "iu"
     if is_integer and values.min() >= -1 and values.max() < max(_FEW, _PER_CELL * values.size):
         return values.astype(np.int64) if values.dtype.kind == "u" else np.array(values)
-    import pandas as pd  # noqa: PLC0415 - it takes long, and few need it
-
-    codes = np.asarray(pd.factorize(values)[0])
+    codes, _ = factorized(values)
     return np.where(values == -1, -1, codes) if is_integer else codes
 
 

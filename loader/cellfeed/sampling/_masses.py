@@ -89,15 +89,15 @@ class CellWeights:
     Parameters
     ----------
     values
-        Weights, finite and not negative, float64: of each cell, or of each class, with 0 at the
-        end for cells without one.
+        Weights, finite and not negative, of any float dtype: of each cell, or of each class, with
+        0 at the end for cells without one.
     codes
         The class of each cell, -1 without one; None if ``values`` are those of the cells.
     indices
         The numbers of the cells in ``codes`` or ``values``; all of them in their order if None.
     """
 
-    values: NDArray[np.float64]
+    values: NDArray[np.floating]
     codes: NDArray[np.signedinteger] | None = None
     indices: Integers | None = None
 
@@ -115,7 +115,7 @@ class CellWeights:
             at = self.indices[at]
         if self.codes is not None:
             at = self.codes[at]
-        return self.values[at]
+        return self.values[at].astype(np.float64, copy=False)
 
     def largest(self) -> float:
         """Return the largest weight."""

@@ -171,8 +171,9 @@ class BlockWeightedSampling(WeightedBlocks):
 
     Notes
     -----
-    Weights take 8 bytes a row, and what is summed of them, once, another eighth of a byte. Sums
-    are those of integers, exact in any order: weights are rounded to 2^-61 of their sum.
+    Weights take 8 bytes a row (4 if they are float32), and what is summed of them, once, another
+    eighth of a byte. Sums are those of integers, exact in any order: weights are rounded to 2^-61
+    of their sum.
 
     Examples
     --------
@@ -208,8 +209,10 @@ class BlockWeightedSampling(WeightedBlocks):
             require_length("weights", np.size(self.weights), self.indices, n_rows)
 
 
-def checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
-    """Return weights as float64, a copy.
+def checked_weights(weights: ArrayLike) -> NDArray[np.floating]:
+    """Return weights as float64, or float32 if that is what they are: a copy nobody writes to.
+
+    What is such a copy already is returned itself.
 
     Raises
     ------
@@ -223,7 +226,10 @@ def checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
             f"shape {given.shape} and dtype {given.dtype}"
         )
         raise ParameterError(msg)
-    values = given.astype(np.float64)
+    dtype = np.float32 if given.dtype == np.float32 else np.float64
+    is_ours = given.dtype == dtype and given.base is None and not given.flags.writeable
+    values: NDArray[np.floating] = given if is_ours else given.astype(dtype)
+    values.flags.writeable = False
     if not (values.min() >= 0 and values.max() < np.inf):  # which is not so for NaN, too
         first = int(np.argmin((values >= 0) & (values < np.inf)))
         msg = f"`weights` must be finite and not negative, but weights[{first}] is {values[first]}"

@@ -2,7 +2,9 @@
 
 import dataclasses
 
+import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -62,6 +64,34 @@ class TestSets:
             often = {n // sizes[group], -(-n // sizes[group])}
             assert set(counts[labels == group].tolist()) == often
         assert not counts[labels < 0].any()
+        n_distinct = [np.unique(each).size for each in sets]
+        assert n_distinct == np.minimum(size, sizes[groups[:, 0]]).tolist()
+
+    @given(grouped(), keys)
+    def test_are_smaller_where_a_group_fills_none(self, case, key):
+        labels, size, block_size = case
+        sizes = np.bincount(labels[labels >= 0])
+        assume(sizes.sum() >= size)
+        strategy = GroupedSampling(labels, size, block_size, leftover="smaller")
+        sets = sets_of(strategy, labels.size, key)
+        groups = labels[sets]
+        assert sets.shape[0] == sizes.sum() // size
+        assert np.unique(sets).size == sets.size
+        assert (groups >= 0).all()
+        is_whole = (groups == groups[:, :1]).all(axis=1)
+        n_whole = np.bincount(groups[is_whole, 0], minlength=sizes.size)
+        assert (n_whole >= sizes // size).all()
+        for each in groups[~is_whole]:
+            # A group's cells follow each other, but where the first set of all was begun in it.
+            assert np.count_nonzero(np.diff(each)) <= np.unique(each).size
+
+    def test_smaller_ones_leave_out_others_in_each_epoch(self):
+        labels = np.repeat(np.arange(9), 5)
+        strategy = GroupedSampling(labels, 4, leftover="smaller")
+        assert strategy.n_positions(45) == 44
+        left = {frozenset(range(45)) - set(sets_of(strategy, 45, key).ravel()) for key in range(99)}
+        assert all(len(each) == 1 for each in left)
+        assert len(left) > 25
 
     @pytest.mark.parametrize("block_size", [1, 2, 4])
     def test_are_made_of_blocks_of_neighbours_in_the_group(self, block_size):
@@ -247,7 +277,9 @@ class TestBadParameters:
             GroupedSampling([0] * 8, 6, 4)
 
     def test_leftover(self):
-        with pytest.raises(ParameterError, match=r"one of \('drop', 'pad'\), but got 'keep'"):
+        with pytest.raises(
+            ParameterError, match=r"one of \('drop', 'pad', 'smaller'\), but got 'k"
+        ):
             GroupedSampling([0, 0], 2, leftover="keep")  # type: ignore[arg-type]
 
     def test_number_of_sets_without_weights(self):
@@ -271,3 +303,19 @@ class TestBadParameters:
             GroupedSampling([0, 0, 1], 2, weights=[0, 0])
         with pytest.raises(ParameterError, match="`weights` must be one-dimensional"):
             GroupedSampling([0, 0, 1], 2, weights="even")
+
+    @pytest.mark.parametrize("n", [1, 3, 8, 9, 11])
+    @pytest.mark.parametrize("labels", ["donor", np.repeat([0, 1], 5), np.array([0, 0])])
+    def test_weights_of_other_cells(self, n, labels):
+        cells = ad.AnnData(obs=pd.DataFrame({"donor": list("aaaaabbbbb")}, index=[*"0123456789"]))
+        with pytest.raises(ParameterError, match=f"`weights` must be as many .* but got {n}") as e:
+            GroupedSampling(labels, 2, indices=[2, 4], weights=np.ones(n)).bound_to(
+                cells
+            ).n_positions(10)
+        assert "\n" not in str(e.value)
+
+    def test_weights_of_smaller_sets(self):
+        with pytest.raises(ParameterError, match="'smaller' visits each cell once"):
+            GroupedSampling([0, 0, 1], 2, weights="equal", leftover="smaller")
+        with pytest.raises(ParameterError, match=r"`set_size <= 3` \(cells of all groups\)"):
+            GroupedSampling([0, 0, 1], 4, leftover="smaller")

@@ -13,14 +13,10 @@ from scipy.stats import binom, chi2, chi2_contingency
 
 from cellfeed import (
     BlockWeightedSampling,
-    CategoricalColumn,
-    CellDataset,
     ClassBalancedSampling,
-    ColumnError,
     EpochPlan,
     ParameterError,
     SamplingStrategy,
-    open_collection,
 )
 
 keys = st.integers(0, 2**64 - 1)
@@ -124,6 +120,23 @@ class TestWithReplacement:
             for key in range(5):
                 counts = counts_of(without, 100, key), counts_of(alike, 100, key)
                 assert all(abs(each - total / 100).max() < 1 for each in counts)
+
+    def test_weights_of_single_precision_are_drawn_as_what_they_are(self):
+        weights = np.random.default_rng(0).random(1000, dtype=np.float32)
+        short, long = (
+            BlockWeightedSampling(4, weights=each) for each in (weights, weights.astype(np.float64))
+        )
+        assert np.array_equal(epoch_of(short, 1000), epoch_of(long, 1000))
+        assert np.asarray(short.weights).nbytes == 4000
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_a_strategy_of_other_sizes_shares_the_weights(self, dtype):
+        weights = np.random.default_rng(0).random(1000).astype(dtype)
+        strategy = BlockWeightedSampling(4, weights=weights)
+        again = dataclasses.replace(strategy, block_size=8)
+        assert np.shares_memory(np.asarray(again.weights), np.asarray(strategy.weights))
+        weights[:] = 0
+        assert np.asarray(again.weights).any()
 
     def test_more_draws_than_cells(self):
         counts = counts_of(BlockWeightedSampling(weights=[1, 2, 0], total_size=3000), 3)
@@ -301,128 +314,6 @@ class TestLargeCollections:
         size = len(pickle.dumps(strategy))
         assert size < weights.nbytes * (1 + 1 / 8)
         assert strategy.prepared_bytes(1 << 20) == 0
-
-
-class TestClassBalanced:
-    @given(
-        st.lists(st.sampled_from(["B", "NK", "T", None]), min_size=1, max_size=60),
-        st.integers(1, 200),
-        st.integers(1, 20),
-        keys,
-    )
-    def test_classes_are_equally_frequent_and_cells_of_a_class_too(self, labels, total, block, key):
-        present = sorted({each for each in labels if each is not None})
-        assume(present)
-        strategy = ClassBalancedSampling(labels, block, total_size=total)
-        counts = counts_of(strategy, len(labels), key)
-        for label, count in zip(labels, counts, strict=True):
-            expected = 0.0
-            if label is not None:
-                expected = total / len(present) / labels.count(label)
-            assert abs(count - expected) < 1 + 1e-6
-
-    def test_classes_that_lie_together_have_equal_shares(self):
-        labels = np.repeat(["a", "b", "c"], [700, 20, 3])
-        for key in range(20):
-            counts = counts_of(ClassBalancedSampling(labels, total_size=600), 723, key)
-            per_class = np.add.reduceat(counts, [0, 700, 720])
-            assert abs(per_class - 200).max() <= 8
-
-    @pytest.mark.parametrize(
-        "labels",
-        [
-            [3, 3, 3, 7, -1],
-            ["B", "B", "B", "NK", None],
-            pd.Categorical(["B", "B", "B", "NK", None]),
-            pd.Series(["B", "B", "B", "NK", None], dtype="category"),
-            pd.Series(["B", "B", "B", "NK", None]),
-            np.array([0.5, 0.5, 0.5, 2, np.nan]),
-            np.array([10**15, 10**15, 10**15, 7, -1]),
-            np.array([1, 1, 1, 0, -1], np.int8),
-        ],
-    )
-    def test_takes_any_labels(self, labels):
-        strategy = ClassBalancedSampling(labels, block_size=1, total_size=6)
-        assert counts_of(strategy, 5).tolist() == [1, 1, 1, 3, 0]
-
-    def test_of_truth_values(self):
-        strategy = ClassBalancedSampling([True, False, False], total_size=4)
-        assert counts_of(strategy, 3).tolist() == [2, 1, 1]
-
-    def test_later_changes_to_the_callers_array_have_no_effect(self):
-        labels = np.array([0, 0, 1])
-        strategy = ClassBalancedSampling(labels)
-        labels[:] = 0
-        assert np.asarray(strategy.labels).tolist() == [0, 0, 1]
-
-    def test_labels_as_many_as_rows_are_counted_in_the_whole_collection(self):
-        labels = [0] * 90 + [1] * 10
-        indices = [0, 1, *range(90, 98)]
-        strategy = ClassBalancedSampling(labels, indices=indices, total_size=8200)
-        counts = counts_of(strategy, 100)
-        assert abs(counts[:90].sum() - 8200 * (2 / 90) / (2 / 90 + 8 / 10)) < 9
-
-    def test_labels_as_many_as_indices_are_counted_among_them(self):
-        labels = [0, 0, 1, 1, 1, 1, 1, 1, 1, 1]
-        indices = [0, 1, *range(90, 98)]
-        strategy = ClassBalancedSampling(labels, indices=indices, total_size=800)
-        counts = counts_of(strategy, 100)
-        assert abs(counts[:2].sum() - 400) <= 8
-
-    def test_labels_go_with_indices_that_are_sorted(self):
-        with pytest.warns(UserWarning, match="not sorted") as caught:
-            strategy = ClassBalancedSampling([1, 0, 0], 1, indices=[9, 4, 5], total_size=4)
-        assert caught[0].filename == __file__
-        assert counts_of(strategy, 10)[[4, 5, 9]].tolist() == [1, 1, 2]
-
-    def test_without_replacement_a_rare_class_is_drawn_whole(self):
-        labels = np.repeat([0, 1, 2], [500, 100, 10])
-        strategy = ClassBalancedSampling(labels, total_size=110, replace=False)
-        counts = counts_of(strategy, 610)
-        assert counts.max() == 1
-        per_class = np.add.reduceat(counts, [0, 500, 600])
-        assert per_class[2] == 10
-        assert abs(per_class[:2] - 50).max() <= 8
-
-
-class TestObsColumn:
-    def test_is_looked_up_when_a_data_set_is_made(self, plates):
-        collection = open_collection(plates, obs=["cell_type"])
-        column = collection.obs["cell_type"]
-        assert isinstance(column, CategoricalColumn)
-        codes = column.codes
-        strategy = ClassBalancedSampling("cell_type", 1, total_size=300)
-        dataset = CellDataset(collection, strategy, 8, seed=0)
-        assert len(dataset) == 38
-        drawn = np.concatenate([batch.rows.numpy() for batch in dataset])
-        assert abs(np.bincount(codes[drawn]) - 100).max() < 5
-        by_array = CellDataset(
-            collection, ClassBalancedSampling(codes, 1, total_size=300), 8, seed=0
-        )
-        assert np.array_equal(drawn, np.concatenate([batch.rows.numpy() for batch in by_array]))
-
-    def test_is_counted_among_the_indices(self, plates):
-        collection = open_collection(plates, obs=["plate"])
-        indices = np.arange(30, 63)  # 7 of p1, 26 of p2
-        strategy = ClassBalancedSampling("plate", 1, indices, total_size=200).bound_to(collection)
-        counts = counts_of(strategy, 63)
-        assert counts[30:37].sum() == counts[37:].sum() == 100
-
-    def test_of_anndata_in_memory(self):
-        table = type("Table", (), {"obs": pd.DataFrame({"line": ["a", "a", "b"]})})()
-        bound = ClassBalancedSampling("line", 1, total_size=4).bound_to(table)
-        assert counts_of(bound, 3).tolist() == [1, 1, 2]
-
-    def test_that_is_absent(self, plates):
-        collection = open_collection(plates, obs=["plate"])
-        with pytest.raises(ColumnError, match=r"no obs column 'line'.*\['plate'\]; open it with"):
-            CellDataset(collection, ClassBalancedSampling("line"), 8)
-        with pytest.raises(ColumnError, match="a ndarray has none"):
-            CellDataset(np.arange(5), ClassBalancedSampling("line"), 8)
-
-    def test_that_is_not_looked_up_yet(self):
-        with pytest.raises(ParameterError, match=r"'line', and .* bound_to\(collection\)"):
-            ClassBalancedSampling("line").epoch_order(n_rows=3, epoch_key=0)
 
 
 BAD_WEIGHTS = {

@@ -34,6 +34,8 @@ __all__ = ["main"]
               help="obs column within whose values the first label is to be mixed.")  # fmt: skip
 @click.option("--where", metavar="QUERY",
               help="Tune on cells whose obs fulfil this: \"plate != 'plate14'\".")  # fmt: skip
+@click.option("--balance", metavar="COLUMN",
+              help="Draw the classes of this obs column equally often.")  # fmt: skip
 @click.option("--element", "elements", default=("X",), show_default="X", multiple=True,
               metavar="NAME",
               help="What is read, such as layers/counts; may be given several times.")  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import psutil
 
-from cellfeed import open_collection
+from cellfeed import ClassBalancedSampling, open_collection
 from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._commands._live import LiveDisplay
@@ -36,6 +36,7 @@ def run(
     label: tuple[str, ...],
     given: str | None,
     where: str | None,
+    balance: str | None,
     elements: tuple[str, ...],
     step_ms: float | None,
     cache: CacheState,
@@ -45,8 +46,8 @@ def run(
     **settings: Any,
 ) -> None:
     """Measure, report, and write; see the command."""
-    obs = [*label, given] if given else label
-    collection = open_collection(paths, obs=list(dict.fromkeys(obs)), elements=elements)
+    obs = dict.fromkeys(each for each in (*label, given, balance) if each)
+    collection = open_collection(paths, obs=list(obs), elements=elements)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=output):
         pass  # whether files can be written there had better be known before measuring
@@ -58,6 +59,7 @@ def run(
                 step_seconds=step_ms and step_ms / 1000,
                 given=given,
                 indices=where,
+                strategy=ClassBalancedSampling(balance) if balance else None,
                 cache=cache,
                 budget=_left_of(budget),
                 on_progress=display.show,
@@ -90,9 +92,15 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
     result.save(as_json)
     with replaced_file(picture) as file:
         autotune_figure(result).savefig(file, format="png")
-    dataset = result.dataset
+    dataset, chosen = result.dataset, result.chosen
     code = code_to_paste(
-        dataset.paths, dataset.labels, as_json, elements=elements, selection=dataset.selection
+        dataset.paths,
+        dataset.labels,
+        as_json,
+        elements=elements,
+        selection=dataset.selection,
+        strategy=result.strategy,
+        block_size=chosen.configuration.block_size if chosen else None,
     )
     text = html_report(result, code=code)
     with replaced_file(page) as file:

@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from numpy.typing import ArrayLike
 
-from cellfeed import BlockShuffling, EpochPlan, ParameterError
+from cellfeed import BlockShuffling, EpochPlan, ParameterError, SamplingStrategy
 from cellfeed_tuner._entropy._conditional_entropy import (
     Conditional,
     conditional_statistic,
@@ -169,6 +169,8 @@ class LabelReplay(Generic[Name]):
     ----------
     labels, batch_size, seed
         As in `label_entropies`.
+    strategy_of
+        Gives the strategy for a block size.
 
     Raises
     ------
@@ -182,6 +184,7 @@ class LabelReplay(Generic[Name]):
         *,
         batch_size: int,
         seed: int,
+        strategy_of: Callable[[int], SamplingStrategy] = BlockShuffling,
     ) -> None:
         replayed = {name: _replayed(each) for name, each in labels.items()}
         sizes = {name: each.n_rows for name, each in replayed.items()}
@@ -193,11 +196,12 @@ class LabelReplay(Generic[Name]):
         self._n_cells = next(iter(sizes.values()))
         self._statistics = {name: each.statistic for name, each in replayed.items()}
         self._batch_size, self._seed = batch_size, seed
+        self._strategy_of = strategy_of
 
     def plan(self, block_size: int, fetch_factor: int) -> EpochPlan:
         """Return the plan of two sizes, at its first epoch."""
         return EpochPlan(
-            strategy=BlockShuffling(block_size=block_size),
+            strategy=self._strategy_of(block_size),
             n_rows=self._n_cells,
             batch_size=self._batch_size,
             fetch_factor=fetch_factor,
@@ -243,7 +247,7 @@ class _Replayed(NamedTuple):
 def _replayed(labels: ArrayLike | Conditional | RandomOfKnown) -> _Replayed:
     if isinstance(labels, RandomOfKnown):
         codes = as_codes(labels.labels)
-        return _Replayed(codes.size, random_of_known_statistic(codes))
+        return _Replayed(codes.size, random_of_known_statistic(codes, labels.counts))
     if isinstance(labels, Conditional):
         first, second = label_pair(*labels)
         return _Replayed(first.size, conditional_statistic(first, second))

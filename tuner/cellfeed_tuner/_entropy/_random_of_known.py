@@ -26,12 +26,17 @@ class RandomOfKnown(NamedTuple):
     ----------
     labels
         Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
+    counts
+        How often each label is drawn, shape (n_labels,); as often as it occurs if None.
     """
 
     labels: ArrayLike
+    counts: NDArray[np.int64] | None = None
 
 
-def random_of_known_statistic(codes: NDArray[np.integer]) -> Statistic:
+def random_of_known_statistic(
+    codes: NDArray[np.integer], counts: NDArray[np.int64] | None = None
+) -> Statistic:
     """Return what gives, from rows, the entropy of random samples with as many labelled rows.
 
     Examples
@@ -40,11 +45,11 @@ def random_of_known_statistic(codes: NDArray[np.integer]) -> Statistic:
     >>> random(np.array([[0, 1], [0, 2], [2, 3]]))
     array([1., 0., 0.])
     """
-    counts = count_labels(codes).counts
+    rows = count_labels(codes).counts if counts is None else counts
 
     @cache
     def bits(n_known: int) -> float:
-        return theory.random_entropy_bits(counts, n_known) if n_known else 0.0
+        return theory.random_entropy_bits(rows, n_known) if n_known else 0.0
 
     def random_of_known(rows: NDArray[np.int64]) -> NDArray[np.float64]:
         known, place = np.unique((codes[rows] >= 0).sum(axis=1), return_inverse=True)

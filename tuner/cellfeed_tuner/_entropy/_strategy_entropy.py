@@ -5,14 +5,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import BlockShuffling, BlockWeightedSampling, ClassBalancedSampling, EpochPlan
+from cellfeed import (
+    BlockShuffling,
+    BlockWeightedSampling,
+    ClassBalancedSampling,
+    EpochPlan,
+    SamplingStrategy,
+)
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import as_codes, require_a_label_for_each
 from cellfeed_tuner._entropy._minibatch_entropy import entropy_statistic
 from cellfeed_tuner._entropy._plan_replay import replay_plan
 from cellfeed_tuner._interval import Estimate
 
-__all__ = ["StrategyEntropy", "strategy_entropy"]
+__all__ = ["StrategyEntropy", "has_random_blocks", "strategy_entropy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +113,15 @@ def strategy_entropy(
     )
 
 
+def has_random_blocks(strategy: SamplingStrategy) -> bool:
+    """Return whether theory applies to a strategy: it is of blocks in random order."""
+    return isinstance(strategy, BlockShuffling | BlockWeightedSampling | ClassBalancedSampling)
+
+
 def _homogeneous_bits(drawn: NDArray[np.int64], plan: EpochPlan) -> float | None:
-    if not isinstance(
-        plan.strategy, BlockShuffling | BlockWeightedSampling | ClassBalancedSampling
-    ):
+    if not has_random_blocks(plan.strategy):
         return None
     if not drawn.size:
         return 0.0
-    block_size = plan.strategy.block_size
+    block_size = getattr(plan.strategy, "block_size", 1)
     return theory.expected_entropy_bits(drawn, plan.batch_size, block_size, plan.fetch_factor)

@@ -101,7 +101,8 @@ class Why:
         asked, if that is outside of the grid): cells per second; None if nothing was measured.
     homogeneous_bits
         For what is outside of the grid: exact expectation of the entropy if every block held
-        one label; None if it is in the grid, or the labels' counts are not known.
+        one label; None if it is in the grid, or the labels' counts are not known, or not how often
+        a strategy draws them.
     reasons
         What speaks against it, or for it if it is the chosen one, the weightiest first.
     """
@@ -221,7 +222,7 @@ def _relative_error(speed: Estimate) -> float:
 
 def _homogeneous_bits(result: AutotuneResult, configuration: Configuration) -> float | None:
     dataset = result.dataset
-    if not dataset.label_counts:
+    if not dataset.label_counts or result.strategy is not None:
         return None
     return theory.expected_entropy_bits(
         dataset.label_counts,

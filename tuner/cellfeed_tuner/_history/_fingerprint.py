@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed import Collection
+from cellfeed import Collection, SamplingStrategy
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._history._digest import Fingerprint, digest, fingerprint
 from cellfeed_tuner._machine._description import Machine, package_version
 from cellfeed_tuner._machine._storage import Storage
+from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 
 __all__ = [
     "data_fingerprint",
@@ -47,6 +48,7 @@ def data_fingerprint(
     collection: Collection,
     codes: NDArray[np.integer],
     indices: NDArray[np.int64] | None = None,
+    strategy: SamplingStrategy | None = None,
 ) -> Fingerprint:
     """Return what a collection is known by, wherever it lies.
 
@@ -58,8 +60,12 @@ def data_fingerprint(
         Code of each cell's label, -1 where it is missing, shape (n_cells,).
     indices
         The rows that are visited; all of them if None.
+    strategy
+        How they are visited, whatever its block size; in shuffled blocks if None.
     """
-    selected = {} if indices is None else {"rows": _digest_of_numbers(indices)}
+    selected: dict[str, Any] = {} if indices is None else {"rows": _digest_of_numbers(indices)}
+    if strategy is not None:
+        selected["strategy"] = _strategy_facts(strategy)
     sizes = np.array([path.stat().st_size for path in collection.files])
     parts = np.split(codes, np.cumsum(collection.cells_per_location)[:-1])
     counted = [count_labels(part) for part in parts]
@@ -83,6 +89,13 @@ def data_fingerprint(
     )
 
 
+def _strategy_facts(strategy: SamplingStrategy) -> dict[str, Any]:
+    known = SearchedStrategy.of(strategy)
+    arrays = {name: np.asarray(getattr(strategy, name)) for name in known.arrays}
+    digests = {name: _digest_of_array(each) for name, each in arrays.items()}
+    return {"name": known.name, **known.parameters, **digests}
+
+
 def versions_fingerprint() -> Fingerprint:
     """Return the versions that bear on speed, to the first two numbers of each."""
     versions = {name: package_version(name) for name in _PACKAGES}
@@ -102,6 +115,11 @@ def _storage_facts(storage: Storage) -> dict[str, Any]:
 
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
+
+
+def _digest_of_array(values: NDArray[Any]) -> str:
+    content = values.astype(str) if values.dtype == object else values
+    return digest(np.ascontiguousarray(content).tobytes() + str(values.dtype).encode())
 
 
 def _digest_of_numbers(*arrays: NDArray[np.integer]) -> str:

@@ -55,7 +55,12 @@ class Notes:
         """Return the notes for rows of a collection with a label on a machine."""
         collection = selected.collection
         key = Key(
-            data=data_fingerprint(collection, label_codes(collection, label), selected.indices),
+            data=data_fingerprint(
+                collection,
+                label_codes(collection, label),
+                selected.indices,
+                selected.strategy,
+            ),
             machine=machine_fingerprint(machine),
             versions=versions_fingerprint(),
         )

@@ -69,10 +69,16 @@ def check_size(
         Not even the smallest can be timed.
     """
     needed = min(cells_needed(configuration, batch_size) for configuration in grid)
-    if needed > len(collection):
-        what = "selection" if isinstance(collection, Selected) else "collection"
+    what, n_cells = "collection", len(collection)
+    if isinstance(collection, Selected):
+        n_cells = collection.n_drawn
+        if collection.indices is not None:
+            what = "selection"
+        if collection.strategy is not None:
+            what = f"epoch of {type(collection.strategy).__name__}"
+    if needed > n_cells:
         msg = (
-            f"the {what} has {len(collection):,} cells, but even the smallest configuration "
+            f"the {what} has {n_cells:,} cells, but even the smallest configuration "
             f"needs {needed:,} to be timed; give smaller batch, fetch or worker numbers"
         )
         raise ParameterError(msg)

@@ -1,15 +1,21 @@
 """A collection, and which rows of it are visited."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import BlockShuffling, Collection, ParameterError
+from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._measuring._labels import label_codes
 
 __all__ = ["Selected"]
+
+# Draws of an epoch that stand for all of them: of how frequent labels are, and of how they lie in
+# blocks.
+_MOST_DRAWS, _MOST_IN_BLOCKS = 1 << 22, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -24,15 +30,21 @@ class Selected:
         The rows; all of them if None.
     where
         The query that they fulfil; empty if they were given by number.
+    strategy
+        How they are visited, whatever its block size, with its labels; in shuffled blocks if None.
     """
 
     collection: Collection
     indices: NDArray[np.int64] | None = None
     where: str = ""
+    strategy: SamplingStrategy | None = None
 
     @classmethod
     def of(
-        cls, subject: "Collection | Selected", indices: ArrayLike | str | None = None
+        cls,
+        subject: "Collection | Selected",
+        indices: ArrayLike | str | None = None,
+        strategy: SamplingStrategy | None = None,
     ) -> "Selected":
         """Return some rows of a collection, checked and sorted as strategies do.
 
@@ -42,32 +54,92 @@ class Selected:
             The collection; or what this returned, which is given back.
         indices
             The rows, or a query that they fulfil; all of them if None.
+        strategy
+            How they are visited; in shuffled blocks if None.
 
         Raises
         ------
         ParameterError
-            They are not rows of the collection, or no row fulfils the query.
+            They are not rows of the collection, no row fulfils the query, or the strategy has
+            other rows, or does not fit the collection.
         ColumnError
-            There is no column that the query names.
+            There is no column that the query or the strategy names.
         """
         if isinstance(subject, Selected):
             return subject
+        where = indices if isinstance(indices, str) else ""
         if isinstance(indices, str):
-            rows = subject.where(indices)
-            if not rows.size:
-                msg = f"no cell fulfils the query {indices!r}; compare it with the values of obs"
+            indices = subject.where(indices)
+            if not indices.size:
+                msg = f"no cell fulfils the query {where!r}; compare it with the values of obs"
                 raise ParameterError(msg)
-            return cls(subject, rows, indices)
-        strategy = BlockShuffling(block_size=1, indices=indices)
-        strategy.n_positions(len(subject))
-        return cls(subject, None if indices is None else np.asarray(strategy.indices))
+        if strategy is not None:
+            strategy = _with_rows(strategy, indices).bound_to(subject)
+            indices = getattr(strategy, "indices", None)
+        rows = BlockShuffling(block_size=1, indices=indices)
+        (strategy or rows).n_positions(len(subject))
+        return cls(subject, None if indices is None else np.asarray(rows.indices), where, strategy)
 
     def __len__(self) -> int:
         return len(self.collection) if self.indices is None else self.indices.size
 
-    def blocks(self, block_size: int) -> BlockShuffling:
-        """Return the strategy that visits them in blocks."""
-        return BlockShuffling(block_size=block_size, indices=self.indices)
+    def blocks(self, block_size: int) -> SamplingStrategy:
+        """Return the strategy that visits them in blocks of a size, if it has blocks."""
+        if self.strategy is None:
+            return BlockShuffling(block_size=block_size, indices=self.indices)
+        if not _has(self.strategy, "block_size"):
+            return self.strategy
+        resized: SamplingStrategy = replace(cast(Any, self.strategy), block_size=block_size)
+        return resized
+
+    def block_sizes(self, asked: Sequence[int]) -> Sequence[int]:
+        """Return which block sizes there are to choose from.
+
+        Those that divide a set, of a strategy of sets; 1 of a strategy that has no blocks.
+
+        Raises
+        ------
+        ParameterError
+            None of them divides a set.
+        """
+        if self.strategy is None:
+            return asked
+        if not _has(self.strategy, "block_size"):
+            return (1,)
+        size = self.strategy.n_together
+        if size == 1:
+            return asked
+        fitting = [each for each in asked if each < 1 or size % each == 0]
+        if not fitting:
+            msg = (
+                f"a block size must divide the sets of {size} cells, but got {list(asked)[:9]}; "
+                f"choose from {[each for each in range(1, size + 1) if size % each == 0]}"
+            )
+            raise ParameterError(msg)
+        return fitting
+
+    @cached_property
+    def n_drawn(self) -> int:
+        """Cells that an epoch delivers."""
+        return self.blocks(1).n_positions(len(self.collection))
+
+    def drawn_rows(self) -> NDArray[np.int64]:
+        """Return the rows that an epoch delivers, or evenly spaced ones of very many."""
+        return self._rows_at(np.arange(0, self.n_drawn, self.rows_per_drawn), 1)
+
+    @property
+    def rows_per_drawn(self) -> int:
+        """How many rows each of `drawn_rows` stands for."""
+        return -(-self.n_drawn // _MOST_DRAWS)
+
+    def rows_in_blocks(self, block_size: int) -> NDArray[np.int64]:
+        """Return the rows of the first blocks of an epoch, block after block."""
+        n = self.blocks(block_size).n_positions(len(self.collection))
+        return self._rows_at(np.arange(min(n, max(block_size, _MOST_IN_BLOCKS))), block_size)
+
+    def _rows_at(self, positions: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
+        order = self.blocks(block_size).epoch_order(n_rows=len(self.collection), epoch_key=0)
+        return order(positions)
 
     def codes(self, label: str) -> NDArray[np.integer]:
         """Return a code for the label of each of them; see `label_codes`."""
@@ -82,3 +154,22 @@ class Selected:
             return per_chunk
         chunks = (self.indices / per_chunk).astype(np.int64)
         return self.indices.size / (1 + np.count_nonzero(np.diff(chunks)))
+
+
+def _has(strategy: SamplingStrategy, name: str) -> bool:
+    """Return whether a strategy has a parameter that `dataclasses.replace` can change."""
+    return name in getattr(strategy, "__dataclass_fields__", {})
+
+
+def _with_rows(strategy: SamplingStrategy, indices: ArrayLike | None) -> SamplingStrategy:
+    """Return a strategy that visits some rows only."""
+    if indices is None:
+        return strategy
+    if not _has(strategy, "indices") or getattr(strategy, "indices", None) is not None:
+        msg = (
+            f"`indices` and a {type(strategy).__name__} that has rows of its own do not go "
+            "together; give the strategy the indices"
+        )
+        raise ParameterError(msg)
+    selected: SamplingStrategy = replace(cast(Any, strategy), indices=indices)
+    return selected

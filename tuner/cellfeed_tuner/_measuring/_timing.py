@@ -270,6 +270,9 @@ def _rounds(
     """Yield one round after the other, epoch after epoch."""
     configuration = request.configuration
     n_rounds = configuration.rounds_per_epoch(dataset.plan(epoch=0))
+    if n_rounds == 0:  # nothing would ever come
+        msg = "an epoch has too few whole fetches"
+        raise RuntimeError(msg)
     make_cold = Dropping(dataset.collection.files, request.cache)
     started = False
     while True:

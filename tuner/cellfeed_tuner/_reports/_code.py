@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cellfeed_tuner._results._dataset import Selection
+from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 
 __all__ = ["code_to_paste"]
 
@@ -15,8 +16,12 @@ def code_to_paste(
     *,
     elements: Sequence[str] = ("X",),
     selection: Selection | None = None,
+    strategy: SearchedStrategy | None = None,
+    block_size: int | None = None,
 ) -> str:
     """Return the lines that train with the recommendation in the file ``result``.
+
+    What a result does not hold, such as weights, is there by its name.
 
     Examples
     --------
@@ -28,20 +33,23 @@ def code_to_paste(
     for minibatch in dataset.loader():
         ...  # minibatch.X, minibatch.obs['plate'], minibatch.rows
     """
-    arguments = f"{_in_python(locations)}, obs={list(labels)!r}"
+    columns = [*labels, *(strategy.columns if strategy else ())]
+    arguments = f"{_in_python(locations)}, obs={list(dict.fromkeys(columns))!r}"
     if list(elements) != ["X"]:
         arguments += f", elements={list(elements)!r}"
     rows = ""
     if selection is not None:
-        rows = (
-            f", indices={f'collection.where({selection.where!r})' if selection.where else 'rows'}"
-        )
+        rows = f"collection.where({selection.where!r})" if selection.where else "rows"
+    imported, how = "CellDataset, open_collection", f", indices={rows}" if rows else ""
+    if strategy is not None and not strategy.is_made_again:
+        imported = f"CellDataset, {strategy.name}, open_collection"
+        how = f", strategy={strategy.in_python(block_size, rows)}"
     return "\n".join(
         [
-            "from cellfeed import CellDataset, open_collection",
+            f"from cellfeed import {imported}",
             "",
             f"collection = open_collection({arguments})",
-            f"dataset = CellDataset.from_autotune(collection, {str(result)!r}{rows}, seed=0)",
+            f"dataset = CellDataset.from_autotune(collection, {str(result)!r}{how}, seed=0)",
             "for minibatch in dataset.loader():",
             f"    ...  # minibatch.X, minibatch.obs[{labels[0]!r}], minibatch.rows",
         ]

@@ -77,7 +77,13 @@ def print_report(
     if result.recommended is not None:
         dataset = result.dataset
         code = code_to_paste(
-            dataset.paths, dataset.labels, saved_as, elements=elements, selection=dataset.selection
+            dataset.paths,
+            dataset.labels,
+            saved_as,
+            elements=elements,
+            selection=dataset.selection,
+            strategy=result.strategy,
+            block_size=result.recommended.configuration.block_size,
         )
         # Not wrapped at the width of the terminal, which would break it.
         console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
@@ -116,6 +122,7 @@ def _dataset_lines(result: AutotuneResult) -> list[str]:
             f"{dataset.rows_per_chunk:,.1f} cells per chunk"
         ),
         *([f"of which {dataset.selection.in_words} are visited"] if dataset.selection else []),
+        *([f"visited by {result.strategy.in_python()}"] if result.strategy else []),
         *filter(None, [dataset.slow_reading]),
         *labels_in_words(result),
     ]

@@ -30,6 +30,7 @@ from cellfeed_tuner._results._result_json import (
     recommended_json,
     storage_order_json,
 )
+from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 
 __all__ = ["SCHEMA", "AutotuneResult", "Ranges"]
 
@@ -105,6 +106,9 @@ class AutotuneResult:
         There is no choice then, since what is wrong may be so in any configuration.
     n_cells_compared
         Delivered cells that were read once more through h5py or zarr, and compared.
+    strategy
+        How cells were visited, of which the block size was searched; in shuffled blocks
+        (`cellfeed.BlockShuffling`) if None.
     """
 
     machine: Machine
@@ -127,6 +131,7 @@ class AutotuneResult:
     interrupted: bool = False
     loader_fault: str | None = None
     n_cells_compared: int = 0
+    strategy: SearchedStrategy | None = None
 
     def __post_init__(self) -> None:
         """Check that nothing is recommended of a loader that is wrong."""
@@ -219,6 +224,7 @@ class AutotuneResult:
             "busy": self.busy and asdict(self.busy) | {"sentence": self.busy.sentence},
             "loader_fault": self.loader_fault,
             "n_cells_compared": self.n_cells_compared,
+            "strategy": self.strategy and asdict(self.strategy),
         }
 
     def save(self, path: Path) -> None:

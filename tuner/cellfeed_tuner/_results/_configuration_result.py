@@ -59,17 +59,19 @@ class EntropyBits(_MinibatchEntropyBits):
         Mean over the plan's minibatches, replayed over the labels in their order of storage,
         with its 95 % interval.
     homogeneous
-        Exact expectation if every block held one label; see `theory.expected_entropy_bits`.
+        Exact expectation if every block held one label; see `theory.expected_entropy_bits`. None
+        where theory does not apply: to other strategies than blocks in random order.
     lower_bound, upper_bound
-        The paper's bounds, which are first-order expansions.
+        The paper's bounds, which are first-order expansions; 0 where theory does not apply.
     random
-        Exact expectation of true random sampling from these labels.
+        Exact expectation of true random sampling from these labels, as often as the strategy draws
+        them. Of a strategy of sets: of minibatches of random sets, by replay.
     random_of_known
         Where labels are missing: that of random samples which have as many labelled cells as the
         plan's minibatches; None where none are missing.
     """
 
-    homogeneous: float
+    homogeneous: float | None
     lower_bound: float
     upper_bound: float
     random_of_known: float | None = None
@@ -88,17 +90,16 @@ class EntropyBits(_MinibatchEntropyBits):
 
         That is homogeneous blocks below and true random sampling above.
         """
-        return (
-            min(self.lower_bound, self.homogeneous),
-            max(self.upper_bound, self.homogeneous, self.random),
-        )
+        exact = self.lower_bound if self.homogeneous is None else self.homogeneous
+        return min(self.lower_bound, exact), max(self.upper_bound, exact, self.random)
 
     @property
     def verdict(self) -> str:
         """Whether the measured entropy (or the expected one) is inside the `bounds`.
 
         "inside", or how far outside: "+0.010" above the upper bound, "-0.020" below the lower;
-        "n/a" where so many labels meet so small a minibatch that the paper's say nothing.
+        "n/a" where so many labels meet so small a minibatch that the paper's say nothing, or
+        theory does not apply.
         """
         if self.upper_bound <= 0:
             return "n/a"

@@ -51,7 +51,9 @@ def _value(kind: Any, plain: Any, name: str) -> Any:
     elif kind is float and isinstance(plain, int):
         return _refuse(kind, plain, name) if isinstance(plain, bool) else float(plain)
     else:
-        fits = isinstance(plain, kind) and not (kind is int and isinstance(plain, bool))
+        fits = kind is Any or (
+            isinstance(plain, kind) and not (kind is int and isinstance(plain, bool))
+        )
     return plain if fits else _refuse(kind, plain, name)
 
 

@@ -1,5 +1,6 @@
 """A verdict for each measured configuration."""
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -28,6 +29,8 @@ class Judge:
         How often each occurs.
     batch_size
         Rows of a minibatch.
+    rows_in_blocks
+        Gives rows of blocks of a size, block after block; in the order of storage if None.
     """
 
     def __init__(
@@ -35,11 +38,16 @@ class Judge:
         codes: NDArray[np.integer],
         counted: LabelCounts,
         batch_size: int,
+        rows_in_blocks: Callable[[int], NDArray[np.int64]] | None = None,
     ) -> None:
         self._counted = counted
         self._batch_size = batch_size
         # Workers do not matter to either, and fetch factors not to the first.
-        self._within_block_bits = cache(lambda block_size: within_block_bits(codes, block_size))
+        self._within_block_bits = cache(
+            lambda block_size: within_block_bits(
+                codes if rows_in_blocks is None else codes[rows_in_blocks(block_size)], block_size
+            )
+        )
         self._theory = cache(self._theory_of)
 
     def verdict(

@@ -86,7 +86,11 @@ def _fetch_factors(results: Sequence[ConfigurationResult]) -> list[int]:
 
 
 def _draw_exact(axes: Axes, part: Sequence[ConfigurationResult], **style: Any) -> None:
-    exact = {each.configuration.fetch_factor: each.entropy_bits.homogeneous for each in part}
+    exact = {
+        each.configuration.fetch_factor: each.entropy_bits.homogeneous
+        for each in part
+        if each.entropy_bits.homogeneous is not None
+    }
     axes.plot(list(exact), list(exact.values()), **style)
 
 

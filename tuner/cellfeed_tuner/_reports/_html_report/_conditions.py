@@ -48,6 +48,7 @@ def _data(result: AutotuneResult) -> _Pairs:
     pairs: _Pairs = [
         ("matrix", f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes"),
         *([("visited", dataset.selection.in_words)] if dataset.selection else []),
+        *([("strategy", result.strategy.in_python())] if result.strategy else []),
         ("stored as", f"{dataset.layout}, {dataset.dtype}, {format_bytes(dataset.bytes_on_disk)}"),
         ("a cell in storage", format_bytes(round(dataset.stored_bytes_per_cell))),
         ("read as a whole", f"{dataset.rows_per_chunk:,.1f} cells per chunk"),

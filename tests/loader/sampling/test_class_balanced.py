@@ -1,0 +1,155 @@
+"""Classes that are drawn equally often, by labels of any kind."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cellfeed import (
+    CategoricalColumn,
+    CellDataset,
+    ClassBalancedSampling,
+    ColumnError,
+    ParameterError,
+    SamplingStrategy,
+    open_collection,
+)
+
+keys = st.integers(0, 2**64 - 1)
+
+
+def epoch_of(strategy: SamplingStrategy, n_rows: int, key: int = 0) -> np.ndarray:
+    positions = np.arange(strategy.n_positions(n_rows))
+    return strategy.epoch_order(n_rows=n_rows, epoch_key=key)(positions)
+
+
+def counts_of(strategy: SamplingStrategy, n_rows: int, key: int = 0) -> np.ndarray:
+    return np.bincount(epoch_of(strategy, n_rows, key), minlength=n_rows)
+
+
+def totals_of(strategy: SamplingStrategy, n_rows: int, n_epochs: int) -> np.ndarray:
+    epochs = [epoch_of(strategy, n_rows, key) for key in range(n_epochs)]
+    return np.bincount(np.concatenate(epochs), minlength=n_rows)
+
+
+class TestClassBalanced:
+    @given(
+        st.lists(st.sampled_from(["B", "NK", "T", None]), min_size=1, max_size=60),
+        st.integers(1, 200),
+        st.integers(1, 20),
+        keys,
+    )
+    def test_classes_are_equally_frequent_and_cells_of_a_class_too(self, labels, total, block, key):
+        present = sorted({each for each in labels if each is not None})
+        assume(present)
+        strategy = ClassBalancedSampling(labels, block, total_size=total)
+        counts = counts_of(strategy, len(labels), key)
+        for label, count in zip(labels, counts, strict=True):
+            expected = 0.0
+            if label is not None:
+                expected = total / len(present) / labels.count(label)
+            assert abs(count - expected) < 1 + 1e-6
+
+    def test_classes_that_lie_together_have_equal_shares(self):
+        labels = np.repeat(["a", "b", "c"], [700, 20, 3])
+        for key in range(20):
+            counts = counts_of(ClassBalancedSampling(labels, total_size=600), 723, key)
+            per_class = np.add.reduceat(counts, [0, 700, 720])
+            assert abs(per_class - 200).max() <= 8
+
+    @pytest.mark.parametrize(
+        "labels",
+        [
+            [3, 3, 3, 7, -1],
+            ["B", "B", "B", "NK", None],
+            pd.Categorical(["B", "B", "B", "NK", None]),
+            pd.Series(["B", "B", "B", "NK", None], dtype="category"),
+            pd.Series(["B", "B", "B", "NK", None]),
+            np.array([0.5, 0.5, 0.5, 2, np.nan]),
+            np.array([10**15, 10**15, 10**15, 7, -1]),
+            np.array([1, 1, 1, 0, -1], np.int8),
+        ],
+    )
+    def test_takes_any_labels(self, labels):
+        strategy = ClassBalancedSampling(labels, block_size=1, total_size=6)
+        assert counts_of(strategy, 5).tolist() == [1, 1, 1, 3, 0]
+
+    def test_of_truth_values(self):
+        strategy = ClassBalancedSampling([True, False, False], total_size=4)
+        assert counts_of(strategy, 3).tolist() == [2, 1, 1]
+
+    def test_later_changes_to_the_callers_array_have_no_effect(self):
+        labels = np.array([0, 0, 1])
+        strategy = ClassBalancedSampling(labels)
+        labels[:] = 0
+        assert np.asarray(strategy.labels).tolist() == [0, 0, 1]
+
+    def test_labels_as_many_as_rows_are_counted_in_the_whole_collection(self):
+        labels = [0] * 90 + [1] * 10
+        indices = [0, 1, *range(90, 98)]
+        strategy = ClassBalancedSampling(labels, indices=indices, total_size=8200)
+        counts = counts_of(strategy, 100)
+        assert abs(counts[:90].sum() - 8200 * (2 / 90) / (2 / 90 + 8 / 10)) < 9
+
+    def test_labels_as_many_as_indices_are_counted_among_them(self):
+        labels = [0, 0, 1, 1, 1, 1, 1, 1, 1, 1]
+        indices = [0, 1, *range(90, 98)]
+        strategy = ClassBalancedSampling(labels, indices=indices, total_size=800)
+        counts = counts_of(strategy, 100)
+        assert abs(counts[:2].sum() - 400) <= 8
+
+    def test_labels_go_with_indices_that_are_sorted(self):
+        with pytest.warns(UserWarning, match="not sorted") as caught:
+            strategy = ClassBalancedSampling([1, 0, 0], 1, indices=[9, 4, 5], total_size=4)
+        assert caught[0].filename == __file__
+        assert counts_of(strategy, 10)[[4, 5, 9]].tolist() == [1, 1, 2]
+
+    def test_without_replacement_a_rare_class_is_drawn_whole(self):
+        labels = np.repeat([0, 1, 2], [500, 100, 10])
+        strategy = ClassBalancedSampling(labels, total_size=110, replace=False)
+        counts = counts_of(strategy, 610)
+        assert counts.max() == 1
+        per_class = np.add.reduceat(counts, [0, 500, 600])
+        assert per_class[2] == 10
+        assert abs(per_class[:2] - 50).max() <= 8
+
+
+class TestObsColumn:
+    def test_is_looked_up_when_a_data_set_is_made(self, plates):
+        collection = open_collection(plates, obs=["cell_type"])
+        column = collection.obs["cell_type"]
+        assert isinstance(column, CategoricalColumn)
+        codes = column.codes
+        strategy = ClassBalancedSampling("cell_type", 1, total_size=300)
+        dataset = CellDataset(collection, strategy, 8, seed=0)
+        assert len(dataset) == 38
+        drawn = np.concatenate([batch.rows.numpy() for batch in dataset])
+        assert abs(np.bincount(codes[drawn]) - 100).max() < 5
+        by_array = CellDataset(
+            collection, ClassBalancedSampling(codes, 1, total_size=300), 8, seed=0
+        )
+        assert np.array_equal(drawn, np.concatenate([batch.rows.numpy() for batch in by_array]))
+
+    def test_is_counted_among_the_indices(self, plates):
+        collection = open_collection(plates, obs=["plate"])
+        indices = np.arange(30, 63)  # 7 of p1, 26 of p2
+        strategy = ClassBalancedSampling("plate", 1, indices, total_size=200).bound_to(collection)
+        counts = counts_of(strategy, 63)
+        assert counts[30:37].sum() == counts[37:].sum() == 100
+
+    def test_of_anndata_in_memory(self):
+        table = type("Table", (), {"obs": pd.DataFrame({"line": ["a", "a", "b"]})})()
+        bound = ClassBalancedSampling("line", 1, total_size=4).bound_to(table)
+        assert counts_of(bound, 3).tolist() == [1, 1, 2]
+
+    def test_that_is_absent(self, plates):
+        collection = open_collection(plates, obs=["plate"])
+        with pytest.raises(ColumnError, match=r"no obs column 'line'.*\['plate'\]; open it with"):
+            CellDataset(collection, ClassBalancedSampling("line"), 8)
+        with pytest.raises(ColumnError, match="a ndarray has none"):
+            CellDataset(np.arange(5), ClassBalancedSampling("line"), 8)
+
+    def test_that_is_not_looked_up_yet(self):
+        with pytest.raises(ParameterError, match=r"'line', and .* bound_to\(collection\)"):
+            ClassBalancedSampling("line").epoch_order(n_rows=3, epoch_key=0)

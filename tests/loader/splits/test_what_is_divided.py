@@ -1,0 +1,141 @@
+"""What can be divided, what labels it has, and what is refused."""
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    ColumnError,
+    MultiIndexable,
+    ParameterError,
+    k_folds,
+    open_collection,
+    random_split,
+)
+
+
+class TestCollections:
+    def test_columns_are_named(self, plates):
+        opened = open_collection(plates, obs=["cell_type"])
+        types = opened[:].obs["cell_type"]
+        named = random_split(opened, [0.5, 0.5], seed=0, stratify="cell_type")
+        given = random_split(63, [0.5, 0.5], seed=0, stratify=types)
+        assert all(map(np.array_equal, named, given))
+        assert named.describe().index.tolist()[1:] == ["B", "NK", "T"]
+
+    def test_columns_that_were_not_opened_are_read(self, plates):
+        collection = open_collection(plates)
+        with pytest.warns(UserWarning, match="2 groups of plate"):
+            first, second = random_split(collection, [0.8, 0.2], seed=0, group="plate")
+        assert sorted([first.tolist(), second.tolist()]) == [
+            list(range(37)),
+            list(range(37, 63)),
+        ]
+        assert list(collection.obs) == []
+
+    def test_parts_are_the_indices_of_strategies(self, plates):
+        collection = open_collection(plates)
+        split = random_split(collection, [0.8, 0.2], seed=0)
+        for rows in split:
+            dataset = CellDataset(collection, BlockShuffling(4, indices=rows), 8, 2, seed=0)
+            seen = np.concatenate([minibatch.rows.numpy() for minibatch in dataset])
+            assert np.array_equal(np.sort(seen), rows)
+
+    def test_selected_rows_alone_are_divided(self, plates):
+        collection = open_collection(plates, obs=["cell_type"])
+        rows = collection.where("plate == 'p2'")
+        split = random_split(collection, [0.5, 0.5], seed=0, indices=rows, stratify="cell_type")
+        assert np.array_equal(np.sort(np.concatenate(split)), rows)
+        types = collection[:].obs["cell_type"]
+        for code, n in enumerate(np.bincount(types[rows])):
+            assert abs(2 * (types[split[0]] == code).sum() - n) <= 1
+
+    def test_numbers_are_labels_too(self, write_h5ad):
+        dose = np.repeat([0.5, 2.0, np.nan], [12, 8, 4])
+        collection = open_collection(write_h5ad(np.eye(24), {"dose": dose}))
+        table = random_split(collection, [0.75, 0.25], seed=0, stratify="dose").describe()
+        assert table["n_rows"].tolist() == [24, 12, 8, 4]
+        assert table[1].tolist() == [0.25] * 4
+
+    def test_anything_with_a_length_can_be_divided(self):
+        for cells in (np.zeros((10, 2)), MultiIndexable(X=np.zeros(10)), [0] * 10, range(10)):
+            assert [each.size for each in random_split(cells, [0.8, 0.2], seed=0)] == [8, 2]
+
+    @pytest.mark.parametrize("make", [pd.Series, pd.Index, pd.Categorical, list, np.array])
+    def test_labels_of_any_kind(self, make):
+        labels = np.arange(40) % 4 + 10
+        split = random_split(40, [0.5, 0.5], seed=0, stratify=make(labels))
+        assert np.bincount(labels[split[0]])[10:].tolist() == [5, 5, 5, 5]
+        assert split.describe().index.tolist() == ["all rows", 10, 11, 12, 13]
+
+
+ERRORS = {
+    "sum": ({"fractions": [0.5, 0.4]}, r"^`fractions` must sum to 1, but \[0.5, 0.4\] sum to 0.9$"),
+    "negative": (
+        {"fractions": [1.5, -0.5]},
+        "^each of `fractions` must be above 0, and there must ",
+    ),
+    "zero": ({"fractions": [1.0, 0.0]}, "^each of `fractions` must be above 0"),
+    "nan": ({"fractions": [float("nan"), 1.0]}, "^each of `fractions` must be above 0"),
+    "tiny": ({"fractions": [1.0, 1e-12]}, "^each of `fractions` must be at least 1e-09"),
+    "none": ({"fractions": []}, "^each of `fractions` must be above 0"),
+    "a number": ({"fractions": 0.8}, r"^`fractions` must be numbers .* but got 0\.8$"),
+    "text": ({"fractions": ["a", "b"]}, "^`fractions` must be numbers"),
+    "empty part": (
+        {"fractions": [0.999, 0.001], "method": "deterministic"},
+        r"^part 1 \(fraction 0.001\) gets none of 20 rows; ask for fewer parts",
+    ),
+    "method": ({"method": "exact"}, "^`method` must be one of deterministic, multinomial, stoch"),
+    "seed": ({"seed": 0.5}, "^`seed` must be an integer"),
+    "no rows": ({"collection": 0}, "^`collection >= 1` must hold"),
+    "path": ({"collection": "a.h5ad"}, "open it with `open_collection`"),
+    "no length": ({"collection": None}, "^an indexable must have a length"),
+    "labels": ({"stratify": np.zeros(19)}, r"^`stratify` must have a label for each of 20 rows"),
+    "columns of none": ({"group": "donor"}, "^`group` names the obs column 'donor', but a int has"),
+    "no name": ({"group": []}, "^`group` is empty"),
+    "few groups": (
+        {"group": np.zeros(20)},
+        "^2 parts need as many groups, but there are 1 of the labels of `group`; ask for fewer",
+    ),
+    "multinomial": (
+        {"stratify": np.zeros(20), "method": "multinomial"},
+        "^method='multinomial' draws rows one by one",
+    ),
+    "indices": ({"indices": [0, 20]}, "^`0 <= indices < 20` must hold, but they are from 0 to 20$"),
+    "twice": ({"indices": [3, 1, 3]}, "^`indices` hold row 3 twice"),
+    "no indices": ({"indices": []}, "^`indices` must be one-dimensional integers"),
+}
+
+
+@pytest.mark.parametrize(("options", "said"), ERRORS.values(), ids=list(ERRORS))
+def test_mistakes_are_refused_in_one_line(options, said):
+    usual = {"collection": 20, "fractions": [0.8, 0.2], "seed": 0}
+    with pytest.raises(ParameterError, match=said) as raised:
+        random_split(**(usual | options))
+    assert "\n" not in str(raised.value)
+
+
+def test_labels_that_are_none_are_refused():
+    with pytest.raises(ColumnError, match="20 labels in 20 rows, so that hardly two have the same"):
+        random_split(20, [0.8, 0.2], seed=0, stratify=np.arange(20))
+
+
+def test_unknown_columns_are_refused(plates):
+    with pytest.raises(
+        ColumnError, match="obs has no column 'donor'; its columns are: plate, cell"
+    ):
+        random_split(open_collection(plates), [0.8, 0.2], seed=0, group="donor")
+    cells = ad.AnnData(np.zeros((4, 1)), obs=pd.DataFrame({"plate": [1] * 4}, index=list("abcd")))
+    with pytest.raises(
+        ColumnError, match=r"^`group`: obs has no column 'donor'; its columns are: p"
+    ):
+        random_split(cells, [0.5, 0.5], seed=0, group="donor")
+
+
+@pytest.mark.parametrize(("k", "said"), [(1, "^`k >= 2` must hold"), (11, "gets none of 10 rows")])
+def test_folds_that_cannot_be(k, said):
+    with pytest.raises(ParameterError, match=said):
+        k_folds(10, k, seed=0)

@@ -1,0 +1,168 @@
+"""A search and what follows: the choice, the comparison with the files, and the explanation."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cellfeed import Collection
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._explain._explained import Explained, explain_throughput
+from cellfeed_tuner._history._notes import Notes
+from cellfeed_tuner._interruption import interrupts_held_back
+from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._measure import Measurement
+from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._selected import Selected
+from cellfeed_tuner._planning._recommend import Choice, choose
+from cellfeed_tuner._progress import Progress
+from cellfeed_tuner._request import Request
+from cellfeed_tuner._results._configuration_result import ConfigurationResult
+from cellfeed_tuner._results._recommended import Constraints, Recommended, Waiting
+from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._search import Search
+
+__all__ = ["Explaining", "Found", "find", "since"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search and all that follows have found, or have until Ctrl-C came."""
+
+    results: list[ConfigurationResult]
+    recommended: Recommended | None
+    explained: Explained
+    n_cells_compared: int
+    interrupted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explaining:
+    """Finds where the time of a choice goes.
+
+    Parameters
+    ----------
+    process, request
+        Where stages run, and what was asked.
+    already_shuffled
+        Whether cells lie in random order.
+    cache
+        State of the page cache that the choice was measured in.
+    seconds
+        Time to spend.
+    ends
+        When the budget ends, by `time.perf_counter`.
+    on_progress
+        Called when it begins.
+    """
+
+    process: MeasuringProcess[Selected]
+    request: Request
+    already_shuffled: bool
+    cache: CacheState
+    seconds: float
+    ends: float
+    on_progress: Progress
+
+    def explain(self, recommended: Recommended) -> Explained:
+        """Return where the time goes, and, for shuffled blocks, what other storage may give."""
+        self.on_progress("explain", 0, 1)
+        explained = explain_throughput(
+            self.process,
+            recommended.configuration,
+            self.request.layout(already_shuffled=self.already_shuffled),
+            cells_per_second=recommended.cells_per_second.value,
+            step_seconds=self.request.constraints.step_seconds,
+            block_sizes=self.request.space.block_sizes,
+            cache=self.cache,
+            seconds=self.seconds,
+            most_seconds=max(self.seconds, self.ends - time.perf_counter()),
+            seed=self.request.seed,
+        )
+        # How other strategies would read another layout is not known.
+        is_known = self.request.selected.strategy is None
+        return explained if is_known else replace(explained, storage_advice=())
+
+
+def find(
+    search: Search,
+    grid: Sequence[Configuration],
+    collection: Collection,
+    explaining: Explaining,
+    notes: Notes | None,
+) -> Found:
+    """Search, compare what came out with the files, explain the choice, and keep it all."""
+    measurements, constraints = search.measurements, search.requirements.constraints
+
+    def results() -> list[ConfigurationResult]:
+        # Of ranges, only what was measured is shown.
+        is_listed = search.proposals is None or not search.timed
+        return search.results(grid if is_listed else search.timed)
+
+    recommended, explained, n_cells_compared = None, Explained(), 0
+    interrupted = False
+    try:
+        search.run(grid)
+        search.survey()
+        choice = choose(results(), constraints, search.turns)
+        recommended = choice and _recommended(
+            choice, search.with_step(choice), constraints, measurements
+        )
+        n_cells_compared = measurements.compare_with_files(collection)
+        if recommended is not None and not measurements.faults:
+            explained = explaining.explain(recommended)
+        with interrupts_held_back():
+            if notes is not None and not measurements.faults:
+                notes.keep(measurements.by_replicate(), recommended, is_short=search.is_short)
+    except KeyboardInterrupt:
+        if not len(measurements):
+            raise
+        interrupted = True
+    if interrupted and recommended is None:
+        choice = choose(results(), constraints, search.turns)
+        recommended = choice and _recommended(choice, None, constraints, measurements)
+    return Found(
+        results=results(),
+        recommended=None if measurements.faults else recommended,
+        explained=explained,
+        n_cells_compared=n_cells_compared,
+        interrupted=interrupted,
+    )
+
+
+def since(started: float) -> float:
+    """Return the seconds since a moment of `time.perf_counter`."""
+    return time.perf_counter() - started
+
+
+def _recommended(
+    choice: Choice,
+    stepped: Measurement | None,
+    asked: Constraints,
+    measurements: Measurements,
+) -> Recommended:
+    reason = choice.reason
+    if choice.result.status != "measured":
+        reason += (
+            f" This rests on {choice.result.n_rounds} whole fetches per worker, which are few."
+        )
+    return Recommended(
+        configuration=choice.result.configuration,
+        cells_per_second=choice.speed,
+        measured_in_turns=measurements.is_from_turns(choice.result.configuration),
+        peak_memory_bytes=choice.result.peak_memory_bytes or 0,
+        reason=reason,
+        waiting=_waiting(choice.speed.value, stepped, asked),
+        rivals=choice.rivals,
+    )
+
+
+def _waiting(
+    cells_per_second: float, stepped: Measurement | None, asked: Constraints
+) -> Waiting | None:
+    if asked.step_seconds is None or asked.need_cells_per_second is None:
+        return None
+    return Waiting(
+        share=stepped.waiting_share if stepped else None,
+        n_rounds=len(stepped.round_seconds) if stepped else 0,
+        expected_share=max(0.0, 1 - cells_per_second / asked.need_cells_per_second),
+    )

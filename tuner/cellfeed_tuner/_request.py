@@ -1,0 +1,198 @@
+"""What ``autotune`` is asked, checked before any time is spent."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed import Collection, ParameterError, SamplingStrategy
+from cellfeed.machine import usable_memory_bytes
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._explain._storage_advice import StorageLayout
+from cellfeed_tuner._grid import default_workers
+from cellfeed_tuner._history._earlier_run import Asked
+from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
+from cellfeed_tuner._measuring._labels import names_of
+from cellfeed_tuner._measuring._selected import Selected
+from cellfeed_tuner._mixing import Label, Mixing
+from cellfeed_tuner._planning._cost_model import Geometry
+from cellfeed_tuner._planning._space import Space
+from cellfeed_tuner._results._recommended import Constraints
+
+__all__ = ["Request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Request:
+    """What is asked, checked.
+
+    Parameters
+    ----------
+    selected
+        What is visited, and how.
+    drawn_rows
+        Rows that an epoch delivers, where there is a strategy; None without one.
+    labels, within
+        What minibatches are to be mixed by, and what the first label is to be mixed within.
+    space, constraints
+        What may be chosen, and what a choice must meet.
+    batch_size, budget, seed
+        As in `autotune`.
+    """
+
+    selected: Selected
+    drawn_rows: NDArray[np.int64] | None
+    labels: Sequence[Label]
+    within: Label | None
+    space: Space
+    constraints: Constraints
+    batch_size: int
+    budget: float
+    seed: int
+
+    @classmethod
+    def checked(
+        cls,
+        collection: Collection,
+        *,
+        label: str | Sequence[str],
+        given: str | None,
+        indices: ArrayLike | str | None,
+        strategy: SamplingStrategy | None,
+        batch_size: int,
+        block_sizes: Sequence[int],
+        fetch_factors: Sequence[int],
+        workers: Sequence[int] | None,
+        budget: float,
+        entropy_floor: float,
+        memory: int | None,
+        need: float | None,
+        step_seconds: float | None,
+        cache: CacheState,
+        seed: int,
+    ) -> "Request":
+        """Return a request of `autotune`, or raise what that raises for what cannot be done."""
+        selected = Selected.of(collection, indices, strategy)
+        drawn_rows = None if strategy is None else selected.drawn_rows()
+        labels, within = _labels(selected, label, given, drawn_rows)
+        request = cls(
+            selected=selected,
+            drawn_rows=drawn_rows,
+            labels=labels,
+            within=within,
+            space=Space.of(
+                selected.block_sizes(block_sizes),
+                fetch_factors,
+                default_workers() if workers is None else workers,
+            ),
+            constraints=_constraints(entropy_floor, memory, need, step_seconds, batch_size, budget),
+            batch_size=batch_size,
+            budget=budget,
+            seed=seed,
+        )
+        is_whole = selected.indices is None and strategy is None
+        check_size(collection if is_whole else selected, request.grid, batch_size)
+        check_cache(collection, cache)
+        return request
+
+    @property
+    def grid(self) -> list[Configuration]:
+        """What is looked at first."""
+        return self.space.coarse_grid() if self.space.is_large else self.space.grid()
+
+    def mixing(self) -> Mixing:
+        """Return what replays plans over the labels."""
+        has_strategy = self.selected.strategy is not None
+        return Mixing(
+            self.labels,
+            self.within,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            entropy_floor=self.constraints.entropy_floor,
+            selected=self.selected if has_strategy else None,
+            drawn_rows=self.drawn_rows,
+        )
+
+    def asked(self, found_cache: str) -> Asked:
+        """Return what is kept of it for later runs."""
+        return Asked(
+            label=self.labels[0].name,
+            further_labels=tuple(each.name for each in self.labels[1:]),
+            batch_size=self.batch_size,
+            cache=found_cache,
+            budget=self.budget,
+            entropy_floor=self.constraints.entropy_floor,
+            block_sizes=self.space.block_sizes,
+            fetch_factors=self.space.fetch_factors,
+            workers=self.space.workers,
+        )
+
+    @property
+    def geometry(self) -> Geometry:
+        """How what is visited lies in storage."""
+        return Geometry(
+            n_cells=len(self.selected),
+            rows_per_chunk=self.selected.rows_per_chunk,
+            n_files=len(self.selected.collection.locations),
+        )
+
+    def layout(self, *, already_shuffled: bool) -> StorageLayout:
+        """Return the same for advice on storage."""
+        return StorageLayout(
+            n_cells=len(self.selected),
+            rows_per_chunk=self.selected.rows_per_chunk,
+            batch_size=self.batch_size,
+            already_shuffled=already_shuffled,
+        )
+
+
+def _labels(
+    selected: Selected,
+    label: str | Sequence[str],
+    given: str | None,
+    drawn_rows: NDArray[np.int64] | None,
+) -> tuple[list[Label], Label | None]:
+    names = names_of(label)
+    if not names:
+        msg = "`label` must name at least one obs column, but got none"
+        raise ParameterError(msg)
+    if given in names:
+        msg = f"`given` must be an obs column beside the labels, but got {given!r}, which is one"
+        raise ParameterError(msg)
+    labels = [Label.of(selected, name, drawn_rows) for name in names]
+    within = None if given is None else Label.of(selected, given, drawn_rows)
+    for each in [*labels, within]:
+        if each is not None:
+            check_labels(each.counted, each.name, selected.collection)
+            check_labels(each.target, each.name, selected.collection)
+    return labels, within
+
+
+def _constraints(
+    entropy_floor: float,
+    memory: int | None,
+    need: float | None,
+    step_seconds: float | None,
+    batch_size: int,
+    budget: float,
+) -> Constraints:
+    if not 0 <= entropy_floor <= 1:
+        msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={entropy_floor}"
+        raise ParameterError(msg)
+    if need is not None and step_seconds is not None:
+        msg = f"give need={need} or step_seconds={step_seconds}, not both"
+        raise ParameterError(msg)
+    positive = {"memory": memory, "need": need, "step_seconds": step_seconds, "budget": budget}
+    for name, value in positive.items():
+        if value is not None and not 0 < value < math.inf:
+            msg = f"`0 < {name} < infinity` must hold, but got {name}={value}"
+            raise ParameterError(msg)
+    return Constraints(
+        entropy_floor=entropy_floor,
+        memory_bytes=usable_memory_bytes() if memory is None else memory,
+        need_cells_per_second=need if step_seconds is None else batch_size / step_seconds,
+        step_seconds=step_seconds,
+    )
