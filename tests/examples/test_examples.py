@@ -46,13 +46,22 @@ def test_lightning(plates):
     assert "50 steps on each of 1" in printed
 
 
-def test_processes_that_are_stopped_and_go_on(plates, tmp_path):
-    def torchrun(n: int, *options: object) -> str:
-        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n)
-        return run(*launcher, EXAMPLES / "ddp_resume.py", plates, tmp_path / "run.pt", *options)
+def torchrun(n: int, *command: object) -> str:
+    return run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n, *command)
 
-    assert "2 ranks, 20 steps each: 1,280 of 2,000 cells" in torchrun(2, "--stop-after", 20)
-    assert "3 ranks, 8 steps each: 2,000 of 2,000 cells" in torchrun(3)
+
+def test_processes_that_are_stopped_and_go_on(plates, tmp_path):
+    command = EXAMPLES / "ddp_resume.py", plates, tmp_path / "run.pt"
+    assert "2 ranks, 20 steps each: 1,280 of 2,000 cells" in torchrun(
+        2, *command, "--stop-after", 20
+    )
+    assert "3 ranks, 8 steps each: 2,000 of 2,000 cells" in torchrun(3, *command)
+
+
+def test_accelerate(plates, tmp_path):
+    printed = torchrun(2, EXAMPLES / "accelerate_training.py", plates, tmp_path / "run")
+    assert "2 processes, 22 steps and 6 updates each" in printed
+    assert "640 cells before the checkpoint, 1,360 after it: 2,000 of 2,000, 0 twice" in printed
 
 
 def test_class_balanced(plates):
