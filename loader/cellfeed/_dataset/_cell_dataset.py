@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -29,6 +29,9 @@ from cellfeed._layouts import dtypes_of
 from cellfeed._reading import Transforms
 from cellfeed._torch import require_torch
 from cellfeed.sampling import BlockShuffling, SamplingStrategy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["CellDataset"]
 
@@ -96,6 +99,11 @@ class CellDataset(PlannedDataset):
         initialised. ``rank=0, world_size=1`` reads everything, whatever the number of ranks.
         All ranks have to begin the same epochs; where one of them looks at a minibatch of its
         own, call `set_epoch` before each epoch on all.
+    device_mesh
+        The dimension of a `torch.distributed.device_mesh` along which data differ, such as
+        ``mesh["dp"]``, in place of ``rank`` and ``world_size``: ranks that differ in other
+        dimensions, such as those of one tensor-parallel group, get identical minibatches. All
+        processes of torch.distributed make the data set; where only some do, give the other two.
     seed
         Fixes the order of all epochs. If None, one is drawn, and with several ranks the first
         rank's is used by all, as soon as they have met.
@@ -159,6 +167,7 @@ class CellDataset(PlannedDataset):
         dtype: "AnyDtype | Mapping[str, AnyDtype] | None" = None,
         num_threads: int | None = None,
         transform: AnyTransform | None = None,
+        device_mesh: "DeviceMesh | None" = None,
     ) -> None:
         super().__init__(
             collection,
@@ -169,6 +178,7 @@ class CellDataset(PlannedDataset):
             drop_last=drop_last,
             rank=rank,
             world_size=world_size,
+            device_mesh=device_mesh,
             seed=seed,
         )
         self.fetch_callback = fetch_callback

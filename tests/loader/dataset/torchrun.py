@@ -22,7 +22,6 @@ _PROLOGUE = """
     warnings.filterwarnings("error")
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     warnings.filterwarnings("ignore", message=".*(multi-threaded|NumPy array is not writable)")
-    rank, folder = int(os.environ["RANK"]), sys.argv[1]
 
     def make(n_rows=101, **options):
         return CellDataset(np.arange(n_rows), BlockShuffling(4), 8, 2, **options)
@@ -36,7 +35,8 @@ _PROLOGUE = """
         except CellfeedError as error:
             return str(error)
 
-    found = {}
+    if __name__ == "__main__":
+        rank, folder, found = int(os.environ["RANK"]), sys.argv[1], {}
 """
 _EPILOGUE = """
     if dist.is_initialized():
@@ -50,7 +50,8 @@ _EPILOGUE = """
 def torchrun(folder: Path, n: int, body: str) -> list[dict[str, Any]]:
     """Run a script as ``n`` processes, and return what each of them found."""
     script = folder / "script.py"
-    script.write_text("".join(map(textwrap.dedent, (_PROLOGUE, body, _EPILOGUE))))
+    main = "".join(map(textwrap.dedent, (body, _EPILOGUE)))
+    script.write_text(textwrap.dedent(_PROLOGUE) + textwrap.indent(main, "    "))
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
     ran = subprocess.run(
         [sys.executable, *launcher, script, folder],
