@@ -16,7 +16,7 @@ from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._layouts import Dtypes
 from cellfeed._reading import PlannedRead, Reader, Transforms, one_ahead
-from cellfeed._torch import HAS_TORCH, get_worker_info
+from cellfeed._torch import get_worker_info
 from cellfeed.machine import threads_per_process
 from cellfeed.sampling import Share
 
@@ -49,6 +49,7 @@ class Callbacks:
     batch_callback: Callable[[Any, NDArray[Any]], Any] | None
     batch_transform: Callable[[Any], Any] | None
     dense: bool
+    as_torch: bool
 
     def minibatches_of(
         self, fetched: Any, order: NDArray[np.intp], batch_size: int
@@ -67,8 +68,12 @@ class Callbacks:
         else:
             batch = fetched[indices]
         if isinstance(batch, Cells):
-            batch = _minibatch(batch, dense=self.dense)
+            batch = self.minibatch_of(batch, dense=self.dense)
         return self.transformed(batch)
+
+    def minibatch_of(self, cells: Cells, *, dense: bool = False) -> Any:
+        """Return cells as tensors if they are wanted and torch is there, else in SciPy."""
+        return minibatch_of(cells, dense=dense) if self.as_torch else _in_scipy(cells, dense=dense)
 
     def transformed(self, batch: Any) -> Any:
         """Return a minibatch as the user wants it."""
@@ -161,7 +166,7 @@ class PlacedDelivery:
             for groups in fetches:
                 for cells in reader.densified(groups) if self.callbacks.dense else groups:
                     # Memory is free, and tensors are gone, as soon as the consumer drops them.
-                    delivered = [_minibatch(cells)]
+                    delivered = [self.callbacks.minibatch_of(cells)]
                     del cells
                     yield self.callbacks.transformed(delivered.pop())
 
@@ -222,10 +227,7 @@ class IndexedDelivery:
             yield from self.callbacks.minibatches_of(fetched, fetch.order, share.plan.batch_size)
 
 
-def _minibatch(cells: Cells, *, dense: bool = False) -> Any:
-    """Return cells as tensors; in NumPy and SciPy where torch is not installed."""
-    if HAS_TORCH:
-        return minibatch_of(cells, dense=dense)
+def _in_scipy(cells: Cells, *, dense: bool) -> Cells:
     cells = cells.to_scipy()
     if not dense:
         return cells

@@ -22,7 +22,7 @@ from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, State
 from cellfeed._torch import DataLoader, default_convert, get_worker_info
 from cellfeed.machine import local_world_size
 
-__all__ = ["MinibatchLoader", "errors_that_travel", "n_that_fit", "sent_whole"]
+__all__ = ["MinibatchLoader", "as_it_is", "errors_that_travel", "n_that_fit", "sent_whole"]
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is where torch keeps what processes share
 _SHARE = 0.75  # of what is free: minibatches differ in size, and others want some of it
@@ -211,6 +211,11 @@ def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
         return sys.maxsize
     fit = _SHARE * free / local_world_size() / max(1, minibatch_bytes) - _OF_THE_CONSUMER
     return max(1, int(fit / n_workers))
+
+
+def as_it_is(minibatch: Any) -> Any:
+    """Return a minibatch: a ``collate_fn`` that makes no tensors of NumPy arrays."""
+    return minibatch
 
 
 def sent_whole(collate: Callable[[Any], Any] | None) -> Callable[[Any], Any]:

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.loader.dataset.torchrun import assert_divided, torchrun
 
 from cellfeed import BlockShuffling, CellDataset, ParameterError
-from tests.loader.dataset.torchrun import assert_divided, torchrun
 
 N_ROWS = 101
 
