@@ -1,6 +1,7 @@
 """The `Trainer` of Hugging Face transformers, stopped within an epoch, and resumed.
 
     python examples/huggingface.py 'plates/*.h5ad' run
+    torchrun --nproc-per-node 2 examples/huggingface.py 'plates/*.h5ad' run
 
 The Trainer would skip what came before one minibatch after the other, in an order that is not
 that of the epoch; with `ignore_data_skip` it leaves this to the state of the loader.
@@ -17,7 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from cellfeed import BlockShuffling, CellDataset, open_collection
 from cellfeed.transforms import Log1p, NormalizeTotal
 
-LABEL, N_EPOCHS, STOP_AFTER = "cell_line", 2, 40
+LABEL, N_EPOCHS, STOP_AFTER = "cell_line", 3, 40
 
 
 class Classifier(torch.nn.Module):
@@ -80,9 +81,10 @@ def main(plates: str, folder: str) -> None:
         if is_resumed:
             trainer.loader_state = json.loads((checkpoint / "loader.json").read_text())
         trainer.train(resume_from_checkpoint=str(checkpoint) if is_resumed else None)
-        print(
+        counts = trainer.accelerator.reduce(seen)
+        trainer.accelerator.print(
             f"{trainer.state.global_step} steps of {N_EPOCHS} epochs: "
-            f"cells came {int(seen.min())} to {int(seen.max())} times"
+            f"cells came {int(counts.min())} to {int(counts.max())} times"
         )
 
 

@@ -98,8 +98,8 @@ def test_numpy_or_jax(plates):
 @needs("transformers")
 def test_huggingface(plates, tmp_path):
     printed = run(EXAMPLES / "huggingface.py", plates, tmp_path / "run")
-    assert "40 steps of 2 epochs: cells came 1 to 2 times" in printed
-    assert "64 steps of 2 epochs: cells came 2 to 2 times" in printed
+    assert "40 steps of 3 epochs: cells came 1 to 2 times" in printed
+    assert "96 steps of 3 epochs: cells came 3 to 3 times" in printed
 
 
 @needs("scvi")
