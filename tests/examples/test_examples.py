@@ -1,11 +1,13 @@
 """Every example runs as its docstring says, and shows what it promises."""
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import anndata as ad
 import pytest
 
 from cellfeed.synthetic import write_tahoe_like
@@ -21,6 +23,11 @@ def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def needs(name: str) -> pytest.MarkDecorator:
+    is_missing = importlib.util.find_spec(name) is None
+    return pytest.mark.skipif(is_missing, reason=f"{name} is not installed: cellfeed[examples]")
+
+
 def run(*command: object) -> str:
     result = subprocess.run(
         [sys.executable, *map(str, command)],
@@ -34,9 +41,13 @@ def run(*command: object) -> str:
     return result.stdout
 
 
+def losses_in(printed: str) -> list[float]:
+    return [float(each) for each in re.findall(r"loss ([\d.]+)", printed)]
+
+
 def test_pytorch(plates):
     printed = run(EXAMPLES / "pytorch.py", plates)
-    losses = [float(each) for each in re.findall(r"loss ([\d.]+)", printed)]
+    losses = losses_in(printed)
     assert losses[1] < losses[0]
     assert "of 400 cells right" in printed
 
@@ -46,13 +57,22 @@ def test_lightning(plates):
     assert "50 steps on each of 1" in printed
 
 
-def test_processes_that_are_stopped_and_go_on(plates, tmp_path):
-    def torchrun(n: int, *options: object) -> str:
-        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n)
-        return run(*launcher, EXAMPLES / "ddp_resume.py", plates, tmp_path / "run.pt", *options)
+def torchrun(n: int, *command: object) -> str:
+    return run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n, *command)
 
-    assert "2 ranks, 20 steps each: 1,280 of 2,000 cells" in torchrun(2, "--stop-after", 20)
-    assert "3 ranks, 8 steps each: 2,000 of 2,000 cells" in torchrun(3)
+
+def test_processes_that_are_stopped_and_go_on(plates, tmp_path):
+    command = EXAMPLES / "ddp_resume.py", plates, tmp_path / "run.pt"
+    assert "2 ranks, 20 steps each: 1,280 of 2,000 cells" in torchrun(
+        2, *command, "--stop-after", 20
+    )
+    assert "3 ranks, 8 steps each: 2,000 of 2,000 cells" in torchrun(3, *command)
+
+
+def test_accelerate(plates, tmp_path):
+    printed = torchrun(2, EXAMPLES / "accelerate_training.py", plates, tmp_path / "run")
+    assert "2 processes, 22 steps and 6 updates each" in printed
+    assert "640 cells before the checkpoint, 1,360 after it: 2,000 of 2,000, 0 twice" in printed
 
 
 def test_class_balanced(plates):
@@ -68,3 +88,27 @@ def test_perturbation_sets(plates):
     printed = run(EXAMPLES / "perturbation_sets.py", plates)
     n_sets, n_whole = map(int, re.findall(r"(\d+) sets of 4 cells; (\d+) are", printed)[0])
     assert n_sets == n_whole > 0
+
+
+def test_numpy_or_jax(plates):
+    first, second = losses_in(run(EXAMPLES / "jax_numpy.py", plates))
+    assert second < first
+
+
+@needs("transformers")
+def test_huggingface(plates, tmp_path):
+    printed = run(EXAMPLES / "huggingface.py", plates, tmp_path / "run")
+    assert "40 steps of 3 epochs: cells came 1 to 2 times" in printed
+    assert "96 steps of 3 epochs: cells came 3 to 3 times" in printed
+
+
+@needs("scvi")
+def test_scvi(plates, tmp_path):
+    for plate in plates.glob("*.h5ad"):
+        adata = ad.read_h5ad(plate)[:, :300].copy()
+        adata.layers["counts"] = adata.X.copy()
+        adata.X = adata.X.log1p()
+        adata.write_h5ad(tmp_path / plate.name)
+    printed = run(EXAMPLES / "scvi_model.py", tmp_path)
+    assert "SCVI on 2,000 cells x 300 genes of 14 batches: 64 steps" in printed
+    assert "latent space (2000, 5)" in printed

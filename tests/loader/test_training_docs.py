@@ -22,3 +22,9 @@ def test_which_cells_an_epoch_visits(capsys):
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`([a-z]+/test_\w+\.py)`", TEXT))))
 def test_what_holds_a_guarantee_is_there(name):
     assert (ROOT / "tests" / "loader" / name).is_file()
+
+
+def test_examples_are_named_and_there():
+    section = TEXT.partition("## Where people train")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+\.py)`", section))
+    assert named == {each.name for each in (ROOT / "examples").glob("*.py")}

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -19,7 +19,7 @@ from cellfeed._dataset._delivery import (
     TransformedDelivery,
 )
 from cellfeed._dataset._how_to_read import AnyDtype, numpy_dtypes, require_that_they_apply
-from cellfeed._dataset._loader import MinibatchLoader, n_that_fit, sent_whole
+from cellfeed._dataset._loader import MinibatchLoader, as_it_is, n_that_fit, sent_whole
 from cellfeed._dataset._planned import PlannedDataset
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
 from cellfeed._dataset._state import as_json
@@ -28,8 +28,11 @@ from cellfeed._errors import ParameterError, require_positive
 from cellfeed._indexables import count_rows
 from cellfeed._layouts import dtypes_of
 from cellfeed._reading import Transforms
-from cellfeed._torch import require_torch
+from cellfeed._torch import HAS_TORCH, require_torch
 from cellfeed.sampling import SamplingStrategy, Share
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["CellDataset"]
 
@@ -48,8 +51,8 @@ class CellDataset(PlannedDataset):
     ``seed`` fix its order. Works in a plain loop, and in a `torch.utils.data.DataLoader` with
     ``batch_size=None`` and any number of workers: each worker takes every n-th fetch, so that
     minibatches have the same rows whatever the number of workers, and come in an order that
-    depends on it. `loader` makes such a DataLoader. Where torch is not installed, a plain loop
-    gets `Cells`, in NumPy and SciPy, in place of `Minibatch`.
+    depends on it. `loader` makes such a DataLoader. With ``as_torch=False``, and where torch is not
+    installed, `Cells` in NumPy and SciPy come in place of `Minibatch`.
 
     What an iteration yields depends on what is read:
 
@@ -60,7 +63,8 @@ class CellDataset(PlannedDataset):
       `Cells`, and else what they return, as it is;
     - of anything else, what its own brackets give: NumPy arrays of a NumPy array, SciPy CSR of
       SciPy CSR, a `MultiIndexable` of a `MultiIndexable`, AnnData in memory of AnnData. Only a
-      DataLoader makes tensors of NumPy arrays, as it does for any data set.
+      DataLoader makes tensors of NumPy arrays, as it does for any data set; `loader` does so
+      unless ``as_torch=False``.
 
     With a ``batch_transform``, what that returns.
 
@@ -97,6 +101,11 @@ class CellDataset(PlannedDataset):
         initialised. ``rank=0, world_size=1`` reads everything, whatever the number of ranks.
         All ranks have to begin the same epochs; where one of them looks at a minibatch of its
         own, call `set_epoch` before each epoch on all.
+    device_mesh
+        The dimension of a `torch.distributed.device_mesh` along which data differ, such as
+        ``mesh["dp"]``, in place of ``rank`` and ``world_size``: ranks that differ in other
+        dimensions, such as those of one tensor-parallel group, get identical minibatches. All
+        processes of torch.distributed make the data set; where only some do, give the other two.
     seed
         Fixes the order of all epochs. If None, one is drawn, and with several ranks the first
         rank's is used by all, as soon as they have met.
@@ -121,6 +130,9 @@ class CellDataset(PlannedDataset):
         Threads that run ``batch_transform``, on as many minibatches ahead, in each process; it
         pays where that function leaves Python to others while it works, as NumPy and torch do.
         If 0, it runs where the minibatches are asked for.
+    as_torch
+        Whether minibatches are torch tensors. If not, they are in NumPy and SciPy, for JAX or
+        scikit-learn, also from a `loader`; from worker processes they come through a pipe.
 
     Raises
     ------
@@ -165,6 +177,8 @@ class CellDataset(PlannedDataset):
         num_threads: int | None = None,
         transform: AnyTransform | None = None,
         transform_threads: int = 0,
+        device_mesh: "DeviceMesh | None" = None,
+        as_torch: bool = True,
     ) -> None:
         super().__init__(
             collection,
@@ -175,6 +189,7 @@ class CellDataset(PlannedDataset):
             drop_last=drop_last,
             rank=rank,
             world_size=world_size,
+            device_mesh=device_mesh,
             seed=seed,
         )
         self.fetch_callback = fetch_callback
@@ -182,13 +197,14 @@ class CellDataset(PlannedDataset):
         self.batch_callback = batch_callback
         self.batch_transform = batch_transform
         self.dense = dense
+        self.as_torch = as_torch
         self.dtype = numpy_dtypes(dtype)
         self.transform: Transforms = {}
         if self._is_read_ahead:
             elements = collection.elements
             self.transform = self._transforms(transform)
             self.dtype = float_dtypes(elements, self.dtype, self.transform)
-            for each in dtypes_of(elements, self.dtype).values():
+            for each in dtypes_of(elements, self.dtype).values() if as_torch else ():
                 require_torch_dtype(each)
         self.num_threads = (
             None if num_threads is None else require_positive("num_threads", num_threads)
@@ -309,6 +325,8 @@ class CellDataset(PlannedDataset):
             torch is not installed.
         """
         require_torch("`loader`")
+        if not self.as_torch:
+            options.setdefault("collate_fn", as_it_is)
         workers = self.num_workers if num_workers is None else num_workers
         if workers:
             ahead = _MINIBATCHES_AHEAD if self._is_placed else self.fetch_factor + 1
@@ -348,6 +366,7 @@ class CellDataset(PlannedDataset):
             batch_transform=self.batch_transform,
             transform_threads=self.transform_threads,
             dense=self.dense,
+            as_torch=self.as_torch and HAS_TORCH,
         )
         return callbacks.transformed(self._delivery(callbacks).minibatches(share))
 

@@ -16,7 +16,7 @@ from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._layouts import Dtypes
 from cellfeed._reading import PlannedRead, Reader, Transforms, ahead, one_ahead
-from cellfeed._torch import HAS_TORCH, get_worker_info
+from cellfeed._torch import get_worker_info
 from cellfeed.machine import threads_per_process
 from cellfeed.sampling import Share
 
@@ -50,6 +50,7 @@ class Callbacks:
     batch_transform: Callable[[Any], Any] | None
     transform_threads: int
     dense: bool
+    as_torch: bool
 
     def minibatches_of(
         self, fetched: Any, order: NDArray[np.intp], batch_size: int
@@ -67,7 +68,11 @@ class Callbacks:
             batch = self.batch_callback(fetched, indices)
         else:
             batch = fetched[indices]
-        return _minibatch(batch, dense=self.dense) if isinstance(batch, Cells) else batch
+        return self.minibatch_of(batch, dense=self.dense) if isinstance(batch, Cells) else batch
+
+    def minibatch_of(self, cells: Cells, *, dense: bool = False) -> Any:
+        """Return cells as tensors if they are wanted and torch is there, else in SciPy."""
+        return cells.to_torch(dense=dense) if self.as_torch else _in_scipy(cells, dense=dense)
 
     def transformed(self, minibatches: Minibatches) -> Minibatches:
         """Pass minibatches on as the user wants them, by threads if there are any."""
@@ -168,7 +173,7 @@ class PlacedDelivery:
             for groups in fetches:
                 for cells in reader.densified(groups) if self.callbacks.dense else groups:
                     # Memory is free, and tensors are gone, as soon as the consumer drops them.
-                    delivered = [_minibatch(cells)]
+                    delivered = [self.callbacks.minibatch_of(cells)]
                     del cells
                     yield delivered.pop()
 
@@ -229,10 +234,7 @@ class IndexedDelivery:
             yield from self.callbacks.minibatches_of(fetched, fetch.order, share.plan.batch_size)
 
 
-def _minibatch(cells: Cells, *, dense: bool = False) -> Any:
-    """Return cells as tensors; in NumPy and SciPy where torch is not installed."""
-    if HAS_TORCH:
-        return cells.to_torch(dense=dense)
+def _in_scipy(cells: Cells, *, dense: bool) -> Cells:
     cells = cells.to_scipy()
     if not dense:
         return cells

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._dataset._cell_dataset import CellDataset
-from cellfeed._dataset._loader import MinibatchLoader, n_that_fit, sent_whole
+from cellfeed._dataset._loader import MinibatchLoader, as_it_is, n_that_fit, sent_whole
 from cellfeed._dataset._resumable import ResumableDataset
 from cellfeed._errors import ParameterError, StateError, require_positive
 from cellfeed._torch import require_torch
@@ -149,6 +149,8 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             Other parameters of `torch.utils.data.DataLoader`.
         """
         require_torch("`loader`")
+        if not any(each.as_torch for each in self.datasets):
+            options.setdefault("collate_fn", as_it_is)
         if num_workers:
             size = max(each._minibatch_bytes for each in self.datasets)  # noqa: SLF001
             ahead = min(_MINIBATCHES_AHEAD, n_that_fit(size, num_workers))

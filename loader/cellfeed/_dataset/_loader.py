@@ -14,6 +14,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Protocol
 
+from cellfeed._dataset._accelerate import accumulating
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, interrupts_held, wait_for_dropped
 from cellfeed._dataset._run import Counted
@@ -21,7 +22,7 @@ from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, State
 from cellfeed._torch import DataLoader, default_convert, get_worker_info
 from cellfeed.machine import local_world_size
 
-__all__ = ["MinibatchLoader", "errors_that_travel", "n_that_fit", "sent_whole"]
+__all__ = ["MinibatchLoader", "as_it_is", "errors_that_travel", "n_that_fit", "sent_whole"]
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is where torch keeps what processes share
 _SHARE = 0.75  # of what is free: minibatches differ in size, and others want some of it
@@ -47,6 +48,9 @@ class EpochDataset(Protocol):
 
     @property
     def n_resumed(self) -> int: ...
+
+    @property
+    def is_at_end(self) -> bool: ...
 
     def set_epoch(self, epoch: int) -> None: ...
 
@@ -81,9 +85,16 @@ class MinibatchLoader(DataLoader[Any]):
     Epochs are then those of the order in which iterations began, however late a worker starts,
     and ranks that have just met can agree on a seed. Where workers deliver fewer minibatches
     than an epoch has, it raises.
+
+    ``accelerator.prepare`` returns it as it is; ``accelerator.save_state`` and ``load_state`` save
+    and restore it.
     """
 
     dataset: EpochDataset  # type: ignore[assignment]
+    # What Accelerate asks of a DataLoader. Of one that it prepared, it also sets the first.
+    _is_accelerate_prepared = True
+    use_stateful_dataloader = True
+    remainder = -1  # it must not cut the last minibatches: those that are repeated lie anywhere
     _first_worker: Start | None = None
     _n_iterations = 0  # by the workers that are there
     _n_resumed = 0  # when they were started
@@ -96,12 +107,17 @@ class MinibatchLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self.num_workers:
-            return Iteration(_passed_on(super().__iter__()))
+            return Iteration(self._announced(super().__iter__()))
         wait_for_dropped()  # their workers take memory and processors
         with interrupts_held():
             counted = self._begin_for_workers()
             minibatches = super().__iter__()
-        return Iteration(_complete(counted, minibatches), begun=True)
+        return Iteration(self._announced(_complete(counted, minibatches)), begun=True)
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the last minibatch of an epoch was delivered, as Accelerate names it."""
+        return self.dataset.is_at_end
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the consumer is; see `CellDataset.state_dict`.
@@ -125,6 +141,12 @@ class MinibatchLoader(DataLoader[Any]):
         The number of workers may be another than before.
         """
         self.dataset.load_state_dict(state)
+
+    def _announced(self, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
+        """Pass minibatches on, and say so to Accelerate if that prepared this loader."""
+        if "_is_accelerate_prepared" in vars(self):
+            return accumulating(self, minibatches)
+        return _passed_on(minibatches)
 
     def _begin_for_workers(self) -> Counted:
         ranks = self.dataset.rank, self.dataset.world_size
@@ -189,6 +211,11 @@ def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
         return sys.maxsize
     fit = _SHARE * free / local_world_size() / max(1, minibatch_bytes) - _OF_THE_CONSUMER
     return max(1, int(fit / n_workers))
+
+
+def as_it_is(minibatch: Any) -> Any:
+    """Return a minibatch: a ``collate_fn`` that makes no tensors of NumPy arrays."""
+    return minibatch
 
 
 def sent_whole(collate: Callable[[Any], Any] | None) -> Callable[[Any], Any]:

@@ -1,12 +1,15 @@
 """Epochs of one collection, planned by a strategy."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cellfeed._dataset._ranks import CommonSeed, Ranks, RanksCompared
 from cellfeed._dataset._resumable import ResumableDataset
 from cellfeed._dataset._state import data_identity, strategy_identity
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed.sampling import EpochPlan, Progress, SamplingStrategy, Share
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["PlannedDataset"]
 
@@ -18,7 +21,7 @@ class PlannedDataset(ResumableDataset[Share]):
     ----------
     collection, n_rows
         What is read, and how many rows it has.
-    strategy, batch_size, fetch_factor, drop_last, rank, world_size, seed
+    strategy, batch_size, fetch_factor, drop_last, rank, world_size, device_mesh, seed
         See `CellDataset`.
     """
 
@@ -33,6 +36,7 @@ class PlannedDataset(ResumableDataset[Share]):
         drop_last: bool,
         rank: int | None,
         world_size: int | None,
+        device_mesh: "DeviceMesh | None",
         seed: int | None,
     ) -> None:
         super().__init__()
@@ -45,9 +49,9 @@ class PlannedDataset(ResumableDataset[Share]):
         self.fetch_factor = require_positive("fetch_factor", fetch_factor)
         self.drop_last = drop_last
         self._n_rows = n_rows
-        self._ranks = Ranks(rank, world_size)
+        self._ranks = Ranks(rank, world_size, device_mesh)
         self._seed = CommonSeed(seed)
-        self._seed.agree(self._ranks.look()[1])
+        self._seed.agree(self._ranks.n_with_one_seed)
         self._compared = RanksCompared(are_asked_for=self._ranks.are_asked_for)
         # Arrays are hashed, and files looked at, once.
         self._strategy_identity: tuple[SamplingStrategy, dict[str, Any]] | None = None
@@ -137,7 +141,8 @@ class PlannedDataset(ResumableDataset[Share]):
         self._seed.agree(world_size)
         seed = self._seed.use(world_size)
         if self._compared.is_due:
-            self._compared.compare(self._identity() | {"run": {"seed": seed}})
+            run = {"seed": seed, "world_size": world_size}
+            self._compared.compare(self._identity() | {"run": run})
 
     def _seed_values(self) -> int:
         return self.seed

@@ -12,10 +12,13 @@ import secrets
 import warnings
 from collections.abc import Mapping
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cellfeed._errors import ParameterError, StateError, require_integer, require_positive
 from cellfeed._torch import HAS_TORCH, dist, get_worker_info
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["CommonSeed", "Ranks", "RanksCompared"]
 
@@ -33,17 +36,32 @@ class Ranks:
     ----------
     rank, world_size
         Both, or neither.
+    device_mesh
+        The dimension of a mesh that they are of, in place of both.
 
     Raises
     ------
     ParameterError
-        One is given without the other, or ``rank`` is outside [0, world_size).
+        One is given without the other, or ``rank`` is outside [0, world_size); or a mesh has
+        several dimensions, or is not of this process.
     """
 
-    def __init__(self, rank: int | None, world_size: int | None) -> None:
+    def __init__(
+        self, rank: int | None, world_size: int | None, device_mesh: "DeviceMesh | None" = None
+    ) -> None:
         self._given: Rank | None = None
+        self._is_of_mesh = device_mesh is not None
         self._told: tuple[int, Rank] | None = None  # the process that was told, and what
         self._has_warned = False
+        if device_mesh is not None:
+            if rank is not None or world_size is not None:
+                msg = (
+                    "`device_mesh` says rank and world size, but got "
+                    f"{rank=}, {world_size=} with it; leave these out"
+                )
+                raise ParameterError(msg)
+            self._given = _of_mesh(device_mesh)
+            return
         if rank is None and world_size is None:
             return
         if rank is None or world_size is None:
@@ -60,8 +78,13 @@ class Ranks:
 
     @property
     def are_asked_for(self) -> bool:
-        """Whether they are those of torch.distributed."""
-        return self._given is None
+        """Whether they are those of torch.distributed, or of a mesh of it."""
+        return self._given is None or self._is_of_mesh
+
+    @property
+    def n_with_one_seed(self) -> int:
+        """The number of processes that share a seed: also those that see the same data."""
+        return dist.get_world_size() if self._is_of_mesh and _is_in_group() else self.look()[1]
 
     def now(self) -> Rank:
         """Return rank and number of ranks; see `look` for one that says nothing.
@@ -92,7 +115,7 @@ class Ranks:
     def look(self) -> Rank:
         """Return rank and number of ranks as `now` does, without a warning."""
         if self._given is not None:
-            return self._checked(*self._given)
+            return self._given if self._is_of_mesh else self._checked(*self._given)
         if _is_in_group():
             return dist.get_rank(), dist.get_world_size()
         if self._told is not None and self._told[0] == os.getpid() and get_worker_info():
@@ -264,6 +287,21 @@ def _difference(rank: int, mine: Mapping[str, Any], other: int, its: Mapping[str
         f"ranks read different things, and would wait for each other for ever: {differing}; give "
         "all ranks the same files and parameters"
     )
+
+
+def _of_mesh(mesh: "DeviceMesh") -> Rank:
+    """Return rank and size in a mesh of one dimension."""
+    n_dimensions = getattr(mesh, "ndim", None)
+    if n_dimensions != 1 or not hasattr(mesh, "get_local_rank"):
+        msg = (
+            f"`device_mesh` must be a DeviceMesh with one dimension, but got {mesh!r}; give the "
+            "dimension along which data differ, such as mesh['dp']"
+        )
+        raise ParameterError(msg)
+    if mesh.get_coordinate() is None:
+        msg = f"`device_mesh` must hold this process, rank {dist.get_rank()}, but got {mesh!r}"
+        raise ParameterError(f"{msg}; leave it out, or make the data set in those of the mesh")
+    return mesh.get_local_rank(), mesh.size()
 
 
 def _is_in_group() -> bool:

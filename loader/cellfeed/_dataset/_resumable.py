@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from typing import Any, Generic, TypeVar
 
+from cellfeed._dataset._accelerate import require_kept_whole
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, end_without_parent
 from cellfeed._dataset._loader import errors_that_travel
@@ -28,6 +29,11 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
     def n_resumed(self) -> int:
         """How often a state was loaded; worker processes from before know nothing of it."""
         return self._run.n_resumed
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the last minibatch of an epoch was delivered, and none since."""
+        return self._run.is_at_end
 
     @property
     @abstractmethod
@@ -84,8 +90,16 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         Raises
         ------
         ParameterError
-            ``epoch`` is not an integer, negative or huge.
+            ``epoch`` is not an integer, negative or huge; or Accelerate calls this for a
+            DataLoader that it divides among ranks a second time.
+        StateError
+            Accelerate calls this with a count of its own, which drops the place in a state.
         """
+        require_kept_whole(
+            self,
+            world_size=self.world_size,
+            goes_on_elsewhere=self._run.goes_on_elsewhere(epoch),
+        )
         self._run.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

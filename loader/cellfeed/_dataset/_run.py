@@ -169,6 +169,16 @@ class Run(Generic[S]):
         """How often it went on at a place."""
         return self._n_resumed
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the last minibatch of an iteration was delivered, and none since."""
+        return self._latest is not None and self._latest.n_delivered == self._latest.n_left
+
+    def goes_on_elsewhere(self, epoch: int) -> bool:
+        """Whether the next iteration goes on where it was stopped, in another epoch."""
+        upcoming = self._counter.next
+        return upcoming.goes_on and upcoming.epoch != epoch
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration an epoch from its start.
 

@@ -100,6 +100,23 @@ class TestOneEpoch:
             assert plan.n_delivered == sum(sizes)
             assert plan.n_minibatches == sum(-(-size // plan.batch_size) for size in sizes)
 
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_a_thousand_ranks(self, drop_last):
+        n_rows, n_ranks = 20_011, 1_000
+        plans = [
+            shuffling_plan(n_rows=n_rows, world_size=n_ranks, rank=rank, drop_last=drop_last)
+            for rank in range(n_ranks)
+        ]
+        sizes = minibatch_sizes(plans[0])
+        assert all(minibatch_sizes(plan) == sizes for plan in plans)
+        counts = Counter(row for plan in plans for row in delivered(plan))
+        if drop_last:
+            assert max(counts.values()) == 1
+            assert n_rows - counts.total() < n_ranks * plans[0].batch_size
+        else:
+            assert len(counts) == n_rows
+            assert counts.total() - n_rows < n_ranks
+
     @given(cases())
     def test_ranks_deliver_equally_many_minibatches_of_equal_sizes(self, case):
         first, *others = [minibatch_sizes(plan) for plan in case.plans]

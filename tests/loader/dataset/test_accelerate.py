@@ -1,0 +1,109 @@
+"""A loader that Accelerate has prepared: divided once, counted, saved and restored."""
+
+from typing import Any
+
+import pytest
+from tests.loader.dataset.torchrun import assert_divided, torchrun
+
+N_ROWS, N_ACCUMULATED = 101, 4
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict[str, Any]]:
+    return torchrun(
+        tmp_path_factory.mktemp("accelerate"),
+        2,
+        f"""
+        from accelerate import Accelerator
+
+        def updates(accelerator, model, loader):
+            made = []
+            for minibatch in loader:
+                with accelerator.accumulate(model):
+                    made.append(accelerator.sync_gradients)
+            return made
+
+        options = dict(cpu=True, gradient_accumulation_steps={N_ACCUMULATED})
+        accelerator = Accelerator(**options)
+        model = torch.nn.Linear(1, 1)
+        for workers in (0, 2):
+            loader = make(seed=0).loader(workers)
+            prepared = accelerator.prepare(loader)
+            assert prepared is loader
+            found[f"epochs {{workers}}"] = [epoch(prepared) for _ in range(3)]
+            found[f"updates {{workers}}"] = updates(accelerator, model, prepared)
+
+            def anew():
+                again = Accelerator(**options)
+                return again, again.prepare(make(seed=0).loader(workers))
+
+            again, stopped = anew()
+            epoch(stopped), epoch(stopped)
+            iterator = iter(stopped)
+            begun = [np.asarray(next(iterator)).tolist() for _ in range(3)]
+            again.save_state(f"{{folder}}/state {{workers}}")
+            again.wait_for_everyone()
+            del iterator
+            again, restored = anew()
+            again.load_state(f"{{folder}}/state {{workers}}")
+            found[f"resumed {{workers}}"] = begun + epoch(restored)
+
+        plain = lambda **options: DataLoader(make(seed=0, **options), batch_size=None)
+        for dispatches in (True, False):
+            accelerator.dataloader_config.dispatch_batches = dispatches
+            found[f"plain {{dispatches}}"] = refusal(epoch, accelerator.prepare(plain()))
+        """,
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+class TestPrepared:
+    def test_no_cell_comes_twice_and_none_is_missing(self, ranks, workers):
+        for epochs in zip(*(rank[f"epochs {workers}"] for rank in ranks), strict=True):
+            assert_divided(epochs, N_ROWS)
+
+    def test_gradients_are_synchronised_at_the_end_of_an_epoch(self, ranks, workers):
+        n = len(ranks[0][f"epochs {workers}"][0])
+        assert n % N_ACCUMULATED != 0
+        expected = [k % N_ACCUMULATED == 0 or k == n for k in range(1, n + 1)]
+        assert [rank[f"updates {workers}"] for rank in ranks] == [expected] * len(ranks)
+
+    def test_it_is_saved_and_restored_in_the_middle_of_an_epoch(self, ranks, workers):
+        for rank in ranks:
+            assert rank[f"resumed {workers}"] == rank[f"epochs {workers}"][2]
+
+
+@pytest.mark.parametrize("dispatches", [True, False])
+def test_another_dataloader_is_not_divided_twice(ranks, dispatches):
+    """Neither where the first rank reads for all, nor where each reads its part."""
+    for rank in ranks:
+        assert rank[f"plain {dispatches}"] == (
+            "Accelerate divides a DataLoader among 2 ranks that the data set is divided among "
+            "already, so that cells are missing; give `accelerator.prepare` a "
+            "`dataset.loader(...)`"
+        )
+
+
+def test_a_place_is_not_dropped_by_the_count_of_accelerate(tmp_path):
+    """By itself, any DataLoader will do, from the first epoch on."""
+    (found,) = torchrun(
+        tmp_path,
+        1,
+        """
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=True)
+        stopped = make(seed=0)
+        found["alone"] = epoch(accelerator.prepare(DataLoader(stopped, batch_size=None)))
+        list(stopped)
+        iterator = iter(stopped)
+        found["begun"] = [next(iterator).tolist() for _ in range(3)]
+        loaded = make(seed=0)
+        loaded.load_state_dict(stopped.state_dict())
+        found["refused"] = refusal(epoch, accelerator.prepare(DataLoader(loaded, batch_size=None)))
+        found["rest"] = epoch(accelerator.prepare(loaded.loader()))
+        """,
+    )
+    assert_divided([found["alone"]], N_ROWS)
+    assert "drops the place that was loaded" in found["refused"]
+    assert_divided([found["begun"] + found["rest"]], N_ROWS)

@@ -1,0 +1,102 @@
+"""Ranks of one place along a dimension of a device mesh see the same minibatches."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.loader.dataset.torchrun import assert_divided, torchrun
+
+from cellfeed import BlockShuffling, CellDataset, ParameterError
+
+N_ROWS = 101
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict[str, Any]]:
+    """Four of them: two that differ in data, times two that share a model."""
+    return torchrun(
+        tmp_path_factory.mktemp("mesh"),
+        4,
+        """
+        import pickle
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        for workers in (0, 2):
+            loader = make(device_mesh=mesh["dp"]).loader(workers)
+            found[f"epochs {workers}"] = [epoch(loader) for _ in range(2)]
+        copy = pickle.loads(pickle.dumps(make(device_mesh=mesh["dp"])))
+        found["copied"] = epoch(copy)
+        dataset = make(device_mesh=mesh["dp"])
+        found["rank"] = [dataset.rank, dataset.world_size, mesh["tp"].get_local_rank()]
+        # No two ranks differ in data; and an order of ranks that is not torch's.
+        one = init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp", "tp"))
+        found["one"] = epoch(make(device_mesh=one["dp"]))
+        found["reversed"] = epoch(make(device_mesh=DeviceMesh("cpu", [3, 2, 1, 0])))
+        found["saved"] = loader.state_dict()
+
+        found["two dimensions"] = refusal(make, device_mesh=mesh)
+        found["both"] = refusal(make, device_mesh=mesh["dp"], rank=0, world_size=1)
+        part = DeviceMesh("cpu", [0, 1])
+        if rank > 1:
+            found["part"] = refusal(make, device_mesh=part)
+
+        other = make(seed=0) if rank == 3 else make(seed=0, device_mesh=mesh["dp"])
+        if rank == 3:
+            dist.barrier()
+        found["other"] = refusal(lambda: epoch(other))
+        if rank < 3:
+            dist.barrier()
+        """,
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_of_one_place_get_the_same_minibatches(ranks, workers):
+    epochs = [rank[f"epochs {workers}"] for rank in ranks]
+    assert epochs[0] == epochs[1] != epochs[2] == epochs[3]
+    for number in range(2):
+        assert_divided([epochs[0][number], epochs[2][number]], N_ROWS)
+
+
+def test_a_copy_has_the_same_place(ranks):
+    assert ranks[0]["copied"] == ranks[1]["copied"] != ranks[2]["copied"] == ranks[3]["copied"]
+    assert_divided([ranks[0]["copied"], ranks[2]["copied"]], N_ROWS)
+
+
+def test_a_data_set_says_its_place(ranks):
+    assert [rank["rank"] for rank in ranks] == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1]]
+
+
+def test_a_mesh_of_one_place_is_one_order_of_all(ranks):
+    """Though nobody gave a seed."""
+    assert_divided([ranks[0]["one"]], N_ROWS)
+    assert all(rank["one"] == ranks[0]["one"] for rank in ranks)
+
+
+def test_the_order_of_ranks_is_that_of_the_mesh(ranks):
+    assert_divided([rank["reversed"] for rank in ranks], N_ROWS)
+
+
+def test_they_have_the_same_state(ranks):
+    assert all(rank["saved"] == ranks[0]["saved"] for rank in ranks)
+
+
+def test_a_mesh_that_says_no_rank_is_refused(ranks):
+    for number, rank in enumerate(ranks):
+        assert "must be a DeviceMesh with one dimension" in rank["two dimensions"]
+        assert "such as mesh['dp']" in rank["two dimensions"]
+        assert "`device_mesh` says rank and world size" in rank["both"]
+        if number > 1:
+            assert f"must hold this process, rank {number}" in rank["part"]
+
+
+def test_something_else_is_refused():
+    mesh: Any = "dp"
+    with pytest.raises(ParameterError, match="must be a DeviceMesh with one dimension, but got"):
+        CellDataset(np.arange(9), BlockShuffling(4), 8, device_mesh=mesh)
+
+
+def test_a_rank_without_the_mesh_is_reported(ranks):
+    assert [rank["other"] for rank in ranks[:3]] == [None, None, None]
+    assert "world_size=4 on rank 3, world_size=2 on rank 0" in ranks[3]["other"]

@@ -1,0 +1,77 @@
+"""Scripts that several processes run, as torchrun starts them."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Each rank's script begins with this, and ends by saying what it found.
+_PROLOGUE = """
+    import json, os, sys, warnings
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
+    from cellfeed import BlockShuffling, CellDataset, CellfeedError
+
+    warnings.filterwarnings("error")
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    warnings.filterwarnings("ignore", message=".*(multi-threaded|NumPy array is not writable)")
+
+    def make(n_rows=101, **options):
+        return CellDataset(np.arange(n_rows), BlockShuffling(4), 8, 2, **options)
+
+    def epoch(loader):
+        return [np.asarray(minibatch).tolist() for minibatch in loader]
+
+    def refusal(function, *arguments, **options):
+        try:
+            function(*arguments, **options)
+        except CellfeedError as error:
+            return str(error)
+
+    if __name__ == "__main__":
+        rank, folder, found = int(os.environ["RANK"]), sys.argv[1], {}
+"""
+_EPILOGUE = """
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+    with open(f"{folder}/{rank}.json", "w") as file:
+        json.dump(found, file)
+"""
+
+
+def torchrun(folder: Path, n: int, body: str) -> list[dict[str, Any]]:
+    """Run a script as ``n`` processes, and return what each of them found."""
+    script = folder / "script.py"
+    main = "".join(map(textwrap.dedent, (body, _EPILOGUE)))
+    script.write_text(textwrap.dedent(_PROLOGUE) + textwrap.indent(main, "    "))
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+    ran = subprocess.run(
+        [sys.executable, *launcher, script, folder],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(n)]
+
+
+def assert_divided(of_ranks: Sequence[list[list[int]]], n_rows: int) -> None:
+    """Ranks have equally many minibatches of equal sizes; no row twice, and none is missing.
+
+    But for those that are repeated so that ranks are equal, of which there are as few as can be.
+    """
+    sizes = [[len(minibatch) for minibatch in minibatches] for minibatches in of_ranks]
+    assert sizes == [sizes[0]] * len(of_ranks)
+    rows = Counter(row for minibatches in of_ranks for each in minibatches for row in each)
+    assert sorted(rows) == list(range(n_rows))
+    assert rows.total() == n_rows + -n_rows % len(of_ranks)
