@@ -436,8 +436,7 @@ def test_a_configuration_is_as_mixed_as_its_least_mixed_label():
     """A second label that blocks of 16 and more hardly mix keeps these from being chosen."""
 
     def cell_line(block_size, plate):
-        share = 1.0 if block_size < 16 else 0.9
-        bits = share * plate.random
+        bits = (1.0 if block_size < 16 else 0.9) * plate.random
         return {"cell_line": replace(plate, expected=Estimate(bits, bits, bits))}
 
     results, choice, searched = run_search(floor=0.95, further=cell_line)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
@@ -15,7 +15,7 @@ from cellfeed_tuner._defaults import (
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
 )
-from cellfeed_tuner._finding import Explaining, find, since
+from cellfeed_tuner._finding import Explaining, Found, find, since
 from cellfeed_tuner._history._notes import Notes
 from cellfeed_tuner._history._recall import Recollection
 from cellfeed_tuner._interruption import AutotuneInterrupted
@@ -25,6 +25,7 @@ from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import MakeDataset
+from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._planning._recommend import nearest
 from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
 from cellfeed_tuner._request import Request
@@ -32,7 +33,6 @@ from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
 from cellfeed_tuner._results._dataset import describe_dataset
 from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 from cellfeed_tuner._searching._measurements import Measurements
-from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._searching._time_budget import TimeBudget
 
@@ -197,25 +197,20 @@ def autotune(
         process.start()
         proposals = _proposals(request, grid)
         least, most = _LEAST_THROUGHPUT_SHARE * budget, (1 - _EXPLAIN_SHARE) * budget
+        measurements = Measurements(
+            process=process,
+            labels=[each.name for each in request.labels],
+            given=given,
+            batch_size=batch_size,
+            cache=cache,
+            seed=seed,
+            budget=TimeBudget(max(least, most - since(started))),
+            on_progress=on_progress,
+            make_dataset=make_dataset,
+        )
         search = Search(
-            measurements=Measurements(
-                process=process,
-                labels=[each.name for each in request.labels],
-                given=given,
-                batch_size=batch_size,
-                cache=cache,
-                seed=seed,
-                budget=TimeBudget(max(least, most - since(started))),
-                on_progress=on_progress,
-                make_dataset=make_dataset,
-            ),
-            requirements=Requirements(
-                n_cells=request.selected.n_drawn,
-                row_bytes=collection.mean_row_bytes(),
-                batch_size=batch_size,
-                constraints=request.constraints,
-                entropies=mixing,
-            ),
+            measurements=measurements,
+            requirements=request.requirements(mixing),
             geometry=request.geometry,
             on_race=on_race,
             recollection=recollection,
@@ -231,16 +226,31 @@ def autotune(
             on_progress=on_progress,
         )
         found = find(search, grid, collection, explaining, notes if is_usual else None)
-    measured, recommended = search.measurements, found.recommended
-    faults, constraints = measured.faults, request.constraints
     result = AutotuneResult(
         machine=machine,
         dataset=describe_dataset(
             request.selected, {each.name: each.counted for each in request.labels}, batch_size
         ),
-        constraints=constraints,
+        constraints=request.constraints,
         cache=found_cache,
-        configurations=tuple(
+        seconds=since(started),
+        date=date,
+        storage_order=order,
+        ranges=None if proposals is None else _ranges(request, proposals),
+        strategy=None if strategy is None else SearchedStrategy.of(strategy),
+        **_as_found(found, search, mixing),
+    )
+    if found.interrupted:
+        raise AutotuneInterrupted(result)
+    return result
+
+
+def _as_found(found: Found, search: Search, mixing: Mixing) -> dict[str, Any]:
+    """Return what a result has of a search and what followed."""
+    measured, recommended = search.measurements, found.recommended
+    faults, constraints = measured.faults, search.requirements.constraints
+    return {
+        "configurations": tuple(
             mixing.judged(
                 each,
                 faults.get(each.configuration),
@@ -248,26 +258,18 @@ def autotune(
             )
             for each in found.results
         ),
-        recommended=recommended,
-        nearest=None if recommended or faults else nearest(found.results, constraints),
-        loader_fault=next((f"{each}: {fault}" for each, fault in faults.items()), None),
-        n_cells_compared=found.n_cells_compared,
-        seconds=since(started),
-        busy=Busy.of(measured.others),
-        replicate_spread=measured.replicate_spread,
-        date=date,
-        storage_order=order,
-        earlier=search.earlier,
-        entropy_over_epoch=mixing.over_epoch(recommended.configuration) if recommended else {},
-        bottleneck=found.explained.bottleneck,
-        storage_advice=found.explained.storage_advice,
-        ranges=None if proposals is None else _ranges(request, proposals),
-        interrupted=found.interrupted,
-        strategy=None if strategy is None else SearchedStrategy.of(strategy),
-    )
-    if found.interrupted:
-        raise AutotuneInterrupted(result)
-    return result
+        "recommended": recommended,
+        "nearest": None if recommended or faults else nearest(found.results, constraints),
+        "loader_fault": next((f"{each}: {fault}" for each, fault in faults.items()), None),
+        "n_cells_compared": found.n_cells_compared,
+        "busy": Busy.of(measured.others),
+        "replicate_spread": measured.replicate_spread,
+        "earlier": search.earlier,
+        "entropy_over_epoch": mixing.over_epoch(recommended.configuration) if recommended else {},
+        "bottleneck": found.explained.bottleneck,
+        "storage_advice": found.explained.storage_advice,
+        "interrupted": found.interrupted,
+    }
 
 
 def _proposals(request: Request, grid: Sequence[Configuration]) -> "Proposals | None":

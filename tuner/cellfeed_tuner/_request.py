@@ -21,6 +21,7 @@ from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._results._recommended import Constraints
+from cellfeed_tuner._searching._requirements import Requirements
 
 __all__ = ["Request"]
 
@@ -114,6 +115,16 @@ class Request:
             entropy_floor=self.constraints.entropy_floor,
             selected=self.selected if has_strategy else None,
             drawn_rows=self.drawn_rows,
+        )
+
+    def requirements(self, mixing: Mixing) -> Requirements:
+        """Return what holds configurations against the constraints."""
+        return Requirements(
+            n_cells=self.selected.n_drawn,
+            row_bytes=self.selected.collection.mean_row_bytes(),
+            batch_size=self.batch_size,
+            constraints=self.constraints,
+            entropies=mixing,
         )
 
     def asked(self, found_cache: str) -> Asked:
