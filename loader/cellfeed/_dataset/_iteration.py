@@ -4,6 +4,7 @@ What a destructor raises is printed and forgotten, and so is Ctrl-C where it arr
 Python code may therefore run where an iteration is dropped, least of all code that waits.
 """
 
+import atexit
 import inspect
 import os
 import signal
@@ -92,9 +93,10 @@ class Iteration(Generic[_Item]):
 class _Closing(threading.Thread):
     """Closes a generator as soon as its iteration is gone.
 
-    Ctrl-C is raised in the main thread alone, so that nothing is lost if it comes meanwhile. At
-    the end of the process the thread just stops, and leaves the generator as it is; likewise in
-    a forked process, where closing it would disturb this one.
+    Ctrl-C is raised in the main thread alone, so that nothing is lost if it comes meanwhile. What
+    was dropped is closed before the process ends: a thread that Python stops might hold a lock,
+    such as that of h5py, which the last destructors wait for. An iteration that is still alive
+    then is left as it is; likewise in a forked process, where closing it would disturb this one.
     """
 
     def __init__(self, iteration: Iteration[Any], items: Generator[Any, None, None]) -> None:
@@ -138,6 +140,7 @@ class _Closing(threading.Thread):
 _CLOSINGS = set[_Closing]()  # adding and discarding are atomic
 
 
+@atexit.register
 def wait_for_dropped() -> None:
     """Wait until iterations that were dropped are closed: two at once take twice the memory."""
     for closing in list(_CLOSINGS):

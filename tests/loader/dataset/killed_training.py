@@ -1,7 +1,9 @@
-"""A training that is killed at random moments, and goes on from its last checkpoint.
+"""Trainings that are killed at random moments, and go on from their last checkpoints.
 
-Run as a script with a folder, the number of kills and a seed. The folder is left with the rows of
-all minibatches that count: those up to the last checkpoint of each attempt.
+Run as a script with a folder, the number of kills and a seed. There are as many trainings, one
+after the other, as that many kills take: on a busy machine one may end before it is killed. Each
+leaves a folder with the rows of all minibatches that count: those up to the last checkpoint of
+each attempt.
 """
 
 import contextlib
@@ -57,31 +59,39 @@ def save(path: Path, state: dict[str, Any], n_bytes: int) -> None:
 
 
 def main(folder: Path, n_kills: int, seed: int) -> None:
-    """Train until it is done; write the number of kills, of places of these, and the exit code."""
+    """Train until all kills are done; write the number of kills, and of checkpoints they left."""
     warnings.simplefilter("ignore")
     moments = random.Random(seed)
-    values = sp.random(N_CELLS, 20, density=0.3, format="csr", dtype=np.float32)
-    anndata.AnnData(values).write_h5ad(folder / "cells.h5ad")
     n_killed, places = 0, set[str]()
-    while True:
-        process = os.fork()
-        if process == 0:
-            os.setpgrp()
-            train(folder, num_workers=moments.choice([0, 0, 0, 1, 2]))
-            os._exit(0)
-        with contextlib.suppress(OSError):  # whichever of the two is first
-            os.setpgid(process, process)
-        moments.random()  # as the child does, so that the next one draws anew
-        if n_killed < n_kills:
-            time.sleep(moments.uniform(0.05, 0.35))
-            os.killpg(process, signal.SIGKILL)  # with its workers, as a scheduler does
-        _, status = os.waitpid(process, 0)
-        n_killed += os.WIFSIGNALED(status)
-        if (folder / "checkpoint.json").exists():
-            places.add((folder / "checkpoint.json").read_text())
-        if not os.WIFSIGNALED(status):
-            break
-    sys.stdout.write(f"{n_killed} {len(places)} {os.waitstatus_to_exitcode(status)}")
+    while n_killed < n_kills:
+        training = folder / f"training {n_killed}"
+        training.mkdir()
+        values = sp.random(N_CELLS, 20, density=0.3, format="csr", dtype=np.float32)
+        anndata.AnnData(values).write_h5ad(training / "cells.h5ad")
+        while attempt(training, moments, is_killed=n_killed < n_kills):
+            n_killed += 1
+            if (training / "checkpoint.json").exists():
+                places.add((training / "checkpoint.json").read_text())
+    sys.stdout.write(f"{n_killed} {len(places)}")
+
+
+def attempt(folder: Path, moments: random.Random, *, is_killed: bool) -> bool:
+    """Train from the last checkpoint on; return whether that was killed before its end."""
+    num_workers = moments.choice([0, 0, 0, 1, 2])
+    process = os.fork()
+    if process == 0:
+        os.setpgrp()
+        train(folder, num_workers)
+        os._exit(0)
+    with contextlib.suppress(OSError):  # whichever of the two is first
+        os.setpgid(process, process)
+    if is_killed:
+        time.sleep(moments.uniform(0.05, 0.35))
+        os.killpg(process, signal.SIGKILL)  # with its workers, as a scheduler does
+    _, status = os.waitpid(process, 0)
+    if not os.WIFSIGNALED(status) and status:
+        raise SystemExit(f"the training failed: {os.waitstatus_to_exitcode(status)}")
+    return os.WIFSIGNALED(status)
 
 
 if __name__ == "__main__":

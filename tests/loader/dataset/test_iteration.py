@@ -289,6 +289,28 @@ def test_python_ends_silently(path, end, what):
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
 
 
+def test_what_was_dropped_is_closed_before_python_ends():
+    """Else its thread would be stopped wherever it is, perhaps with a lock in its hands."""
+    script = """
+import time
+from cellfeed._dataset._iteration import Iteration
+
+def numbers():
+    try:
+        yield 1
+        yield 2
+    finally:
+        time.sleep(1)
+        print("closed")
+
+iteration = Iteration(numbers())
+next(iteration)
+del iteration
+"""
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "closed\n"
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_closed_loader_leaves_nothing_under_way(path, num_workers):
     wait_for_dropped()  # of other tests

@@ -124,12 +124,14 @@ def test_a_training_that_is_killed_a_hundred_times(tmp_path):
         timeout=900,
     )
     assert result.returncode == 0, result.stderr
-    n_killed, n_places, exit_code = map(int, result.stdout.split())
-    assert exit_code == 0, result.stderr
-    assert n_killed > n_places > 1
-    seen = dict[int, Counter[int]]()
-    for line in (tmp_path / "rows.txt").read_text().splitlines():
-        epoch, *rows = map(int, line.split())
-        seen.setdefault(epoch, Counter()).update(rows)
-    assert sorted(seen) == list(range(12))
-    assert all(rows == Counter(range(403)) for rows in seen.values())
+    n_killed, n_places = map(int, result.stdout.split())
+    assert n_killed == 100 >= n_places > 1
+    trainings = list(tmp_path.iterdir())
+    assert trainings
+    for training in trainings:
+        seen = dict[int, Counter[int]]()
+        for line in (training / "rows.txt").read_text().splitlines():
+            epoch, *rows = map(int, line.split())
+            seen.setdefault(epoch, Counter()).update(rows)
+        assert sorted(seen) == list(range(12))
+        assert all(rows == Counter(range(403)) for rows in seen.values())
