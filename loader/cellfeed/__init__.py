@@ -19,6 +19,7 @@ from cellfeed._errors import (
     MismatchError,
     ParameterError,
     PathError,
+    RemoteError,
     StateError,
 )
 from cellfeed._version import __version__
@@ -78,6 +79,7 @@ __all__ = [
     "NumericColumn",
     "ParameterError",
     "PathError",
+    "RemoteError",
     "Preshuffled",
     "SamplingStrategy",
     "Split",

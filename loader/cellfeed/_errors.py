@@ -4,6 +4,7 @@
 
     CellfeedError
     ├── PathError        (FileNotFoundError)  a path that is missing, or matches nothing
+    ├── RemoteError      (OSError)            a server that does not give what it is asked for
     ├── FormatError      (ValueError)         a file that cannot be read as AnnData
     ├── MismatchError    (ValueError)         files that do not belong to one collection
     ├── ColumnError      (LookupError)        an obs column that is absent or unusable
@@ -25,6 +26,7 @@ __all__ = [
     "MismatchError",
     "ParameterError",
     "PathError",
+    "RemoteError",
     "StateError",
     "require_integer",
     "require_positive",
@@ -37,6 +39,10 @@ class CellfeedError(Exception):
 
 class PathError(CellfeedError, FileNotFoundError):
     """A path is missing, or a folder or pattern matches no file."""
+
+
+class RemoteError(CellfeedError, OSError):
+    """A server cannot be reached, refuses, or does not give the bytes that it is asked for."""
 
 
 class FormatError(CellfeedError, ValueError):

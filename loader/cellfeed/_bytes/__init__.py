@@ -3,12 +3,13 @@
 from cellfeed._bytes._identity import (
     Identity,
     LastingIdentity,
+    digest_of,
     identity,
     lasting_identity,
     removed,
     replaced,
 )
-from cellfeed._bytes._location import Location
+from cellfeed._bytes._location import Location, StorageOptions
 from cellfeed._bytes._store import ByteStore
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "Identity",
     "LastingIdentity",
     "Location",
+    "StorageOptions",
+    "digest_of",
     "identity",
     "lasting_identity",
     "removed",

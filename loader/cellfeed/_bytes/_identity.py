@@ -10,7 +10,15 @@ from pathlib import Path
 from cellfeed._bytes._location import Location
 from cellfeed._errors import FormatError, PathError
 
-__all__ = ["Identity", "LastingIdentity", "identity", "lasting_identity", "removed", "replaced"]
+__all__ = [
+    "Identity",
+    "LastingIdentity",
+    "digest_of",
+    "identity",
+    "lasting_identity",
+    "removed",
+    "replaced",
+]
 
 Identity = tuple[int, int]  # bytes, and time of the last change in ns
 
@@ -63,6 +71,11 @@ def lasting_identity(found: Iterable[tuple[str, os.stat_result]]) -> LastingIden
         digest.update(f"{name}\0{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}\n".encode())
         newest = max(newest, state.st_mtime_ns)
     return LastingIdentity(digest.hexdigest(), time.time_ns() - newest > _SETTLED_NS)
+
+
+def digest_of(*parts: str) -> str:
+    """Return a digest of texts, for `LastingIdentity`."""
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def removed(path: Path | Location) -> PathError:

@@ -2,14 +2,35 @@
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from cellfeed._errors import PathError
 
-__all__ = ["Location"]
+__all__ = ["Location", "StorageOptions"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StorageOptions:
+    """How a server is reached, and what is kept of it; never shown, as there are credentials in it.
+
+    Parameters
+    ----------
+    values
+        What obstore takes, such as ``access_key_id`` or ``client_options``.
+    cache_bytes
+        Bytes of this machine's disk that may hold what was read; 0 to keep none.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    cache_bytes: int = 0
+
+
+_NO_OPTIONS = StorageOptions()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -22,6 +43,8 @@ class Location:
     ----------
     text
         The path or URL.
+    options
+        How its server is reached; in no repr, and of no meaning to whether locations are equal.
 
     Examples
     --------
@@ -32,6 +55,7 @@ class Location:
     """
 
     text: str
+    options: StorageOptions = field(default=_NO_OPTIONS, repr=False, compare=False)
 
     @classmethod
     def of(cls, where: "str | os.PathLike[str]") -> "Location":
@@ -40,6 +64,9 @@ class Location:
 
     def __str__(self) -> str:
         return self.text
+
+    def __truediv__(self, name: str) -> "Location":
+        return replace(self, text=f"{self.text.rstrip('/')}/{name}")
 
     def __fspath__(self) -> str:
         if self.scheme:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location
+from cellfeed._bytes import Location, StorageOptions
 from cellfeed._cells import Cells, CsrRows, ObsColumn
 from cellfeed._collection._describe import described, slow_names, slow_reading, table_of
 from cellfeed._collection._element_names import require_elements
@@ -42,6 +42,8 @@ def open_collection(
     join_vars: JoinVars = "same",
     genes: Sequence[str] | None = None,
     join_obs: JoinObs = "same",
+    storage_options: Mapping[str, Any] | None = None,
+    cache: int | str | None = None,
 ) -> "Collection":
     """Open one or many ``.h5ad`` or ``.h5mu`` files or zarr stores as one collection.
 
@@ -51,7 +53,10 @@ def open_collection(
         An ``.h5ad`` or ``.h5mu`` file, a zarr store of AnnData or MuData (format v2 or v3) or one
         that annbatch or `preshuffle` wrote, a pattern such as ``"plates/*.h5ad"``, a folder (all
         its ``.h5ad`` and ``.h5mu`` files and ``.zarr`` stores, by name), or several of these. Also
-        whatever other packages open, by suffix or URL; see `cellfeed.sources.Storage`.
+        URLs of these on web servers (``https://``, each file by its URL) and in object stores
+        (``s3://``, ``gs://``, ``az://``, with folders and patterns), read in ranges and never
+        downloaded as a whole; and whatever other packages open, by suffix or URL; see
+        `cellfeed.sources.Storage`.
     obs
         The obs columns that minibatches carry. Others are not read. In MuData, those of a
         modality are called such as ``"rna:plate"``, as mudata calls them.
@@ -74,11 +79,21 @@ def open_collection(
     join_obs
         Whether every file must have each column of ``obs`` ("same"), or those of files that lack
         one are missing: code -1 or NaN ("outer").
+    storage_options
+        How servers are reached: what obstore's stores take, such as ``access_key_id``,
+        ``endpoint``, ``region``, or ``client_options`` with ``default_headers``. Without them,
+        as the environment says (``AWS_ACCESS_KEY_ID`` and so on). They are shown nowhere.
+    cache
+        How much of this machine's disk may hold what was read from servers, such as ``"20GB"``.
+        It is shared by processes, and found again later. None keeps metadata alone.
 
     Raises
     ------
     PathError
-        A path is missing or matches no file, or nothing is known that opens such a URL.
+        A path is missing or matches no file, or nothing is known that opens such a URL, or a
+        server has no such object, or cannot list what a pattern stands for.
+    RemoteError
+        A server cannot be reached, or refuses.
     FormatError
         A file is truncated, is nothing that can be opened, lacks an element, or has a modality
         that lacks cells.
@@ -110,7 +125,8 @@ def open_collection(
         msg = f"`obs` must be a list of column names, but got the text {obs!r}; write [{obs!r}]"
         raise ParameterError(msg)
     names, joint_genes = require_elements(elements), Genes(join_vars, genes)
-    sources = open_sources_of(paths, names)
+    options = StorageOptions(dict(storage_options or {}), parse_size(cache or 0))
+    sources = open_sources_of(paths, names, options)
     return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs)
 
 

@@ -3,10 +3,12 @@
 import glob
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from cellfeed._bytes import Location
+from cellfeed._bytes import Location, StorageOptions
 from cellfeed._errors import PathError
+from cellfeed._remote import expand_url, is_remote
 from cellfeed._sources import (
     Source,
     Storage,
@@ -21,8 +23,21 @@ __all__ = ["PathLike", "open_sources_of"]
 PathLike = str | os.PathLike[str]
 
 
-def open_sources_of(given: PathLike | Iterable[PathLike], elements: Sequence[str]) -> list[Source]:
+def open_sources_of(
+    given: PathLike | Iterable[PathLike],
+    elements: Sequence[str],
+    options: StorageOptions | None = None,
+) -> list[Source]:
     """Open the sources of all locations that are given.
+
+    Parameters
+    ----------
+    given
+        Paths, folders, patterns and URLs.
+    elements
+        What is read of each.
+    options
+        How servers are reached.
 
     Raises
     ------
@@ -35,7 +50,7 @@ def open_sources_of(given: PathLike | Iterable[PathLike], elements: Sequence[str
     if not one_or_more:
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
         raise PathError(msg)
-    found = [each for where in one_or_more for each in _expand(where)]
+    found = [each for where in one_or_more for each in _expand(_located(where, options))]
     seen = set[Location | Path]()
     for location, _ in found:
         resolved = location.path.resolve() if location.path else location
@@ -50,9 +65,17 @@ def open_sources_of(given: PathLike | Iterable[PathLike], elements: Sequence[str
     ]
 
 
-def _expand(where: PathLike) -> list[tuple[Location, Storage]]:
-    """Return the locations that a path, folder, pattern or URL stands for."""
+def _located(where: PathLike, options: StorageOptions | None) -> Location:
     location = Location.of(where)
+    return location if options is None else replace(location, options=options)
+
+
+def _expand(location: Location) -> list[tuple[Location, Storage]]:
+    """Return the locations that a path, folder, pattern or URL stands for."""
+    if is_remote(location):
+        storage = storage_of(location)
+        names = list(storage.suffixes or suffixes())
+        return [(each, storage) for each in expand_url(location, names)]
     if location.path is None:
         return [(location, storage_of(location))]
     path = location.path.expanduser()

@@ -5,7 +5,6 @@ import logging
 import sys
 from collections.abc import Callable
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, TypeVar
 
 from cellfeed._bytes import LastingIdentity
@@ -33,8 +32,8 @@ class KeptTables:
 
     Parameters
     ----------
-    path
-        The file or folder, absolute.
+    name
+        The file or folder, absolute, or the URL.
     array
         Path of the array in it.
     identity
@@ -42,9 +41,9 @@ class KeptTables:
     """
 
     def __init__(
-        self, path: Path, array: str, identity: Callable[[], LastingIdentity | None]
+        self, name: str, array: str, identity: Callable[[], LastingIdentity | None]
     ) -> None:
-        self._path = path
+        self._name = name
         self._array = array
         self._identity = identity
 
@@ -87,7 +86,7 @@ class KeptTables:
             "depends on": depends_on,
             "format": _FORMAT,
             "identity": identity.digest,
-            "path": str(self._path),
+            "path": self._name,
         }
         return json.dumps(facts, sort_keys=True).encode()
 

@@ -60,7 +60,7 @@ class Objects(ByteStore):
 
 
 def no_tables(path):
-    return KeptTables(path, "x", lambda: None)
+    return KeptTables(str(path), "x", lambda: None)
 
 
 def hdf5(path, options, chunks=(300,)):

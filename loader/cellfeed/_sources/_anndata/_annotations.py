@@ -45,6 +45,7 @@ def read_obs(file: AnnDataFile, columns: Sequence[str], table: str = "obs") -> p
     """Return the columns asked for of a table such as ``obs``, which are there, in that order."""
     obs = file()[table]
     if _is_current(obs):
+        file.bring([f"{table}/{column}" for column in columns])
         return pd.DataFrame({column: read_elem(obs[column]) for column in columns})
     return file.read_old_frame(table)[list(columns)]
 
@@ -60,6 +61,7 @@ def read_var_names(file: AnnDataFile, var: str) -> NDArray[np.object_]:
     """Return the gene names, as the table ``var`` has them."""
     table = file()[var]
     if _is_current(table):
+        file.bring([f"{var}/{table.attrs['_index']}"])
         names: Any = read_elem(table[table.attrs["_index"]])
     else:
         names = file.read_old_frame(var).index

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from cellfeed._bytes import Location
 from cellfeed._errors import CellfeedError, FormatError
 from cellfeed._runs import Runs
 from cellfeed._sources._anndata._hdf5_filters import lacking_filter
@@ -12,7 +12,7 @@ __all__ = ["damage_named"]
 
 
 @contextmanager
-def damage_named(path: Path, element: str, runs: Runs | None = None) -> Iterator[None]:
+def damage_named(location: Location, element: str, runs: Runs | None = None) -> Iterator[None]:
     """Turn what h5py, zarr and anndata raise into one line that says where.
 
     Nearly always it is damage; a file that is compressed with what HDF5 lacks here is intact.
@@ -24,19 +24,19 @@ def damage_named(path: Path, element: str, runs: Runs | None = None) -> Iterator
     except MemoryError as error:
         words = " ".join(str(error).split())
         msg = (
-            f"{path}: `{element}` takes more memory than there is ({words or 'of unknown size'}); "
+            f"{location}: `{element}` takes more memory than there is ({words or 'of unknown size'}); "
             "read fewer rows at once or, if it should be small, copy or download the file again"
         )
         raise FormatError(msg) from error
     except Exception as error:  # they have no common base, nor a list of what they raise
-        compression = lacking_filter(path, element)
+        compression = lacking_filter(location.path, element)
         if compression is not None:
-            msg = f"{path}: `{element}` is compressed with {compression}"
+            msg = f"{location}: `{element}` is compressed with {compression}"
             raise FormatError(msg) from error
         rows = "" if runs is None or not len(runs) else f", rows {runs[0, 0]} to {runs[-1, 1]}"
         words = " ".join(str(error).split())  # some are of several lines
         msg = (
-            f"{path}: `{element}`{rows} cannot be read ({words}); "
+            f"{location}: `{element}`{rows} cannot be read ({words}); "
             "the file is damaged, copy or download it again"
         )
         raise FormatError(msg) from error

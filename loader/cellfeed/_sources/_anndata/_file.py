@@ -1,11 +1,11 @@
 """What the matrix sources ask of a file format: h5ad and zarr differ in this, and in no more."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
 
+from cellfeed._bytes import Location
 from cellfeed._chunks import ChunkedArray, SlowRead
 from cellfeed._tables import KeptTables
 
@@ -23,8 +23,8 @@ class AnnDataFile(Protocol):
     """What reads arrays that are not decoded here: ``"h5py"`` or ``"zarr"``."""
 
     @property
-    def path(self) -> Path:
-        """The file or folder, for messages."""
+    def location(self) -> Location:
+        """The file, folder or URL."""
         ...
 
     def __call__(self) -> Any:
@@ -49,6 +49,10 @@ class AnnDataFile(Protocol):
         FormatError
             It was replaced or written to.
         """
+        ...
+
+    def bring(self, names: Sequence[str]) -> None:
+        """Bring arrays and tables that are about to be read as a whole, if that is worth it."""
         ...
 
     def array(self, name: str) -> Any:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._chunks import ChunkedArray, SlowRead, can_cast
 from cellfeed._errors import FormatError
 from cellfeed._runs import Runs, count_rows
@@ -47,9 +47,9 @@ class StoredMatrix(StoredElement):
         return self.__dict__ | {"_chunked_arrays": {}}
 
     @property
-    def path(self) -> Path:
+    def location(self) -> Location:
         """The file."""
-        return self._file.path
+        return self._file.location
 
     @property
     def _array_names(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class StoredMatrix(StoredElement):
                 found = annotations.count_rows(self._file()[table])
             if found != n:
                 msg = (
-                    f"{self.path}: {table} has {found} rows, `{self._element}` {n} {what}; "
+                    f"{self.location}: {table} has {found} rows, `{self._element}` {n} {what}; "
                     "write the file anew with anndata"
                 )
                 raise FormatError(msg)
@@ -153,11 +153,11 @@ class StoredMatrix(StoredElement):
 
     @contextmanager
     def _damage_named(self, element: str, runs: Runs | None = None) -> Iterator[None]:
-        with damage_named(self.path, element, runs):
+        with damage_named(self.location, element, runs):
             yield
 
     def _inconsistent(self, what: str) -> FormatError:
-        msg = f"{self.path}: `{self._element}` is inconsistent: {what}; write the file anew"
+        msg = f"{self.location}: `{self._element}` is inconsistent: {what}; write the file anew"
         return FormatError(msg)
 
 

@@ -34,7 +34,7 @@ class MuDataSource(AnnDataSource):
 
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         super().__init__(file, elements)
-        with damage_named(self._file.path, "obs"):
+        with damage_named(self._file.location, "obs"):
             self._n_rows = annotations.count_rows(file()["obs"])
 
     @property
@@ -74,7 +74,7 @@ class MuDataSource(AnnDataSource):
         """Return modality and column by the name that the column has among all cells."""
         found = dict[str, tuple[str, str]]()
         for modality in modalities(self._file()):
-            with damage_named(self._file.path, f"mod/{modality}/obs"):
+            with damage_named(self._file.location, f"mod/{modality}/obs"):
                 for column in annotations.obs_names(self._file, f"mod/{modality}/obs"):
                     found[f"{modality}:{column}"] = modality, column
         return found
@@ -83,7 +83,7 @@ class MuDataSource(AnnDataSource):
         self, modality: str, column: str, rows: NDArray[np.int64]
     ) -> "pd.Series[Any]":
         table = f"mod/{modality}/obs"
-        with damage_named(self._file.path, table):
+        with damage_named(self._file.location, table):
             values = annotations.read_obs(self._file, [column], table)[column]
         values = values.reset_index(drop=True)
         if (rows < 0).any():  # integers and booleans have no value that is missing
@@ -132,7 +132,7 @@ def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
     n_lacking = int(np.count_nonzero(rows < 0))
     if n_lacking:
         msg = (
-            f"{file.path}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} cells; write "
+            f"{file.location}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} cells; write "
             f"those that it has, `mdata[mdata.obsmap[{modality!r}] > 0].copy()`, and read that file"
         )
         raise FormatError(msg)
@@ -142,10 +142,10 @@ def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
 def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
     """Return the row of each cell in a modality, -1 where it lacks the cell."""
     root, name = file(), f"obsmap/{modality}"
-    with damage_named(file.path, name):
+    with damage_named(file.location, name):
         if name not in root:
             msg = (
-                f"{file.path}: has no `{name}`, which says which of its rows is which cell; "
+                f"{file.location}: has no `{name}`, which says which of its rows is which cell; "
                 "write the file anew with mudata"
             )
             raise FormatError(msg)
@@ -158,7 +158,7 @@ def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
     is_one_each = is_one_each and bool((np.bincount(there, minlength=n_rows) == 1).all())
     if rows.size != n_cells or not is_one_each:
         msg = (
-            f"{file.path}: `{name}` does not give each of {n_rows:,} rows one of {n_cells:,} "
+            f"{file.location}: `{name}` does not give each of {n_rows:,} rows one of {n_cells:,} "
             "cells; write the file anew with mudata"
         )
         raise FormatError(msg)

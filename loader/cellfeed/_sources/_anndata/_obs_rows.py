@@ -43,7 +43,7 @@ class ObsRows:
                 self._old = self._file.read_old_frame("obs")
             return self._old.iloc[rows][list(columns)]
         runs = runs_with_gaps(rows)
-        with damage_named(self._file.path, "obs", runs):
+        with damage_named(self._file.location, "obs", runs):
             index = str(obs.attrs["_index"])
             names = np.asarray(self._read(obs[index], rows, runs), dtype=object)
             values = {name: self._read(obs[name], rows, runs) for name in columns}

@@ -16,7 +16,7 @@ from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._dense import StoredDense
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._frame import StoredFrame
-from cellfeed._sources._anndata._h5file import H5File
+from cellfeed._remote import SCHEMES
 from cellfeed._sources._anndata._matrix import StoredMatrix
 from cellfeed._sources._anndata._mudata import (
     MuDataSource,
@@ -24,6 +24,8 @@ from cellfeed._sources._anndata._mudata import (
     modalities,
     rows_of_cells,
 )
+from cellfeed._sources._anndata._local_h5file import LocalH5File
+from cellfeed._sources._anndata._remote_h5file import RemoteH5File
 from cellfeed._sources._anndata._source import AnnDataSource
 from cellfeed._sources._anndata._zarr_groups import anndata_groups, is_zarr
 from cellfeed._sources._anndata._zarr_store import ZarrStore
@@ -32,13 +34,13 @@ from cellfeed._sources._base import Source, Storage, StoredElement
 __all__ = ["ANNDATA", "open_sources"]
 
 
-def open_sources(path: Path, elements: Sequence[str] = ("X",)) -> list[Source]:
+def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[Source]:
     """Open one ``.h5ad`` file of any age, one ``.h5mu`` file, or what a zarr store holds.
 
     Parameters
     ----------
-    path
-        The file or folder.
+    location
+        The file, folder or URL.
     elements
         What is read: ``X``, ``layers/NAME``, ``raw/X``, ``obsm/NAME``; of MuData these after
         ``mod/MODALITY/``, or ``obsm/NAME``.
@@ -55,12 +57,15 @@ def open_sources(path: Path, elements: Sequence[str] = ("X",)) -> list[Source]:
         It is truncated or neither AnnData nor MuData, lacks an element or cells of a modality, or
         stores an element as CSC.
     """
-    files: list[AnnDataFile]
-    if is_zarr(path):
-        files = [ZarrStore(group) for group in anndata_groups(path)]
-    else:
-        files = [H5File(path)]
-    return [_open_source(file, elements) for file in files]
+    return [_open_source(file, elements) for file in _files(location)]
+
+
+def _files(location: Location) -> Sequence[AnnDataFile]:
+    if location.path is None:
+        return [RemoteH5File(location)]
+    if is_zarr(location.path):
+        return [ZarrStore(group) for group in anndata_groups(location.path)]
+    return [LocalH5File(location.path)]
 
 
 def _is_anndata(path: Path) -> bool:
@@ -69,20 +74,17 @@ def _is_anndata(path: Path) -> bool:
     return path.suffix in (".h5ad", ".h5mu") or h5py.is_hdf5(path)
 
 
-def _open(location: Location, elements: Sequence[str]) -> list[Source]:
-    return open_sources(Path(location), elements)
-
-
 ANNDATA = Storage(
     name="AnnData",
-    open=_open,
+    open=open_sources,
+    schemes=SCHEMES,
     suffixes=(".h5ad", ".h5mu", ".zarr"),
     recognizes=_is_anndata,
 )
 
 
 def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
-    path, root = file.path, file()
+    path, root = file.location, file()
     with damage_named(path, elements[0]):
         if "obs" not in root or "var" not in root:
             msg = f"{path}: not an AnnData file: it has no `obs` or no `var`; write it with anndata"
@@ -112,12 +114,12 @@ def _open_of_mudata(
     known = modalities(file())
     if not element.startswith("mod/"):
         there = ", ".join(f"`mod/{modality}/{element}`" for modality in known)
-        msg = f"{file.path}: is MuData, in which `{element}` is one of: {there or 'none'}"
+        msg = f"{file.location}: is MuData, in which `{element}` is one of: {there or 'none'}"
         raise FormatError(msg)
     _, modality, within = element.split("/", 2)
     if modality not in known:
         there = ", ".join(known) or "none"
-        msg = f"{file.path}: has no modality {modality!r}; its modalities are: {there}"
+        msg = f"{file.location}: has no modality {modality!r}; its modalities are: {there}"
         raise FormatError(msg)
     stored = _open_element(file, within, f"mod/{modality}/")
     stored.row_order = rows_of(modality)
@@ -134,7 +136,7 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
     within
         Where the object is in the file, such as ``mod/rna/``.
     """
-    path, root = file.path, file()
+    path, root = file.location, file()
     folder = name.partition("/")[0]
     tables = {"raw": "raw/var", "obsm": None}
     if name == "raw/X" and f"{within}raw.X" in root:  # anndata before 0.7

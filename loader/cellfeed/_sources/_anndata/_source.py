@@ -30,12 +30,12 @@ class AnnDataSource(Source):
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         self._file = file
         self._obs_rows = ObsRows(file)
-        self.location = Location.of(file.path)
+        self.location = file.location
         self.elements = dict(elements)
 
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""
-        with damage_named(self._file.path, "obs"):
+        with damage_named(self._file.location, "obs"):
             return annotations.obs_names(self._file)
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
@@ -44,10 +44,10 @@ class AnnDataSource(Source):
 
     def read_var(self) -> pd.DataFrame:
         """Read the table of genes."""
-        with damage_named(self._file.path, "var"):
+        with damage_named(self._file.location, "var"):
             return annotations.read_var(self._file)
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read some obs columns, and nothing else."""
-        with damage_named(self._file.path, "obs"):
+        with damage_named(self._file.location, "obs"):
             return annotations.read_obs(self._file, columns)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import zarr
 
+from cellfeed._bytes import Location
 from cellfeed._errors import FormatError
 from cellfeed._sources._anndata._damage import damage_named
 
@@ -56,7 +57,7 @@ def anndata_groups(path: Path) -> list[Path]:
         The store holds something else, or lacks one of its data sets.
     """
     root = open_group(path, path.absolute())
-    with damage_named(path, "obs"):
+    with damage_named(Location.of(path), "obs"):
         if "obs" in root and "var" in root:
             return [path]
     if (path / _UNFINISHED).is_dir():

@@ -13,6 +13,7 @@ from anndata.io import read_elem
 
 from cellfeed._bytes import (
     Identity,
+    Location,
     identity,
     removed,
     replaced,
@@ -54,7 +55,8 @@ class ZarrStore:
     library = "zarr"
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.location = Location.of(path)
+        self._path = path
         self._absolute = path.absolute()  # it stays the same where the working folder changes
         self._group: zarr.Group | None = None
         self._process = -1
@@ -75,7 +77,7 @@ class ZarrStore:
             It is not a zarr group.
         """
         if self._group is None or self._process != os.getpid():
-            self._group, self._process = open_group(self.path, self._absolute), os.getpid()
+            self._group, self._process = open_group(self._path, self._absolute), os.getpid()
         return self._group
 
     def watch(self, names: Sequence[str]) -> None:
@@ -88,7 +90,7 @@ class ZarrStore:
             self._identities[metadata] = self._identity(metadata)
             layout = self._layouts[name] = zarr_layout(array.metadata.to_dict())
             if isinstance(layout, ZarrLayout):
-                self._files[name] = ZarrFiles(self.path / name, layout)
+                self._files[name] = ZarrFiles(self._path / name, layout)
 
     def check_unchanged(self) -> None:
         """Check that the metadata is what it was; shards are checked when they are read.
@@ -102,7 +104,10 @@ class ZarrStore:
         """
         for metadata, known in self._identities.items():
             if self._identity(metadata) != known:
-                raise replaced(self.path / metadata)
+                raise replaced(self._path / metadata)
+
+    def bring(self, names: Sequence[str]) -> None:
+        """Do nothing: zarr reads chunks side by side; see `AnnDataFile`."""
 
     def array(self, name: str) -> Any:
         """Return an array, for reading slices of it."""
@@ -153,7 +158,7 @@ class ZarrStore:
     def kept_tables(self, name: str) -> KeptTables:
         """Return where tables that are made of an array are kept from one opening to the next."""
         folder = self._absolute / name
-        return KeptTables(self._absolute, name, lambda: identity_of_files(folder))
+        return KeptTables(str(self._absolute), name, lambda: identity_of_files(folder))
 
     def read_old_frame(self, name: str) -> pd.DataFrame:
         """Read ``obs``, ``var`` or ``raw/var`` in a form that anndata no longer writes."""
@@ -166,4 +171,4 @@ class ZarrStore:
         try:
             return identity((self._absolute / metadata).stat())
         except OSError as error:
-            raise removed(self.path / metadata) from error
+            raise removed(self._path / metadata) from error

@@ -1,0 +1,21 @@
+"""Bytes of web servers and object stores: opened, asked for in ranges, and kept.
+
+A fetch's ranges are known before it is read. They are joined where that saves a round trip, many
+requests are under way at a time, and what arrives waits for the fetch that it belongs to.
+"""
+
+from cellfeed._remote._listing import expand_url
+from cellfeed._remote._objects import RemoteObjects
+from cellfeed._remote._opening import SCHEMES, Version, is_remote, object_store, open_object
+from cellfeed._remote._pages import PagedFile
+
+__all__ = [
+    "SCHEMES",
+    "Version",
+    "PagedFile",
+    "RemoteObjects",
+    "expand_url",
+    "is_remote",
+    "object_store",
+    "open_object",
+]

@@ -1,0 +1,55 @@
+"""Ranges that lie near each other are asked for together."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LARGEST_REQUEST", "joined"]
+
+LARGEST_REQUEST = 1 << 23  # more in one piece is late as a whole, and is kept as a whole
+
+
+def joined(
+    files: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    gap: int,
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return which ranges are asked for together.
+
+    Parameters
+    ----------
+    files, offsets, sizes
+        Number of the object, first byte and number of bytes of each range, int64, shape (n,).
+    gap
+        Bytes that may lie between two of them.
+
+    Returns
+    -------
+    The ranges in the order of objects and bytes, and where each request begins in this order, with
+    the end of the last, shape (n_requests + 1,).
+    """
+    if not len(files):
+        return np.empty(0, np.intp), np.zeros(1, np.intp)
+    order = np.lexsort((offsets, files))
+    files, offsets, sizes = files[order], offsets[order], sizes[order]
+    ends = np.maximum.accumulate(offsets + sizes + _of_file(files)) - _of_file(files)
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = (files[1:] != files[:-1]) | (offsets[1:] - ends[:-1] > gap)
+    starts = np.flatnonzero(is_first)
+    bounds = [0]
+    for begin, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+        # What became too large is divided again, between ranges.
+        while ends[end - 1] - offsets[begin] > LARGEST_REQUEST and end - begin > 1:
+            fits = ends[begin:end] - offsets[begin] <= LARGEST_REQUEST
+            begin += max(1, int(np.count_nonzero(fits)))  # noqa: PLW2901 - what is left of it
+            if begin < end:
+                bounds.append(begin)
+            else:
+                break
+        bounds.append(end)
+    return order, np.unique(np.array(bounds, np.intp))
+
+
+def _of_file(files: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return numbers that keep the bytes of different objects apart."""
+    return files.astype(np.int64) << 44

@@ -1,0 +1,99 @@
+"""What a folder or a pattern of an object store stands for."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cellfeed._bytes import Location
+from cellfeed._errors import PathError
+from cellfeed._remote._opening import attempt, object_store
+
+__all__ = ["expand_url"]
+
+_MAGIC = re.compile(r"[*?\[]")
+_WEB = ("http", "https")
+_MOST_AT_ONCE = 1000
+
+
+def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
+    """Return what a URL stands for: itself, what is in its folder, or what matches its pattern.
+
+    ``*`` and ``?`` match within a name, ``**`` any number of folders, ``[ab]`` one of some
+    characters.
+
+    Parameters
+    ----------
+    location
+        A URL; one that ends with a slash, or with none of ``suffixes``, is a folder.
+    suffixes
+        How what can be opened is called.
+
+    Raises
+    ------
+    PathError
+        Nothing is there, or the server lists nothing.
+    RemoteError
+        The server cannot be reached, or refuses.
+    """
+    pattern = _MAGIC.search(location.text)
+    text = location.text.rstrip("/")
+    if pattern is None and text.endswith(tuple(suffixes)) and text == location.text:
+        return [location]
+    if location.scheme in _WEB:
+        if pattern is None:
+            return [replace(location, text=text)]  # whatever it is called
+        msg = f"{location}: a web server lists nothing; give the URL of each file"
+        raise PathError(msg)
+    if pattern is None:
+        found = _in_folder(replace(location, text=text), suffixes)
+        if not found:
+            names = ", ".join(suffixes)
+            msg = f"{location}: holds nothing that can be opened ({names}); check the URL"
+            raise PathError(msg)
+        return found
+    found = _matches(replace(location, text=text), pattern.start())
+    if not found:
+        msg = f"{location}: matches nothing; check the URL"
+        raise PathError(msg)
+    return found
+
+
+def _in_folder(location: Location, suffixes: Sequence[str]) -> list[Location]:
+    names = {name.partition("/")[0] for name in _names_below(location)}
+    return [location / name for name in sorted(names) if name.endswith(tuple(suffixes))]
+
+
+def _matches(location: Location, first: int) -> list[Location]:
+    folder, _, _ = location.text[:first].rpartition("/")
+    rest = location.text[len(folder) + 1 :]
+    below = replace(location, text=folder)
+    matches = set[str]()
+    wanted = re.compile(_regular_expression(rest))
+    for name in _names_below(below):
+        parts = name.split("/")
+        # A store of zarr is a folder of objects, which matches as a whole.
+        candidates = ("/".join(parts[: k + 1]) for k in range(len(parts)))
+        found = next((each for each in candidates if wanted.fullmatch(each)), None)
+        if found is not None:
+            matches.add(found)
+    return [below / name for name in sorted(matches)]
+
+
+def _regular_expression(pattern: str) -> str:
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]+\])", pattern)
+    meanings = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(
+        meanings.get(part, part if part.startswith("[") else re.escape(part)) for part in parts
+    )
+
+
+def _names_below(location: Location) -> list[str]:
+    """Return the names of all objects below a folder, without it."""
+    store, prefix = object_store(location)
+
+    def ask() -> list[str]:
+        pages = store.list(prefix or None, chunk_size=_MOST_AT_ONCE)
+        return [meta["path"] for page in pages for meta in page]
+
+    start = len(prefix) + 1 if prefix else 0
+    return [path[start:] for path in attempt(location, ask)]

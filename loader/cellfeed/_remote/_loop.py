@@ -1,0 +1,72 @@
+"""The thread in which requests are under way, many at a time.
+
+It is one event loop for the process. When the process ends, what is under way is given up: nobody
+waits for a server then.
+"""
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["check_process", "in_loop"]
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+_thread: threading.Thread | None = None
+_process = -1
+
+
+class ForkedError(RuntimeError):
+    """This process was forked from one that had begun to read from servers."""
+
+
+def check_process() -> None:
+    """Check that this process may use the network client, whose threads no fork survives.
+
+    Raises
+    ------
+    ForkedError
+        It is a fork of a process that used it.
+    """
+    global _process  # noqa: PLW0603 - one client for the process
+    if _process == -1:
+        _process = os.getpid()
+    elif _process != os.getpid():
+        raise ForkedError
+
+
+def in_loop(call: Callable[..., object], *arguments: Any) -> None:
+    """Call a function soon, in the thread of the loop; returns at once."""
+    _started().call_soon_threadsafe(call, *arguments)
+
+
+def _started() -> asyncio.AbstractEventLoop:
+    global _loop, _thread  # noqa: PLW0603 - one loop for the process
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            _thread = threading.Thread(
+                target=_loop.run_forever, name="cellfeed-requests", daemon=True
+            )
+            _thread.start()
+        return _loop
+
+
+@atexit.register
+def _end() -> None:
+    """Give up what is under way, before Python stops the thread wherever it is."""
+    global _loop  # noqa: PLW0603 - one loop for the process
+    loop, thread = _loop, _thread
+    if loop is None or thread is None or _process != os.getpid():
+        return
+
+    def stop() -> None:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.call_soon(loop.call_soon, loop.stop)  # once they have noticed
+
+    loop.call_soon_threadsafe(stop)
+    thread.join(timeout=5)

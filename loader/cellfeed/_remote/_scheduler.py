@@ -1,0 +1,243 @@
+"""Requests to one store: in which order, how many at a time, and again where that may help.
+
+All of it runs in the thread of the event loop, so that nothing is locked. What is asked for first is
+answered first, but for what arrives out of order.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cellfeed._bytes import Location
+from cellfeed._errors import CellfeedError, RemoteError
+from cellfeed._remote._failures import ShortError, failure, is_overload, may_pass
+from cellfeed._remote._link import Link, Window
+from cellfeed._remote._loop import in_loop
+from cellfeed._remote._opening import (
+    N_ATTEMPTS,
+    Version,
+    object_store,
+    pause_before,
+    version_of,
+)
+
+__all__ = ["Batch", "Counters", "Request", "Scheduler", "scheduler_of"]
+
+_LOOK_UP_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class Counters:
+    """What was asked of a store since it was opened.
+
+    Parameters
+    ----------
+    n_requests, n_bytes
+        Requests that were answered, and their bytes, with those of gaps.
+    n_wanted
+        Bytes of these that were asked for.
+    n_repeated
+        Requests that failed and were sent again.
+    """
+
+    n_requests: int = 0
+    n_bytes: int = 0
+    n_wanted: int = 0
+    n_repeated: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Bytes of one object.
+
+    Parameters
+    ----------
+    location, path
+        The object, and its path in the store.
+    version
+        That it must have; None if it may have any.
+    first, stop
+        The bytes; all of the object if ``stop`` is None.
+    n_wanted
+        How many of them are wanted; the others are gaps.
+    """
+
+    location: Location
+    path: str
+    version: Version | None
+    first: int
+    stop: int | None
+    n_wanted: int
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Requests that are waited for together.
+
+    Parameters
+    ----------
+    requests
+        What is asked for.
+    """
+
+    requests: Sequence[Request]
+    answers: list[memoryview | CellfeedError | None] = field(init=False)
+    _left: int = field(init=False)
+    _is_given_up: bool = field(init=False, default=False)
+    _done: threading.Event = field(init=False, default_factory=threading.Event)
+    _tasks: set["asyncio.Task[None]"] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.answers = [None] * len(self.requests)
+        self._left = len(self.requests)
+        if not self._left:
+            self._done.set()
+
+    def result(self) -> Sequence[memoryview | CellfeedError | None]:
+        """Wait for all answers: the bytes, None where there is no such object, or what went wrong.
+
+        Each request ends in time, so that this does, too; and where the process ends, which must
+        not wait for a server.
+
+        Raises
+        ------
+        RemoteError
+            The process ends, or nobody waits for these any more.
+        """
+        while not self._done.wait(_LOOK_UP_SECONDS):
+            if self._is_given_up or not threading.main_thread().is_alive():
+                self.give_up()
+                msg = f"{self.requests[0].location}: reading was given up"
+                raise RemoteError(msg)
+        return self.answers
+
+    def give_up(self) -> None:
+        """Let go of it; from any thread, and without waiting."""
+        if not self._done.is_set():
+            in_loop(self._give_up)
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        for task in list(self._tasks):
+            task.cancel()
+
+    def put(self, number: int, answer: memoryview | CellfeedError | None) -> None:
+        """Note an answer."""
+        self.answers[number] = answer
+        self._left -= 1
+        if not self._left:
+            self._done.set()
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nobody waits for it."""
+        return self._is_given_up
+
+    @property
+    def tasks(self) -> set["asyncio.Task[None]"]:
+        """What is under way."""
+        return self._tasks
+
+
+class Scheduler:
+    """Sends requests to one store.
+
+    Parameters
+    ----------
+    store
+        Of obstore.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._waiting = deque[tuple[Batch, int]]()
+        self._n_under_way = 0
+        self._window = Window()
+        self.link = Link()
+        self.counters = Counters()
+
+    def submit(self, batch: Batch) -> None:
+        """Send requests as soon as it is their turn; from any thread, and without waiting."""
+        in_loop(self._submit, batch)
+
+    def _submit(self, batch: Batch) -> None:
+        self._waiting += ((batch, number) for number in range(len(batch.requests)))
+        self._send()
+
+    def _send(self) -> None:
+        while self._waiting and self._n_under_way < self._window.limit:
+            batch, number = self._waiting.popleft()
+            if batch.is_given_up:
+                continue
+            self._n_under_way += 1
+            task = asyncio.get_running_loop().create_task(self._answer(batch, number))
+            batch.tasks.add(task)
+            task.add_done_callback(batch.tasks.discard)
+
+    async def _answer(self, batch: Batch, number: int) -> None:
+        request = batch.requests[number]
+        answer: memoryview | CellfeedError | None
+        try:
+            answer = await self._bytes_of(request)
+        except asyncio.CancelledError:
+            return
+        except CellfeedError as error:
+            answer = error
+        finally:
+            self._n_under_way -= 1
+            self._send_soon()
+        batch.put(number, answer)
+
+    def _send_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._send)
+
+    async def _bytes_of(self, request: Request) -> memoryview | None:
+        """Return the bytes, None if there is no such object and there need not be."""
+        for n in range(N_ATTEMPTS):
+            try:
+                return await self._ask(request)
+            except Exception as error:  # noqa: BLE001 - whatever obstore raises
+                if request.version is None and type(error).__name__ == "NotFoundError":
+                    return None
+                if isinstance(error, FileNotFoundError) and request.version is None:
+                    return None
+                if n + 1 == N_ATTEMPTS or not may_pass(error):
+                    named = failure(error, request.location, request.first, request.stop)
+                    raise named from None
+                overloaded = is_overload(error)
+            if overloaded:
+                self._window.overloaded(time.monotonic())
+            self.counters.n_repeated += 1
+            await asyncio.sleep(pause_before(n + 1, is_overloaded=overloaded))
+        raise AssertionError
+
+    async def _ask(self, request: Request) -> memoryview:
+        began = time.monotonic()
+        options = {} if request.stop is None else {"range": (request.first, request.stop)}
+        got = await self._store.get_async(request.path, options=options)
+        answered = time.monotonic()
+        if request.version is not None:
+            request.version.check(version_of(got.meta))
+        content = memoryview(await got.bytes_async())
+        now = time.monotonic()
+        if request.stop is not None and len(content) != request.stop - request.first:
+            raise ShortError
+        self.counters.n_requests += 1
+        self.counters.n_bytes += len(content)
+        self.counters.n_wanted += min(request.n_wanted, len(content))
+        self.link.note(len(content), answered - began, now - began)
+        self._window.note(len(content), now, is_full=bool(self._waiting))
+        return content
+
+
+_schedulers = dict[int, Scheduler]()
+
+
+def scheduler_of(location: Location) -> Scheduler:
+    """Return what sends requests to the store of an object, one for the process."""
+    store, _ = object_store(location)  # which is kept, and so is its number
+    return _schedulers.setdefault(id(store), Scheduler(store))

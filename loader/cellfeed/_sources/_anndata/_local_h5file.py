@@ -1,0 +1,117 @@
+"""An HDF5 file of this machine, whose chunks compiled threads read by its descriptor."""
+
+import errno
+import os
+from pathlib import Path
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cellfeed._bytes import (
+    Identity,
+    LastingIdentity,
+    Location,
+    identity,
+    lasting_identity,
+    removed,
+    replaced,
+)
+from cellfeed._errors import FormatError, PathError
+from cellfeed._sources._anndata._h5file import H5File
+
+__all__ = ["LocalH5File"]
+
+
+class LocalH5File(H5File):
+    """A file that is watched by size and time of change.
+
+    Parameters
+    ----------
+    path
+        The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(Location.of(path))
+        self._absolute = path.absolute()  # it stays the same file where the folder changes
+        self._identity: Identity | None = None
+        self._opened: LastingIdentity | None = None  # the file as this process opened it
+
+    def _open(self) -> h5py.File:
+        file = _open(self.location, self._absolute)
+        found = os.fstat(file.id.get_vfd_handle())
+        self._opened = lasting_identity([("", found)])
+        self._compare(identity(found))
+        return file
+
+    @property
+    def _lasting_name(self) -> str:
+        return str(self._absolute)
+
+    def identity(self) -> LastingIdentity | None:
+        """Return the identity of the open file, None if it was written to since it was opened.
+
+        HDF5 may still know what was there before.
+        """
+        found = lasting_identity([("", os.fstat(self().id.get_vfd_handle()))])
+        is_same = self._opened is not None and self._opened.digest == found.digest
+        return self._opened if is_same else None
+
+    def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
+        """Return the file descriptor, which is HDF5's own; see `ByteStore`."""
+        file = self()
+        return np.full(len(files), file.id.get_vfd_handle(), np.int64), file
+
+    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes of the file."""
+        n_bytes = os.fstat(self().id.get_vfd_handle()).st_size
+        return np.full(len(files), n_bytes, np.int64)
+
+    def read_oldest_frame(self, name: str) -> pd.DataFrame:
+        """Read ``obs``, ``var`` or ``raw/var`` through anndata, which needs the whole file."""
+        adata = ad.read_h5ad(self._absolute, backed="r")
+        try:
+            table: pd.DataFrame = adata.raw.var if name.startswith("raw") else getattr(adata, name)
+            return table
+        finally:
+            adata.file.close()
+
+    def check_unchanged(self) -> None:
+        """Check that the path still holds the file that was opened first."""
+        try:
+            found = identity(self._absolute.stat())
+        except OSError as error:
+            raise removed(self.location) from error
+        self._compare(found)
+
+    def _compare(self, found: Identity) -> None:
+        if self._identity is None:
+            self._identity = found
+        if self._identity != found:
+            raise replaced(self.location)
+
+
+def _open(path: Location, absolute: Path) -> h5py.File:
+    if not absolute.is_file():
+        msg = f"{path}: no such file"
+        raise PathError(msg)
+    try:
+        # HDF5's default locking: another would clash with a handle that the user has open.
+        return h5py.File(absolute, "r")
+    except PermissionError as error:
+        msg = f"{path}: may not be read; check its permissions"
+        raise PathError(msg) from error
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            msg = f"{path}: too many files are open; allow more, such as with `ulimit -n 65536`"
+            raise PathError(msg) from error
+        if "truncated file" in str(error):
+            msg = f"{path}: the file is truncated; copy or download it again"
+        elif not h5py.is_hdf5(absolute):
+            msg = f"{path}: not an HDF5 file, so not .h5ad; give the AnnData files themselves"
+        else:
+            msg = f"{path}: cannot be opened as HDF5 ({error}); copy or download it again"
+        raise FormatError(msg) from error

@@ -1,0 +1,154 @@
+"""An HDF5 file on a web server or in an object store, unconverted."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import h5py
+import numpy as np
+import pandas as pd
+from h5py._objects import phil  # the lock that all of h5py takes: pages come under it
+from numpy.typing import NDArray
+
+from cellfeed._bytes import LastingIdentity, Location, replaced
+from cellfeed._chunks import ChunkedArray
+from cellfeed._errors import CellfeedError, FormatError
+from cellfeed._remote import PagedFile, RemoteObjects, Version, open_object
+from cellfeed._sources._anndata._h5file import H5File
+
+__all__ = ["RemoteH5File"]
+
+_MOST_BROUGHT = 1 << 27  # bytes of an array that is read as a whole
+
+
+class RemoteH5File(H5File):
+    """A file whose metadata HDF5 reads from pages, and whose chunks come by `RemoteObjects`.
+
+    Each answer of the server says which version of the object it is of, and any other than that
+    which was opened first is refused.
+
+    Parameters
+    ----------
+    location
+        The object.
+    """
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(location)
+        self._version: Version | None = None
+        self._objects = RemoteObjects(self.location_of, self._version_of)
+        self._pages: PagedFile | None = None
+
+    def _open(self) -> h5py.File:
+        version = open_object(self.location)
+        if self._version is None:
+            self._version = version
+        if self._version != version:
+            raise replaced(self.location)
+        self._pages = PagedFile(self.location, version)
+        try:
+            return h5py.File(self._pages, "r")
+        except CellfeedError:
+            raise
+        except OSError as error:
+            if "truncated file" in str(error):
+                msg = f"{self.location}: the file is truncated; upload it again"
+            else:
+                msg = f"{self.location}: not an HDF5 file, so not .h5ad; give AnnData files"
+            raise FormatError(msg) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_pages": None}
+
+    @property
+    def _lasting_name(self) -> str:
+        return str(self.location)
+
+    def _version_of(self, file: int) -> Version:  # noqa: ARG002 - there is one
+        self()
+        if self._version is None:
+            raise AssertionError
+        return self._version
+
+    def identity(self) -> LastingIdentity | None:
+        """Return the identity of the object, None if its server names no versions."""
+        return self._objects.identity()
+
+    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes of the object."""
+        return self._objects.sizes(files)
+
+    def check_unchanged(self) -> None:
+        """Do nothing: each answer of the server is checked."""
+
+    def expect(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> object | None:
+        """Ask for ranges now; see `ByteStore`."""
+        return self._objects.expect(files, offsets, sizes)
+
+    def read_ranges(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> Sequence[bytes | memoryview | None]:
+        """Return ranges; see `ByteStore`."""
+        return self._objects.read_ranges(files, offsets, sizes)
+
+    def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
+        """Return an array as chunks; the index of them is brought level by level."""
+        with self._listing(self()[name].ndim):
+            return super().chunked_array(name, lost_is_zero=lost_is_zero)
+
+    def n_lost(self, name: str) -> int:
+        """Return how many chunks of an array were never written."""
+        with self._listing(self()[name].ndim):
+            return super().n_lost(name)
+
+    def bring(self, names: Sequence[str]) -> None:
+        """Bring arrays that are read as a whole, each with few round trips."""
+        for name in names:
+            element = self()[name]
+            datasets = list[h5py.Dataset]()
+            if isinstance(element, h5py.Dataset):
+                datasets.append(element)
+            else:
+                element.visititems(
+                    lambda _, each: datasets.append(each) if isinstance(each, h5py.Dataset) else None
+                )
+            for dataset in datasets:
+                self._bring(dataset)
+
+    def _bring(self, dataset: h5py.Dataset) -> None:
+        if dataset.chunks is None or dataset.id.get_storage_size() > _MOST_BROUGHT:
+            return
+        found = list[tuple[int, int]]()
+        with self._listing(dataset.ndim):
+            dataset.id.chunk_iter(lambda chunk: found.append((chunk.byte_offset, chunk.size)))
+        if found and self._pages is not None:
+            offsets, sizes = np.array(found, np.int64).T
+            with phil:
+                self._pages.bring(offsets, sizes)
+
+    @contextmanager
+    def _listing(self, n_dimensions: int) -> Iterator[None]:
+        """Say that chunks of an array will be listed."""
+        if self._pages is None:
+            raise AssertionError
+        self._pages.index_of_chunks(n_dimensions)
+        try:
+            yield
+        finally:
+            self._pages.index_of_chunks(0)
+
+    def read_oldest_frame(self, name: str) -> pd.DataFrame:
+        """Refuse tables of anndata before 0.7, which anndata reads from files alone."""
+        msg = (
+            f"{self.location}: `{name}` is in the form of anndata before 0.7; download the file, "
+            "or write it anew with anndata"
+        )
+        raise FormatError(msg)
