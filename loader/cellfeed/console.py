@@ -1,11 +1,11 @@
 """What cellfeed's commands have in common: one-line errors, and figures that people can read."""
 
-import re
 from typing import Any, NoReturn
 
 import click
 
-from cellfeed._errors import CellfeedError
+from cellfeed._errors import CellfeedError, ParameterError
+from cellfeed._sizes import parse_size
 
 __all__ = [
     "ByteSize",
@@ -16,9 +16,6 @@ __all__ = [
 ]
 
 _INTERRUPTED = 130  # as shells say it
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 class _OneLineError(click.ClickException):
@@ -69,13 +66,10 @@ class ByteSize(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number of bytes."""
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmgt]?i?)b?", str(value).strip().lower())
-        units = _UNITS | _BINARY_UNITS
-        if match is None or match[2] not in units:
+        try:
+            return parse_size(value)
+        except ParameterError:
             self.fail(f"{value!r} is no size; write it as 800MB or 8GiB", param, ctx)
-        return int(float(match[1]) * units[match[2]])
 
 
 def interrupted(said: str) -> NoReturn:

@@ -1,19 +1,12 @@
 """The folder of tables: bounded, written by any number of processes at once."""
 
-import mmap
 import os
-import resource
-import sys
 import tempfile
 import time
-import weakref
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-import psutil
-from numpy.typing import NDArray
-
+from cellfeed._mapping import map_or_read
 from cellfeed._tables._file import Tables, parse, size_of, write
 from cellfeed.machine import cache_folder
 
@@ -21,13 +14,7 @@ __all__ = ["TableFolder"]
 
 _MOST_BYTES = 5 * 10**9  # tables of 400 million cells and their chunks
 _IN_USE_SECONDS = 24 * 3600  # for which a table that was looked up stays, whatever comes
-_SHARE_OF_OPEN_FILES = 8  # of what the process may open; a mapping holds one
 _SUFFIX, _UNFINISHED = ".tables", ".unfinished"
-
-# Where a file that another machine removes is gone for whoever has mapped it: a crash.
-_NOT_MAPPED = {"9p", "afs", "cifs", "fuse.sshfs", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
-
-_mapped: list[weakref.ref[mmap.mmap]] = []
 
 
 class TableFolder:
@@ -52,7 +39,7 @@ class TableFolder:
         """
         path = self._path / f"{name}{_SUFFIX}"
         try:
-            content = _content(path)
+            content = map_or_read(path)
         except FileNotFoundError:
             return None
         tables = parse(content, key)
@@ -95,32 +82,3 @@ class TableFolder:
             path.unlink(missing_ok=True)
             taken -= size
         return taken + n_bytes <= _MOST_BYTES
-
-
-def _content(path: Path) -> NDArray[np.uint8]:
-    """Return the bytes of a file, read-only: mapped, or a copy where that is not safe."""
-    with path.open("rb") as file:
-        if not _may_map(path.parent):
-            content = np.fromfile(file, np.uint8)
-            content.flags.writeable = False
-            return content
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    _mapped.append(weakref.ref(mapped))
-    return np.frombuffer(mapped, np.uint8)
-
-
-def _may_map(folder: Path) -> bool:
-    _mapped[:] = [each for each in _mapped if each() is not None]
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    most = sys.maxsize if limit == resource.RLIM_INFINITY else limit // _SHARE_OF_OPEN_FILES
-    return len(_mapped) < most and _file_system(folder.resolve()) not in _NOT_MAPPED
-
-
-def _file_system(folder: Path) -> str:
-    """Return the name of the kind of file system that a folder is in; "" if it is not known."""
-    mounted = [
-        (len(each.mountpoint), each.fstype)
-        for each in psutil.disk_partitions(all=True)
-        if folder.is_relative_to(each.mountpoint)
-    ]
-    return max(mounted, default=(0, ""))[1]

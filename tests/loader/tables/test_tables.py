@@ -17,7 +17,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellfeed import FormatError, open_collection
+from cellfeed import FormatError, _mapping, open_collection
 from cellfeed._chunks import _hdf5, _hdf5_chunks, _zarr
 from cellfeed._sources._anndata._csr import StoredCsr
 from cellfeed._tables import _folder, _kept
@@ -358,15 +358,15 @@ def test_processes_that_write_at_once(path, tables, made):
 def test_tables_that_cannot_be_mapped_are_copied(path, monkeypatch, made, reason):
     read(path)
     if reason == "server":
-        monkeypatch.setattr(_folder, "_file_system", lambda folder: "nfs4")
+        monkeypatch.setattr(_mapping, "_file_system", lambda folder: "nfs4")
     else:
-        monkeypatch.setattr(_folder, "_SHARE_OF_OPEN_FILES", 1 << 62)
+        monkeypatch.setattr(_mapping, "_SHARE_OF_OPEN_FILES", 1 << 62)
     made.clear()
-    n_mapped = sum(each() is not None for each in _folder._mapped)
+    n_mapped = sum(each() is not None for each in _mapping._mapped)
     collection = open_collection(path)
     assert (collection[np.arange(60)].X.toarray() == COUNTS).all()
     assert not made
-    assert sum(each() is not None for each in _folder._mapped) <= n_mapped
+    assert sum(each() is not None for each in _mapping._mapped) <= n_mapped
 
 
 class TestTheFolderIsBounded:

@@ -1,0 +1,55 @@
+"""Which files of a cache can be mapped, so that all processes share their memory."""
+
+import mmap
+import resource
+import sys
+import weakref
+from pathlib import Path
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+__all__ = ["map_or_read"]
+
+_SHARE_OF_OPEN_FILES = 8  # of what the process may open; a mapping holds one
+
+# Where a file that another machine removes is gone for whoever has mapped it: a crash.
+_NOT_MAPPED = {"9p", "afs", "cifs", "fuse.sshfs", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
+
+_mapped: list[weakref.ref[mmap.mmap]] = []
+
+
+def map_or_read(path: Path) -> NDArray[np.uint8]:
+    """Return the bytes of a file, read-only: mapped, or a copy where that is not safe.
+
+    Raises
+    ------
+    OSError, ValueError
+        It cannot be read, or is empty.
+    """
+    with path.open("rb") as file:
+        if not _may_map(path.parent):
+            content = np.fromfile(file, np.uint8)
+            content.flags.writeable = False
+            return content
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    _mapped.append(weakref.ref(mapped))
+    return np.frombuffer(mapped, np.uint8)
+
+
+def _may_map(folder: Path) -> bool:
+    _mapped[:] = [each for each in _mapped if each() is not None]
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = sys.maxsize if limit == resource.RLIM_INFINITY else limit // _SHARE_OF_OPEN_FILES
+    return len(_mapped) < most and _file_system(folder.resolve()) not in _NOT_MAPPED
+
+
+def _file_system(folder: Path) -> str:
+    """Return the name of the kind of file system that a folder is in; "" if it is not known."""
+    mounted = [
+        (len(each.mountpoint), each.fstype)
+        for each in psutil.disk_partitions(all=True)
+        if folder.is_relative_to(each.mountpoint)
+    ]
+    return max(mounted, default=(0, ""))[1]
