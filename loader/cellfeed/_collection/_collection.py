@@ -26,6 +26,7 @@ from cellfeed._errors import FormatError, ParameterError
 from cellfeed._layouts import Dtypes, Element, Layout, dtypes_of
 from cellfeed._reading import Part, Reader, load_tables
 from cellfeed._runs import Runs, count_rows, merge_consecutive, split_at
+from cellfeed._sizes import parse_size
 from cellfeed._sources import Source
 
 __all__ = ["Collection", "open_collection"]
@@ -125,7 +126,7 @@ def open_collection(
         msg = f"`obs` must be a list of column names, but got the text {obs!r}; write [{obs!r}]"
         raise ParameterError(msg)
     names, joint_genes = require_elements(elements), Genes(join_vars, genes)
-    options = StorageOptions(dict(storage_options or {}), parse_size(cache or 0))
+    options = StorageOptions(dict(storage_options or {}), parse_size(cache or 0, "cache"))
     sources = open_sources_of(paths, names, options)
     return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs)
 

@@ -11,9 +11,9 @@ from cellfeed._remote._pages import PagedFile
 
 __all__ = [
     "SCHEMES",
-    "Version",
     "PagedFile",
     "RemoteObjects",
+    "Version",
     "expand_url",
     "is_remote",
     "object_store",

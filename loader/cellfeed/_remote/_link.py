@@ -50,6 +50,7 @@ class Window:
         self._best = 0.0
         self._before = _FIRST  # what the last growth began from
         self._n_held = 0
+        self._was_full = True
         self._begin_round(0.0)
 
     def note(self, n_bytes: int, now: float, *, is_full: bool) -> None:

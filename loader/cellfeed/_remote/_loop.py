@@ -20,7 +20,7 @@ _process = -1
 
 
 class ForkedError(RuntimeError):
-    """This process was forked from one that had begun to read from servers."""
+    """The process was forked from one that had begun to read from servers."""
 
 
 def check_process() -> None:
@@ -58,7 +58,6 @@ def _started() -> asyncio.AbstractEventLoop:
 @atexit.register
 def _end() -> None:
     """Give up what is under way, before Python stops the thread wherever it is."""
-    global _loop  # noqa: PLW0603 - one loop for the process
     loop, thread = _loop, _thread
     if loop is None or thread is None or _process != os.getpid():
         return

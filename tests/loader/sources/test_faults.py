@@ -16,6 +16,7 @@ import pytest
 import scipy.sparse as sp
 
 from cellfeed import FormatError, open_collection
+from cellfeed._bytes import Location
 from cellfeed._sources import open_sources
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._h5file import H5File
@@ -264,7 +265,7 @@ class TestRowPointers:
 class TestMessages:
     def test_are_of_one_line(self):
         message = "cannot be read (first second); the file is damaged"
-        with pytest.raises(FormatError, match=re.escape(message)), damage_named(Path("a"), "X"):
+        with pytest.raises(FormatError, match=re.escape(message)), damage_named(Location("a"), "X"):
             raise OSError("first\n  second")
 
 

@@ -4,15 +4,15 @@ import pickle
 import numpy as np
 import pytest
 
-from cellfeed._sources._anndata._h5file import H5File
+from cellfeed._sources._anndata._local_h5file import LocalH5File
 
 
 @pytest.fixture
 def file(write_h5ad):
-    return H5File(write_h5ad(np.eye(2, dtype=np.float32)))
+    return LocalH5File(write_h5ad(np.eye(2, dtype=np.float32)))
 
 
-def tell_whether_inherited(file: H5File, inherited, connection) -> None:
+def tell_whether_inherited(file: LocalH5File, inherited, connection) -> None:
     connection.send(file() is inherited)
 
 

@@ -111,8 +111,8 @@ class StoredCsr(StoredMatrix):
             n_lost = self._file.n_lost(f"{self._element}/indices")
         if n_lost:
             msg = (
-                f"{self.location}: `{self._element}`: {n_lost} of its chunks or shards are missing; "
-                "copy or download it again, or, if they are zeros that were never written, "
+                f"{self.location}: `{self._element}`: {n_lost} of its chunks or shards are "
+                "missing; copy or download it again, or, if they are zeros that were never written, "
                 "write those too"
             )
             raise FormatError(msg)

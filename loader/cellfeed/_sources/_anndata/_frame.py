@@ -45,8 +45,8 @@ class StoredFrame(StoredMatrix):
         others = [name for name, dtype in dtypes.items() if dtype is None]
         if others:
             msg = (
-                f"{self.location}: the data frame `{element}` has columns that are neither numbers nor "
-                f"booleans: {', '.join(map(repr, others))}; write it without them, such as with "
+                f"{self.location}: the data frame `{element}` has columns that are neither numbers "
+                f"nor booleans: {', '.join(map(repr, others))}; write it without them, such as with "
                 "their codes"
             )
             raise FormatError(msg)

@@ -21,19 +21,19 @@ _REMEDY = "install it with `pip install hdf5plugin`"
 _OTHER_REMEDY = "write the file with another compression, such as gzip"
 
 
-def lacking_filter(path: Path, element: str) -> str | None:
+def lacking_filter(path: Path | None, element: str) -> str | None:
     """Return why HDF5 cannot decompress an element, and the remedy; None if it can.
 
     Parameters
     ----------
     path
-        The file, or a zarr store, which has no such filters.
+        The file, or a zarr store, which has no such filters; None of a URL.
     element
         Path of a dataset or a group in it.
     """
     # Who asks has an error at hand already, which is told if the file cannot be opened either.
     with contextlib.suppress(Exception):
-        if path.is_file():
+        if path is not None and path.is_file():
             with h5py.File(path, "r") as file:
                 return _lacking_filter(file[element])
     return None

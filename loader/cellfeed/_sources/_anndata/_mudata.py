@@ -132,8 +132,8 @@ def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
     n_lacking = int(np.count_nonzero(rows < 0))
     if n_lacking:
         msg = (
-            f"{file.location}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} cells; write "
-            f"those that it has, `mdata[mdata.obsmap[{modality!r}] > 0].copy()`, and read that file"
+            f"{file.location}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} cells; "
+            f"write those that it has, `mdata[mdata.obsmap[{modality!r}] > 0].copy()`, and read that file"
         )
         raise FormatError(msg)
     return None if np.array_equal(rows, np.arange(rows.size)) else rows

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._errors import FormatError
+from cellfeed._remote import SCHEMES
 from cellfeed._sources._anndata._csr import StoredCsr
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._dense import StoredDense
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._frame import StoredFrame
-from cellfeed._remote import SCHEMES
+from cellfeed._sources._anndata._local_h5file import LocalH5File
 from cellfeed._sources._anndata._matrix import StoredMatrix
 from cellfeed._sources._anndata._mudata import (
     MuDataSource,
@@ -24,7 +25,6 @@ from cellfeed._sources._anndata._mudata import (
     modalities,
     rows_of_cells,
 )
-from cellfeed._sources._anndata._local_h5file import LocalH5File
 from cellfeed._sources._anndata._remote_h5file import RemoteH5File
 from cellfeed._sources._anndata._source import AnnDataSource
 from cellfeed._sources._anndata._zarr_groups import anndata_groups, is_zarr

@@ -113,15 +113,10 @@ class RemoteH5File(H5File):
         """Bring arrays that are read as a whole, each with few round trips."""
         for name in names:
             element = self()[name]
-            datasets = list[h5py.Dataset]()
-            if isinstance(element, h5py.Dataset):
-                datasets.append(element)
-            else:
-                element.visititems(
-                    lambda _, each: datasets.append(each) if isinstance(each, h5py.Dataset) else None
-                )
-            for dataset in datasets:
-                self._bring(dataset)
+            members = [element] if isinstance(element, h5py.Dataset) else element.values()
+            for each in members:
+                if isinstance(each, h5py.Dataset):
+                    self._bring(each)
 
     def _bring(self, dataset: h5py.Dataset) -> None:
         if dataset.chunks is None or dataset.id.get_storage_size() > _MOST_BROUGHT:
