@@ -126,7 +126,9 @@ def open_collection(
         msg = f"`obs` must be a list of column names, but got the text {obs!r}; write [{obs!r}]"
         raise ParameterError(msg)
     names, joint_genes = require_elements(elements), Genes(join_vars, genes)
-    options = StorageOptions(dict(storage_options or {}), parse_size(cache or 0, "cache"))
+    options = StorageOptions(
+        dict(storage_options or {}), 0 if cache is None else parse_size(cache, "cache")
+    )
     sources = open_sources_of(paths, names, options)
     return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs)
 

@@ -112,8 +112,8 @@ class StoredCsr(StoredMatrix):
         if n_lost:
             msg = (
                 f"{self.location}: `{self._element}`: {n_lost} of its chunks or shards are "
-                "missing; copy or download it again, or, if they are zeros that were never written, "
-                "write those too"
+                "missing; copy or download it again, or, if they are zeros that were never "
+                "written, write those too"
             )
             raise FormatError(msg)
 

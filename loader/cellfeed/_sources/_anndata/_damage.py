@@ -25,7 +25,8 @@ def damage_named(location: Location, element: str, runs: Runs | None = None) -> 
         words = " ".join(str(error).split())
         msg = (
             f"{location}: `{element}` takes more memory than there is "
-            f"({words or 'of unknown size'}); read fewer rows at once or, if it should be small, copy or download the file again"
+            f"({words or 'of unknown size'}); read fewer rows at once or, "
+            "if it should be small, copy or download the file again"
         )
         raise FormatError(msg) from error
     except Exception as error:  # they have no common base, nor a list of what they raise

@@ -46,8 +46,8 @@ class StoredFrame(StoredMatrix):
         if others:
             msg = (
                 f"{self.location}: the data frame `{element}` has columns that are neither numbers "
-                f"nor booleans: {', '.join(map(repr, others))}; write it without them, such as with "
-                "their codes"
+                f"nor booleans: {', '.join(map(repr, others))}; write it without them, such "
+                "as with their codes"
             )
             raise FormatError(msg)
         known = [dtype for dtype in dtypes.values() if dtype is not None]

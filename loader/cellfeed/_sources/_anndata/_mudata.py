@@ -133,7 +133,8 @@ def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
     if n_lacking:
         msg = (
             f"{file.location}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} cells; "
-            f"write those that it has, `mdata[mdata.obsmap[{modality!r}] > 0].copy()`, and read that file"
+            f"write those that it has, `mdata[mdata.obsmap[{modality!r}] > 0].copy()`, and read "
+            "that file"
         )
         raise FormatError(msg)
     return None if np.array_equal(rows, np.arange(rows.size)) else rows

@@ -1,5 +1,7 @@
 """An HDF5 file on a web server or in an object store, unconverted."""
 
+import atexit
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +21,14 @@ from cellfeed._sources._anndata._h5file import H5File
 __all__ = ["RemoteH5File"]
 
 _MOST_BROUGHT = 1 << 27  # bytes of an array that is read as a whole
+_OPEN = weakref.WeakSet[h5py.File]()
+
+
+@atexit.register
+def _close() -> None:
+    """Close what is open while there is Python: HDF5 would do so after that, and call it."""
+    for file in list(_OPEN):
+        file.close()
 
 
 class RemoteH5File(H5File):
@@ -47,7 +57,7 @@ class RemoteH5File(H5File):
             raise replaced(self.location)
         self._pages = PagedFile(self.location, version)
         try:
-            return h5py.File(self._pages, "r")
+            file = h5py.File(self._pages, "r")
         except CellfeedError:
             raise
         except OSError as error:
@@ -56,6 +66,8 @@ class RemoteH5File(H5File):
             else:
                 msg = f"{self.location}: not an HDF5 file, so not .h5ad; give AnnData files"
             raise FormatError(msg) from error
+        _OPEN.add(file)
+        return file
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_pages": None}
