@@ -178,9 +178,7 @@ class _End(asyncio.Protocol):
 class _FineSelector(selectors.DefaultSelector):
     """Wait for less than a millisecond too, which epoll rounds up."""
 
-    def select(
-        self, timeout: float | None = None
-    ) -> list[tuple[selectors.SelectorKey, selectors._EventMask]]:
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is not None and timeout > 0:
             select.select([self.fileno()], [], [], timeout)
             timeout = 0
