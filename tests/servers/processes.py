@@ -4,6 +4,7 @@ The process ends when its input does: at `close`, and where the tests are killed
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -22,19 +23,23 @@ class ModuleProcess:
     ----------
     module, arguments
         What ``python -m`` is called with.
+    log
+        File that takes what the process writes; None leaves it to `line`.
     """
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module: str, *arguments: str, log: Path | None = None) -> None:
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=_ROOT,
-            env=os.environ | {"PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the tests, which then close this
-        )
+        with contextlib.ExitStack() as opened:
+            output = None if log is None else opened.enter_context(log.open("wb"))
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                cwd=_ROOT,
+                env=os.environ | {"PYTHONPATH": path},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if output is None else output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for the tests, which then close this
+            )
 
     @property
     def running(self) -> bool:
@@ -43,19 +48,19 @@ class ModuleProcess:
     def line(self) -> str:
         """Return the next line that the process writes; empty where it has ended."""
         assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+        return self._process.stdout.readline().decode().strip()
 
     def close(self) -> None:
         """End the process, and wait until it has."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 def listening() -> tuple[socket.socket, int]:
