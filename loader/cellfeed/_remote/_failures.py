@@ -12,7 +12,6 @@ __all__ = [
     "is_of_server",
     "is_overload",
     "may_pass",
-    "status_of",
 ]
 
 _STATUS = re.compile(r"status code: (\d{3})")
