@@ -149,7 +149,7 @@ class DiskCache:
 
     def _write(self, slots: Slots, seeds: Sequence[int], buffers: Sequence[memoryview]) -> None:
         _, firsts = np.unique(slots["tag"], return_index=True)
-        firsts = firsts[slots["size"][firsts] < self._max_bytes]
+        firsts = np.sort(firsts[slots["size"][firsts] < self._max_bytes])
         if self._index is not None:
             firsts = firsts[self._index.may_take(slots["tag"][firsts])]
         if not firsts.size:
@@ -161,16 +161,17 @@ class DiskCache:
             firsts = firsts[: self._reserve(index, slots)]
         slots, written = slots[: firsts.size], firsts.tolist()
         slots["crc"] = [zlib.crc32(buffers[each], seeds[each]) for each in written]
+        is_written = np.zeros(slots.size, np.bool_)
         begins = np.flatnonzero(np.diff(slots["segment"].astype(np.int64), prepend=-1)).tolist()
-        for begin, end in pairwise([*begins, firsts.size]):
-            self._segments.append(
+        for begin, end in pairwise([*begins, slots.size]):
+            is_written[begin:end] = self._segments.append(
                 int(slots["segment"][begin]),
                 int(slots["position"][begin]),
                 [buffers[each] for each in written[begin:end]],
             )
-        if written:
+        if is_written.any():
             with self._locked():
-                self._open().put(slots)
+                self._open().put(slots[is_written])
 
     def _reserve(self, index: KeptIndex, slots: Slots) -> int:
         """Set where the bytes of ranges are to lie; return for how many of them there is room."""
@@ -211,7 +212,7 @@ class DiskCache:
         return index
 
     @contextmanager
-    def _locked(self, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
+    def _locked(self, seconds: float | None = None) -> Iterator[None]:
         """Keep other processes and threads from changing the cache.
 
         Raises
@@ -222,7 +223,7 @@ class DiskCache:
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self._path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            latest = time.monotonic() + seconds
+            latest = time.monotonic() + (_LOCK_SECONDS if seconds is None else seconds)
             while not _lock(descriptor):
                 if time.monotonic() >= latest:
                     raise TimeoutError(errno.ETIMEDOUT, "others are writing to the cache")
@@ -312,7 +313,9 @@ class KeptObject:
 
 
 def _view(buffer: Buffer) -> memoryview:
-    return buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
+    return (
+        np.ascontiguousarray(buffer).data if isinstance(buffer, np.ndarray) else memoryview(buffer)
+    )
 
 
 def _lock(descriptor: int) -> bool:

@@ -37,11 +37,13 @@ _HEAD = struct.Struct("<8sQQQ")  # mark, buckets, segment that is being filled, 
 _HEAD_BYTES = 256
 _WAYS = 8  # slots of a bucket, which is where a range may be
 _BUCKET_BYTES = _WAYS * SLOT.itemsize
-_BYTES_PER_BUCKET = _WAYS * 8192  # of the cache: the table is full if ranges have 8 kB on average
+_BYTES_PER_BUCKET = (
+    _WAYS * 4096
+)  # of the cache: more than the table has room for if ranges are smaller
 
 
 def index_bytes(max_bytes: int) -> int:
-    """Return the size of the table for a cache of so many bytes; a 256th of it, and a bit."""
+    """Return the size of the table for a cache of so many bytes; a 128th of it, and a bit."""
     return _HEAD_BYTES + _n_buckets(max_bytes) * _BUCKET_BYTES
 
 

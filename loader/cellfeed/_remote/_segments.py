@@ -76,7 +76,7 @@ class Segments:
         Parameters
         ----------
         number
-            The segment, which is not there, or was not used.
+            The segment, which nothing has been written to.
         n_bytes
             The least size.
         index
@@ -84,6 +84,7 @@ class Segments:
         current
             Hash of an identity by hash of the URL, of objects that are open.
         """
+        self._path(number).unlink(missing_ok=True)  # by a process that was killed here
         wanted = max(n_bytes, self._usual_bytes)
         room = self._make_room(wanted, index, current)
         if room < n_bytes:
@@ -133,15 +134,22 @@ class Segments:
                 os.close(descriptor)
         return found
 
-    def append(self, number: int, position: int, buffers: Sequence[memoryview]) -> None:
+    def append(self, number: int, position: int, buffers: Sequence[memoryview]) -> bool:
         """Write buffers one after the other, from a position of a segment on.
+
+        Returns
+        -------
+        Whether the segment was there. It may have made room.
 
         Raises
         ------
         OSError
-            They cannot all be written, or the segment has been removed.
+            They cannot all be written.
         """
-        descriptor = os.open(self._path(number), os.O_WRONLY)
+        try:
+            descriptor = os.open(self._path(number), os.O_WRONLY)
+        except FileNotFoundError:
+            return False
         try:
             for some in _batches(buffers):
                 n_bytes = sum(each.nbytes for each in some)
@@ -150,6 +158,7 @@ class Segments:
                 position += n_bytes
         finally:
             os.close(descriptor)
+        return True
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:08x}{_SUFFIX}"
@@ -163,7 +172,8 @@ class Segments:
         """Return the bytes that are free, once what may go has made room."""
         found, taken = self._found()
         if taken + wanted > self._max_bytes:
-            for each in _expendable(found, index.kept(), current):
+            newest, _ = index.filling()
+            for each in _expendable(found, newest, index.kept(), current):
                 self._remove([each], index)
                 taken -= each.n_bytes
                 if taken + wanted <= self._max_bytes:
@@ -189,8 +199,14 @@ class Segments:
         return found, taken
 
 
-def _expendable(found: list[_Segment], kept: Slots, current: dict[int, int]) -> list[_Segment]:
-    """Return the segments that may go, in the order in which they do."""
+def _expendable(
+    found: list[_Segment], newest: int, kept: Slots, current: dict[int, int]
+) -> list[_Segment]:
+    """Return the segments that may go, in the order in which they do.
+
+    Those from the newest on, or of which nothing has been entered in the index, may be what others
+    are writing to; they stay for a minute.
+    """
     is_replaced = _is_replaced(kept, current)
     segments, of_segment = np.unique(kept["segment"], return_inverse=True)
     n_bytes = np.bincount(of_segment, kept["size"], segments.size)
@@ -199,7 +215,10 @@ def _expendable(found: list[_Segment], kept: Slots, current: dict[int, int]) -> 
     now, replaced, unused = time.time(), list[_Segment](), list[_Segment]()
     for each in sorted(found, key=lambda each: each.used):
         there, gone = held.get(each.number, (0, 0))
-        if 2 * gone >= there and (there or now - each.used > _BEING_WRITTEN_SECONDS):
+        may_be_written = each.number >= newest or not there
+        if may_be_written and now - each.used < _BEING_WRITTEN_SECONDS:
+            continue
+        if 2 * gone >= there:
             replaced.append(each)
         elif now - each.used > _IN_USE_SECONDS:
             unused.append(each)
