@@ -44,6 +44,9 @@ Buffer = bytes | memoryview | NDArray[np.uint8]
 class DiskCache:
     """A bounded cache of ranges of remote objects, shared by the processes of this machine.
 
+    Where more is read than fits, what came first stays until it has not been read for hours, so
+    that a part of every epoch is found; what was replaced on the server makes room at once.
+
     It holds on to nothing but the mapped index. No descriptor stays open, and a process that was
     forked, or got it pickled, goes on with the same folder. A cache that cannot be used is empty,
     and says so once, at the level INFO.
@@ -149,7 +152,7 @@ class DiskCache:
 
     def _write(self, slots: Slots, seeds: Sequence[int], buffers: Sequence[memoryview]) -> None:
         _, firsts = np.unique(slots["tag"], return_index=True)
-        firsts = np.sort(firsts[slots["size"][firsts] < self._max_bytes])
+        firsts = np.sort(firsts[slots["size"][firsts] < min(self._max_bytes, _MOST_BYTES)])
         if self._index is not None:
             firsts = firsts[self._index.may_take(slots["tag"][firsts])]
         if not firsts.size:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from shutil import disk_usage
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,10 +88,11 @@ class Segments:
         self._path(number).unlink(missing_ok=True)  # by a process that was killed here
         wanted = max(n_bytes, self._usual_bytes)
         room = self._make_room(wanted, index, current)
-        if room < n_bytes:
+        size = min(room, wanted)
+        if size < n_bytes or size > disk_usage(self._folder).free:
             return False
         with self._path(number).open("wb") as file:
-            file.truncate(min(room, wanted))
+            file.truncate(size)
         return True
 
     def shrink(self, index: KeptIndex) -> None:

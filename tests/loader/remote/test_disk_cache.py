@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import pickle
+import shutil
 import threading
 import time
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellfeed import _mapping
-from cellfeed._remote import _disk_cache
+from cellfeed._remote import _disk_cache, _segments
 from cellfeed._remote._disk_cache import DiskCache
 from cellfeed.machine import cache_folder
 
@@ -260,6 +261,14 @@ class TestWhereItDoesNotWork:
         (said,) = caplog.records
         assert said.levelno == logging.INFO
         assert "are not kept" in said.getMessage()
+
+    def test_the_last_of_a_disk_is_left_to_others(self, tmp_path, monkeypatch):
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(_segments, "disk_usage", lambda folder: usage._replace(free=45_000))
+        cache = DiskCache(PLENTY, tmp_path)
+        write(cache, chunks(10))
+        assert not any(found(cache, chunks(10)))
+        assert not [*tmp_path.rglob("*.segment")]
 
     def test_files_that_cannot_be_mapped(self, tmp_path, monkeypatch):
         monkeypatch.setattr(_mapping, "_file_system", lambda folder: "nfs4")
