@@ -9,10 +9,11 @@ from cellfeed._bytes._identity import (
     removed,
     replaced,
 )
-from cellfeed._bytes._location import Location, StorageOptions
+from cellfeed._bytes._location import SCHEMES, Location, StorageOptions
 from cellfeed._bytes._store import ByteStore
 
 __all__ = [
+    "SCHEMES",
     "ByteStore",
     "Identity",
     "LastingIdentity",

@@ -9,12 +9,10 @@ from typing import Any
 
 from cellfeed._errors import PathError
 
-__all__ = ["Location", "StorageOptions"]
+__all__ = ["SCHEMES", "Location", "StorageOptions"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_REMOTE = frozenset(
-    {"http", "https", "s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl"}
-)
+SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss")  # of web servers, object stores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +84,7 @@ class Location:
     @property
     def is_remote(self) -> bool:
         """Whether it is on a server or in an object store, where each request takes a while."""
-        return self.scheme in _REMOTE
+        return self.scheme in SCHEMES
 
     @property
     def path(self) -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cellfeed._bytes import Location, StorageOptions
 from cellfeed._errors import PathError
-from cellfeed._remote import expand_url, is_remote
+from cellfeed._remote import expand_url
 from cellfeed._sources import (
     Source,
     Storage,
@@ -72,7 +72,7 @@ def _located(where: PathLike, options: StorageOptions | None) -> Location:
 
 def _expand(location: Location) -> list[tuple[Location, Storage]]:
     """Return the locations that a path, folder, pattern or URL stands for."""
-    if is_remote(location):
+    if location.is_remote:
         storage = storage_of(location)
         names = list(storage.suffixes or suffixes())
         return [(each, storage) for each in expand_url(location, names)]

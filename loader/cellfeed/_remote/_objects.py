@@ -2,7 +2,11 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,8 +14,9 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import ByteStore, LastingIdentity, Location, digest_of
 from cellfeed._errors import CellfeedError
+from cellfeed._remote._disk_cache import DiskCache, KeptObject
 from cellfeed._remote._joining import joined
-from cellfeed._remote._opening import Version, object_store
+from cellfeed._remote._opening import Version, disk_cache, object_store
 from cellfeed._remote._scheduler import Batch, Counters, Request, scheduler_of
 
 __all__ = ["Expected", "RemoteObjects"]
@@ -20,39 +25,71 @@ _Range = tuple[int, int, int]
 _Content = memoryview | bytes | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Where ranges come from.
+
+    Parameters
+    ----------
+    kept
+        Those that this machine's disk has.
+    batch
+        Requests for the others.
+    places
+        For each of these the request that it is in, and its first byte and number of bytes there.
+    """
+
+    kept: Mapping[_Range, bytes]
+    batch: Batch
+    places: Mapping[_Range, tuple[int, int, int]]
+
+
 class Expected:
     """Ranges that are on their way, or here; what nobody reads is given up with this object.
 
     Parameters
     ----------
-    batch
-        The requests.
-    places
-        For each range the request that it is in, and its first byte and number of bytes there.
+    wanted
+        The ranges: object, first byte and number of bytes.
+    asked
+        Where they come from, once that is known.
     """
 
-    def __init__(self, batch: Batch, places: dict[_Range, tuple[int, int, int]]) -> None:
-        self._batch = batch
-        self._places = places
-        self._giving_up = weakref.finalize(self, batch.give_up)
-        self._giving_up.atexit = False
+    def __init__(self, wanted: Collection[_Range], asked: "Future[_Asked]") -> None:
+        self._wanted = wanted
+        self._asked = asked
+        giving_up = weakref.finalize(self, _give_up, asked)
+        giving_up.atexit = False
 
     def __contains__(self, wanted: _Range) -> bool:
-        return wanted in self._places
+        return wanted in self._wanted
 
-    def read(self, wanted: _Range) -> _Content:
-        """Return the bytes of a range; waits for all of them.
+    def read(self, wanted: _Range) -> tuple[_Content, bool]:
+        """Return the bytes of a range, and whether this machine's disk had them; waits for them.
 
         Raises
         ------
         CellfeedError
             They cannot be had.
         """
-        number, first, n_bytes = self._places[wanted]
-        answer = self._batch.result()[number]
+        asked = self._asked.result()
+        if wanted in asked.kept:
+            return asked.kept[wanted], True
+        number, first, n_bytes = asked.places[wanted]
+        answer = asked.batch.result()[number]
         if isinstance(answer, CellfeedError):
             raise answer
-        return None if answer is None else answer[first : first + n_bytes]
+        return (None if answer is None else answer[first : first + n_bytes]), False
+
+
+def _give_up(asked: "Future[_Asked]") -> None:
+    if not asked.cancel():
+        asked.add_done_callback(_give_up_batch)
+
+
+def _give_up_batch(asked: "Future[_Asked]") -> None:
+    if asked.exception() is None:
+        asked.result().batch.give_up()
 
 
 class RemoteObjects(ByteStore):
@@ -115,37 +152,13 @@ class RemoteObjects(ByteStore):
         """Ask for ranges now; see `ByteStore`."""
         if not files.size:
             return None
-        scheduler = scheduler_of(self._locations(int(files[0])))
-        versions = {file: self._versions(file) for file in np.unique(files).tolist()}
-        ends = offsets + sizes
-        for file, version in versions.items():
-            if version is not None:  # a file that is too short is noticed from what is there
-                ends = np.where(files == file, np.minimum(ends, version.size), ends)
-        there = np.maximum(ends - offsets, 0)
-        order, bounds = joined(files, offsets, there, scheduler.link.worthwhile_gap)
-        requests, places = list[Request](), dict[_Range, tuple[int, int, int]]()
-        columns = (files.tolist(), offsets.tolist(), sizes.tolist(), there.tolist())
-        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            own = order[begin:end].tolist()
-            file, first = columns[0][own[0]], columns[1][own[0]]
-            stop = max(columns[1][k] + columns[3][k] for k in own)
-            location, version = self._locations(file), versions[file]
-            for k in own:
-                wanted = columns[0][k], columns[1][k], columns[2][k]
-                places[wanted] = len(requests), columns[1][k] - first, columns[3][k]
-            requests.append(
-                Request(
-                    location,
-                    object_store(location)[1],
-                    version,
-                    first,
-                    stop,
-                    sum(columns[3][k] for k in own),
-                )
-            )
-        batch = Batch(requests)
-        scheduler.submit(batch)
-        expected = Expected(batch, places)
+        ranges = _Ranges(files, offsets, sizes)
+        asked = Future[_Asked]()
+        if self._cache() is None:
+            asked.set_result(self._ask(ranges))
+        else:  # which is read in a thread, as nobody may wait for that here
+            asked = _disk_threads().submit(self._ask, ranges)
+        expected = Expected(set(ranges.listed), asked)
         with self._lock:
             self._expected.add(expected)
         return expected
@@ -157,14 +170,117 @@ class RemoteObjects(ByteStore):
         sizes: NDArray[np.int64],
     ) -> Sequence[_Content]:
         """Return ranges that were expected, and ask for the others; see `ByteStore`."""
-        wanted = list(zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True))
+        ranges = _Ranges(files, offsets, sizes)
         with self._lock:
             expected = list(self._expected)
-        sources = [next((one for one in expected if each in one), None) for each in wanted]
+        sources = [next((one for one in expected if each in one), None) for each in ranges.listed]
         missing = np.array([k for k, each in enumerate(sources) if each is None], np.intp)
         asked = self.expect(files[missing], offsets[missing], sizes[missing])
-        found = [
-            (asked if source is None else source, each)
-            for source, each in zip(sources, wanted, strict=True)
-        ]
-        return [None if source is None else source.read(each) for source, each in found]
+        found, arrived = list[_Content](), list[int]()
+        for k, (source, each) in enumerate(zip(sources, ranges.listed, strict=True)):
+            one = asked if source is None else source
+            content, was_kept = (None, True) if one is None else one.read(each)
+            found.append(content)
+            if not was_kept:
+                arrived.append(k)
+        self._keep(ranges, found, arrived)
+        return found
+
+    def _ask(self, ranges: "_Ranges") -> _Asked:
+        """Look for ranges on this machine's disk, and ask the server for the others."""
+        versions = {file: self._versions(file) for file in np.unique(ranges.files).tolist()}
+        kept = self._kept(ranges, versions)
+        others = np.array([k for k, each in enumerate(ranges.listed) if each not in kept], np.intp)
+        batch, places = self._batch(ranges.some(others), versions)
+        if batch.requests:
+            scheduler_of(batch.requests[0].location).submit(batch)
+        return _Asked(kept, batch, places)
+
+    def _batch(
+        self, ranges: "_Ranges", versions: Mapping[int, Version | None]
+    ) -> tuple[Batch, dict[_Range, tuple[int, int, int]]]:
+        """Return requests for ranges, and where each range is in them."""
+        files, offsets, sizes = ranges.files, ranges.offsets, ranges.sizes
+        ends = offsets + sizes
+        for file in np.unique(files).tolist():
+            version = versions[file]
+            if version is not None:  # a file that is too short is noticed from what is there
+                ends = np.where(files == file, np.minimum(ends, version.size), ends)
+        there = np.maximum(ends - offsets, 0)
+        gap = scheduler_of(self._locations(int(files[0]))).link.worthwhile_gap if files.size else 0
+        order, bounds = joined(files, offsets, there, gap)
+        requests, places = list[Request](), dict[_Range, tuple[int, int, int]]()
+        for begin, end in pairwise(bounds.tolist()):
+            own = order[begin:end]
+            file, first = int(files[own[0]]), int(offsets[own[0]])
+            stop = int((offsets[own] + there[own]).max())
+            for k, n_bytes in zip(own.tolist(), there[own].tolist(), strict=True):
+                places[ranges.listed[k]] = len(requests), ranges.listed[k][1] - first, n_bytes
+            location = self._locations(file)
+            path, n_wanted = object_store(location)[1], int(there[own].sum())
+            requests.append(Request(location, path, versions[file], first, stop, n_wanted))
+        return Batch(requests), places
+
+    def _cache(self) -> DiskCache | None:
+        return disk_cache("bytes", self._locations(0).options.cache_bytes)
+
+    def _kept_object(self, file: int, version: Version | None) -> KeptObject | None:
+        cache = self._cache()
+        if cache is None or version is None:
+            return None
+        return cache.object(str(self._locations(file)), version.strong_etag, version.size)
+
+    def _kept(
+        self, ranges: "_Ranges", versions: Mapping[int, Version | None]
+    ) -> Mapping[_Range, bytes]:
+        """Return those ranges that this machine's disk has."""
+        found = dict[_Range, bytes]()
+        if self._cache() is None:
+            return found
+        for file, version in versions.items():
+            kept = self._kept_object(file, version)
+            if kept is not None:
+                own = np.flatnonzero(ranges.files == file)
+                contents = kept.read(ranges.offsets[own], ranges.sizes[own])
+                for k, content in zip(own.tolist(), contents, strict=True):
+                    if content is not None:
+                        found[ranges.listed[k]] = content
+        return found
+
+    def _keep(self, ranges: "_Ranges", found: Sequence[_Content], arrived: Sequence[int]) -> None:
+        """Keep what the server sent on this machine's disk, if the user wants that."""
+        if not arrived or self._cache() is None:
+            return
+        numbers = np.array(arrived, np.intp)
+        for file in np.unique(ranges.files[numbers]).tolist():
+            kept = self._kept_object(file, self._versions(file))
+            if kept is None:
+                continue
+            own = numbers[ranges.files[numbers] == file]
+            whole = [
+                (k, content)
+                for k in own.tolist()
+                if (content := found[k]) is not None and len(content) == ranges.sizes[k]
+            ]
+            offsets = ranges.offsets[[k for k, _ in whole]]
+            kept.write(offsets, [content for _, content in whole])
+
+
+class _Ranges:
+    """Byte ranges, as arrays and one by one."""
+
+    def __init__(
+        self, files: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> None:
+        self.files, self.offsets, self.sizes = files, offsets, sizes
+        self.listed = list(zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True))
+
+    def some(self, numbers: NDArray[np.intp]) -> "_Ranges":
+        """Return those of some numbers."""
+        return _Ranges(self.files[numbers], self.offsets[numbers], self.sizes[numbers])
+
+
+@cache
+def _disk_threads() -> ThreadPoolExecutor:
+    """Return the threads that read from this machine's disk."""
+    return ThreadPoolExecutor(2, thread_name_prefix="cellfeed-kept")

@@ -5,20 +5,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cellfeed._bytes import Location
 from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, PathError
+from cellfeed._remote._disk_cache import DiskCache
 from cellfeed._remote._failures import ChangedError, failure, is_overload, may_pass
 from cellfeed._remote._loop import ForkedError, check_process
 
 __all__ = [
     "N_ATTEMPTS",
-    "SCHEMES",
     "Version",
     "attempt",
-    "is_remote",
+    "disk_cache",
     "object_store",
     "open_object",
     "pause_before",
@@ -26,7 +27,6 @@ __all__ = [
     "zarr_store",
 ]
 
-SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss")
 N_ATTEMPTS = 6
 
 _WEB = ("http", "https")
@@ -55,6 +55,11 @@ class Version:
     etag: str | None
     modified: datetime | None
 
+    @property
+    def strong_etag(self) -> str | None:
+        """The name of the version, if no two contents of it have the same."""
+        return None if self.etag is None or self.etag.startswith("W/") else self.etag
+
     def check(self, found: "Version") -> None:
         """Check that an answer is of this version.
 
@@ -75,11 +80,6 @@ class Version:
 def version_of(meta: Any) -> Version:
     """Return the version that obstore's metadata of an object tells of."""
     return Version(int(meta["size"]), meta.get("e_tag"), meta.get("last_modified"))
-
-
-def is_remote(location: Location) -> bool:
-    """Return whether a location is on a web server or in an object store."""
-    return location.scheme in SCHEMES
 
 
 def object_store(location: Location) -> tuple[Any, str]:
@@ -109,6 +109,12 @@ def object_store(location: Location) -> tuple[Any, str]:
         # The options are kept with it, so that no others get their number.
         _opened[key] = location.options, _store(location, root)
     return _opened[key][1], path
+
+
+@cache
+def disk_cache(name: str, max_bytes: int) -> DiskCache | None:
+    """Return a cache on this machine's disk, one for the process; None if it may hold nothing."""
+    return DiskCache(max_bytes, name=name) if max_bytes else None
 
 
 def zarr_store(location: Location) -> tuple[Any, str]:

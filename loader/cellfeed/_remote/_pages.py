@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
+from cellfeed._remote._disk_cache import KeptObject
 from cellfeed._remote._joining import joined
-from cellfeed._remote._opening import Version, attempt, object_store, version_of
+from cellfeed._remote._opening import Version, attempt, disk_cache, object_store, version_of
 
 __all__ = ["PagedFile"]
 
@@ -28,6 +29,7 @@ _PAGES_OF_A_MISS = 16
 _GAP = 1 << 18
 _PIECE = 1 << 20  # of a large read, which is asked for in pieces side by side
 _MOST_PAGES = 1 << 15  # 512 MiB
+_MOST_KEPT = 1 << 30  # bytes of pages of all objects, on this machine's disk
 
 _NODE_OF_CHUNKS = b"TREE\x01"
 _NODE_HEAD = 24
@@ -54,6 +56,10 @@ class PagedFile(io.RawIOBase):
         self._position = 0
         self._pages = dict[int, bytes]()
         self._n_dimensions = 0
+        cache = disk_cache("pages", _MOST_KEPT)
+        self._kept: KeptObject | None = None
+        if cache is not None:
+            self._kept = cache.object(str(location), version.strong_etag, version.size)
 
     def readable(self) -> bool:
         """Return that it can be read."""
@@ -118,8 +124,8 @@ class PagedFile(io.RawIOBase):
             return
         if len(self._pages) + len(pages) > _MOST_PAGES:
             self._pages.clear()
-        numbers = np.array(pages, np.int64)
-        offsets = numbers * PAGE_BYTES
+        pages = self._not_kept(pages)
+        offsets = np.array(pages, np.int64) * PAGE_BYTES
         sizes = np.minimum(PAGE_BYTES, self._version.size - offsets)
         order, bounds = joined(np.zeros(len(pages), np.int64), offsets, sizes, _GAP)
         firsts = offsets[order[bounds[:-1]]]
@@ -131,6 +137,19 @@ class PagedFile(io.RawIOBase):
             for k in order[begin:end].tolist():
                 start = int(offsets[k]) - first
                 self._pages[pages[k]] = bytes(content[start : start + int(sizes[k])])
+        if self._kept is not None:
+            self._kept.write(offsets, [self._pages[page] for page in pages])
+
+    def _not_kept(self, pages: Sequence[int]) -> list[int]:
+        """Take pages that this machine's disk has, and return the others."""
+        if self._kept is None:
+            return list(pages)
+        offsets = np.array(pages, np.int64) * PAGE_BYTES
+        found = self._kept.read(offsets, np.minimum(PAGE_BYTES, self._version.size - offsets))
+        self._pages |= {
+            page: content for page, content in zip(pages, found, strict=True) if content is not None
+        }
+        return [page for page, content in zip(pages, found, strict=True) if content is None]
 
     def _read_large(self, view: memoryview, first: int) -> None:
         starts = range(first, first + len(view), _PIECE)
@@ -138,8 +157,10 @@ class PagedFile(io.RawIOBase):
         for start, content in zip(starts, self._ask(list(starts), stops), strict=True):
             view[start - first : start - first + len(content)] = content
 
-    def _ask(self, firsts: Sequence[int], stops: Sequence[int]) -> list[memoryview]:
+    def _ask(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
         """Return ranges; the last is asked for after the others, with the version it is of."""
+        if not firsts:
+            return ()
 
         def ask() -> list[memoryview]:
             contents = list[memoryview]()

@@ -9,9 +9,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location
+from cellfeed._bytes import SCHEMES, Location
 from cellfeed._errors import FormatError
-from cellfeed._remote import SCHEMES
 from cellfeed._sources._anndata._csr import StoredCsr
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._dense import StoredDense
