@@ -77,10 +77,13 @@ def _iterate() -> Any:
     iterate.restype = ctypes.c_int
 
     def run(dataset: h5py.Dataset, state: NDArray[np.int64]) -> int:
-        with phil:
-            ended: int = iterate(
-                dataset.id.id, _DEFAULT_TRANSFER, note_chunk.address, state.ctypes.data
-            )
+        try:
+            with phil:
+                ended: int = iterate(
+                    dataset.id.id, _DEFAULT_TRANSFER, note_chunk.address, state.ctypes.data
+                )
+        except SystemError as error:  # which ctypes makes of what a file in Python raises
+            raise error.__cause__ or error from None
         return ended
 
     return run

@@ -459,4 +459,4 @@ class Collection:
         Processes that are forked afterwards share them.
         """
         stored = (each for source in self._sources for each in source.elements.values())
-        load_tables([each for each in stored if each.shape[0]])
+        load_tables([each for each in stored if each.shape[0]], are_remote=self.is_remote)

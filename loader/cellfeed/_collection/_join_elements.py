@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._collection._join_var import Genes, join_var, listed
+from cellfeed._collection._side_by_side import side_by_side
 from cellfeed._errors import FormatError, MismatchError
 from cellfeed._layouts import ColumnMap, ColumnNames, Element
 from cellfeed._sources import Source
@@ -106,11 +107,12 @@ def _joined(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
 def _parts(name: str, sources: Sequence[Source]) -> list[tuple[Location, NDArray[np.object_]]]:
     """Return the names of the columns of each source; those of the first are not kept twice."""
     parts = list[tuple[Location, NDArray[np.object_]]]()
-    for source in sources:
-        own = _names_of(name, source)
+    found = side_by_side(partial(_names_of, name), sources)
+    for source, own in zip(sources, found, strict=True):
         if parts and np.array_equal(own, parts[0][1]):
-            own = parts[0][1]
-        parts.append((source.location, own))
+            parts.append((source.location, parts[0][1]))
+        else:
+            parts.append((source.location, own))
     return parts
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._cells import CategoricalColumn, NumericColumn, ObsColumn, require_int64
+from cellfeed._collection._side_by_side import side_by_side
 from cellfeed._errors import ColumnError, FormatError, MismatchError, ParameterError
 from cellfeed._sources import Source
 
@@ -48,17 +50,21 @@ def read_obs(
         raise ParameterError(msg)
     if not columns:
         return {}
-    known = [source.obs_names() for source in sources]
+    known = list(side_by_side(methodcaller("obs_names"), sources))
     for name in columns:
         lacking = [k for k, names in enumerate(known) if name not in names]
         if lacking and (join_obs == "same" or len(lacking) == len(sources)):
             there = ", ".join(known[lacking[0]]) or "none"
             where = sources[lacking[0]].location
             raise ColumnError(f"{where}: obs has no column {name!r}; its columns are: {there}")
+    names_of = dict(zip(map(id, sources), known, strict=True))
+
+    def read(source: Source) -> "pd.DataFrame | None":
+        wanted = [name for name in columns if name in names_of[id(source)]]
+        return source.read_obs(wanted) if wanted else None
+
     tables = []
-    for source, names in zip(sources, known, strict=True):
-        wanted = [name for name in columns if name in names]
-        table = source.read_obs(wanted) if wanted else None
+    for source, table in zip(sources, side_by_side(read, sources), strict=True):
         if table is not None and len(table) != source.n_rows:
             msg = (
                 f"{source.location}: obs has {len(table)} rows, the matrix {source.n_rows}; "

@@ -4,9 +4,12 @@ import glob
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from cellfeed._bytes import Location, StorageOptions
+from cellfeed._collection._side_by_side import side_by_side
 from cellfeed._errors import PathError
 from cellfeed._remote import expand_url
 from cellfeed._sources import (
@@ -58,11 +61,17 @@ def open_sources_of(
             msg = f"{location}: given twice, so that its cells would count twice; give it once"
             raise PathError(msg)
         seen.add(resolved)
-    return [
-        source
-        for location, storage in found
-        for source in open_location(storage, location, elements)
-    ]
+    opened = side_by_side(partial(_open, elements=elements), [_Found(*each) for each in found])
+    return [source for sources in opened for source in sources]
+
+
+class _Found(NamedTuple):
+    location: Location
+    storage: Storage
+
+
+def _open(found: _Found, elements: Sequence[str]) -> list[Source]:
+    return open_location(found.storage, found.location, elements)
 
 
 def _located(where: PathLike, options: StorageOptions | None) -> Location:

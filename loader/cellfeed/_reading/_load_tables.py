@@ -4,18 +4,27 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from cellfeed._progress import ProgressLine
+from cellfeed._remote import outside_lock
 from cellfeed._sources import StoredElement
 from cellfeed.machine import usable_cpu_count
 
 __all__ = ["load_tables"]
 
 _POLL_SECONDS = 0.2
+_AT_ONCE = 16
 
 
-def load_tables(elements: Sequence[StoredElement]) -> None:
+def load_tables(elements: Sequence[StoredElement], *, are_remote: bool = False) -> None:
     """Have each element read its tables, some at a time; see `StoredElement.load_tables`.
 
     Progress is shown on the terminal from two seconds on.
+
+    Parameters
+    ----------
+    elements
+        Of any sources.
+    are_remote
+        Whether reading them takes round trips rather than a processor.
 
     Raises
     ------
@@ -24,12 +33,12 @@ def load_tables(elements: Sequence[StoredElement]) -> None:
     """
     if not elements:
         return
-    n_threads = min(len(elements), usable_cpu_count())
+    n_threads = min(len(elements), _AT_ONCE if are_remote else usable_cpu_count())
     with (
         ThreadPoolExecutor(n_threads, thread_name_prefix="cellfeed-tables") as threads,
         ProgressLine() as line,
     ):
-        jobs = [threads.submit(each.load_tables) for each in elements]
+        jobs = [threads.submit(outside_lock, each.load_tables) for each in elements]
         try:
             n_left = len(jobs)
             while n_left:

@@ -8,7 +8,8 @@ from cellfeed._remote._failures import failure, is_of_server
 from cellfeed._remote._listing import expand_url, versions_below, versions_of
 from cellfeed._remote._objects import RemoteObjects
 from cellfeed._remote._opening import Version, open_object, zarr_store
-from cellfeed._remote._pages import PagedFile
+from cellfeed._remote._outside_lock import outside_lock
+from cellfeed._remote._pages import PagedFile, paged_file
 
 __all__ = [
     "PagedFile",
@@ -18,6 +19,8 @@ __all__ = [
     "failure",
     "is_of_server",
     "open_object",
+    "outside_lock",
+    "paged_file",
     "versions_below",
     "versions_of",
     "zarr_store",

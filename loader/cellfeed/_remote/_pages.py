@@ -12,6 +12,7 @@ meanwhile, and a thread that let go of an object of h5py would wait for that.
 import io
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,24 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location
 from cellfeed._remote._disk_cache import KeptObject
 from cellfeed._remote._joining import joined
-from cellfeed._remote._opening import Version, attempt, disk_cache, object_store, version_of
+from cellfeed._remote._opening import (
+    Version,
+    attempt,
+    disk_cache,
+    object_store,
+    open_object,
+    version_of,
+)
+from cellfeed._remote._outside_lock import MissingError, brings_outside, opened_outside
 
-__all__ = ["PagedFile"]
+__all__ = ["PagedFile", "paged_file"]
 
 PAGE_BYTES = 1 << 14
 _PAGES_OF_A_MISS = 16
+_MOST_AHEAD = 256  # pages
 _GAP = 1 << 18
 _PIECE = 1 << 20  # of a large read, which is asked for in pieces side by side
+_MOST_IN_PAGES = 1 << 26  # bytes of a read
 _MOST_PAGES = 1 << 15  # 512 MiB
 _MOST_KEPT = 1 << 30  # bytes of pages of all objects, on this machine's disk
 
@@ -35,6 +46,20 @@ _NODE_OF_CHUNKS = b"TREE\x01"
 _NODE_HEAD = 24
 _NODE_ENTRIES = 64  # of chunk indexes, unless the file says otherwise, which nobody does
 _ADDRESS = 8
+
+
+def paged_file(location: Location) -> "PagedFile":
+    """Open an object as a file.
+
+    Raises
+    ------
+    PathError
+        There is no such object.
+    RemoteError
+        The server cannot be reached, or refuses.
+    """
+    key = location, id(location.options)
+    return opened_outside(key, lambda: PagedFile(location, open_object(location)))
 
 
 class PagedFile(io.RawIOBase):
@@ -56,10 +81,16 @@ class PagedFile(io.RawIOBase):
         self._position = 0
         self._pages = dict[int, bytes]()
         self._n_dimensions = 0
+        self._ahead_to, self._n_ahead = -_MOST_AHEAD, _PAGES_OF_A_MISS
         cache = disk_cache("pages", _MOST_KEPT)
         self._kept: KeptObject | None = None
         if cache is not None:
             self._kept = cache.object(str(location), version.strong_etag, version.size)
+
+    @property
+    def version(self) -> Version:
+        """The version that is read."""
+        return self._version
 
     def readable(self) -> bool:
         """Return that it can be read."""
@@ -86,7 +117,7 @@ class PagedFile(io.RawIOBase):
         stop = min(first + len(view), self._version.size)
         if stop <= first:
             return 0
-        if stop - first > _PIECE:
+        if stop - first > (_MOST_IN_PAGES if brings_outside() else _PIECE):
             self._read_large(view[: stop - first], first)
         else:
             view[: stop - first] = self._piece(first, stop)
@@ -113,8 +144,12 @@ class PagedFile(io.RawIOBase):
         pages = range(first // PAGE_BYTES, (stop - 1) // PAGE_BYTES + 1)
         if not all(page in self._pages for page in pages):
             n_pages = -(-self._version.size // PAGE_BYTES)
-            end = min(max(pages.stop, pages.start + _PAGES_OF_A_MISS), n_pages)
-            self._bring_pages([k for k in range(pages.start, end) if k not in self._pages])
+            missing = next(page for page in pages if page not in self._pages)
+            # What is read in a row, such as the names of genes, is brought in ever larger pieces.
+            goes_on = 0 <= missing - self._ahead_to < _PAGES_OF_A_MISS
+            self._n_ahead = min(2 * self._n_ahead, _MOST_AHEAD) if goes_on else _PAGES_OF_A_MISS
+            end = self._ahead_to = min(max(pages.stop, missing + self._n_ahead), n_pages)
+            self._bring_pages([k for k in range(missing, end) if k not in self._pages])
         content = b"".join(self._pages[page] for page in pages)
         begin = first - pages.start * PAGE_BYTES
         return content[begin : begin + stop - first]
@@ -122,7 +157,14 @@ class PagedFile(io.RawIOBase):
     def _bring_pages(self, pages: Sequence[int]) -> None:
         if not pages:
             return
-        if len(self._pages) + len(pages) > _MOST_PAGES:
+        if brings_outside():
+            raise MissingError(partial(self._bring_now, pages))
+        self._bring_now(pages)
+
+    def _bring_now(self, pages: Sequence[int]) -> bool:
+        """Bring pages; return whether there is room for all that were brought before, too."""
+        has_room = len(self._pages) + len(pages) <= _MOST_PAGES
+        if not has_room:
             self._pages.clear()
         pages = self._not_kept(pages)
         offsets = np.array(pages, np.int64) * PAGE_BYTES
@@ -139,6 +181,7 @@ class PagedFile(io.RawIOBase):
                 self._pages[pages[k]] = bytes(content[start : start + int(sizes[k])])
         if self._kept is not None:
             self._kept.write(offsets, [self._pages[page] for page in pages])
+        return has_room
 
     def _not_kept(self, pages: Sequence[int]) -> list[int]:
         """Take pages that this machine's disk has, and return the others."""

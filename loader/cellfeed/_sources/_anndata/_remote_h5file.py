@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import LastingIdentity, Location, replaced
 from cellfeed._chunks import ChunkedArray
 from cellfeed._errors import CellfeedError, FormatError
-from cellfeed._remote import PagedFile, RemoteObjects, Version, open_object
+from cellfeed._remote import PagedFile, RemoteObjects, Version, paged_file
 from cellfeed._sources._anndata._h5file import H5File
 
 __all__ = ["RemoteH5File"]
@@ -50,12 +50,11 @@ class RemoteH5File(H5File):
         self._pages: PagedFile | None = None
 
     def _open(self) -> h5py.File:
-        version = open_object(self.location)
+        self._pages = paged_file(self.location)
         if self._version is None:
-            self._version = version
-        if self._version != version:
+            self._version = self._pages.version
+        if self._version != self._pages.version:
             raise replaced(self.location)
-        self._pages = PagedFile(self.location, version)
         try:
             file = h5py.File(self._pages, "r")
         except CellfeedError:

@@ -1,0 +1,44 @@
+"""Something is read of each of many files, of servers side by side."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from cellfeed._bytes import Location
+from cellfeed._reading import ahead
+from cellfeed._remote import outside_lock
+
+__all__ = ["side_by_side"]
+
+_AT_ONCE = 16
+
+
+class _Located(Protocol):
+    @property
+    def location(self) -> Location: ...
+
+
+_Item = TypeVar("_Item", bound=_Located)
+_Read = TypeVar("_Read")
+
+
+def side_by_side(read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iterator[_Read]:
+    """Iterate over ``read(item)``; errors come where the result would have come.
+
+    Parameters
+    ----------
+    read
+        Reads something of an item; called again where it needs pages of a server, so it leaves
+        nothing behind that a second call minds.
+    items
+        What has a location. Those of this machine are read one after the other.
+    """
+    if len(items) <= 1 or not any(item.location.is_remote for item in items):
+        yield from map(read, items)
+        return
+
+    def read_outside(item: _Item) -> _Read:
+        return outside_lock(lambda: read(item))
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="cellfeed-open") as threads:
+        yield from ahead(read_outside, items, threads, _AT_ONCE)
