@@ -14,7 +14,7 @@ __all__ = ["Location", "StorageOptions"]
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StorageOptions:
     """How a server is reached, and what is kept of it; never shown, as there are credentials in it.
 

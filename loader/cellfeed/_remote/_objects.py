@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from cellfeed._bytes import ByteStore, LastingIdentity, Location, digest_of
 from cellfeed._errors import CellfeedError
 from cellfeed._remote._joining import joined
-from cellfeed._remote._opening import Version, object_store
+from cellfeed._remote._opening import Version, stores_of
 from cellfeed._remote._scheduler import Batch, Counters, Request, scheduler_of
 
 __all__ = ["Expected", "RemoteObjects"]
 
 _Range = tuple[int, int, int]
 _Content = memoryview | bytes | None
+_NOTHING = -1  # in place of the number of a request
 
 
 class Expected:
@@ -28,7 +29,8 @@ class Expected:
     batch
         The requests.
     places
-        For each range the request that it is in, and its first byte and number of bytes there.
+        For each range the request that it is in, -1 if no byte of it is there, and its first byte
+        and number of bytes there.
     """
 
     def __init__(self, batch: Batch, places: dict[_Range, tuple[int, int, int]]) -> None:
@@ -49,9 +51,11 @@ class Expected:
             They cannot be had.
         """
         number, first, n_bytes = self._places[wanted]
+        if number == _NOTHING:
+            return b""
         answer = self._batch.result()[number]
         if isinstance(answer, CellfeedError):
-            raise answer
+            raise type(answer)(*answer.args)  # one's own: others raise it in other threads
         return None if answer is None else answer[first : first + n_bytes]
 
 
@@ -116,30 +120,37 @@ class RemoteObjects(ByteStore):
         if not files.size:
             return None
         scheduler = scheduler_of(self._locations(int(files[0])))
-        versions = {file: self._versions(file) for file in np.unique(files).tolist()}
-        ends = offsets + sizes
-        for file, version in versions.items():
-            if version is not None:  # a file that is too short is noticed from what is there
-                ends = np.where(files == file, np.minimum(ends, version.size), ends)
-        there = np.maximum(ends - offsets, 0)
-        order, bounds = joined(files, offsets, there, scheduler.link.worthwhile_gap)
+        numbers, of_file = np.unique(files, return_inverse=True)
+        versions = {file: self._versions(file) for file in numbers.tolist()}
+        unknown = np.iinfo(np.int64).max
+        limits = [unknown if each is None else each.size for each in versions.values()]
+        # Fewer where a file ends before its range does, which is noticed from what is there.
+        there = np.clip(np.array(limits, np.int64)[of_file] - offsets, 0, sizes)
+        some = np.flatnonzero(there)
+        order, bounds = joined(
+            files[some], offsets[some], there[some], scheduler.link.worthwhile_gap
+        )
+        order = some[order]
         requests, places = list[Request](), dict[_Range, tuple[int, int, int]]()
         columns = (files.tolist(), offsets.tolist(), sizes.tolist(), there.tolist())
+        places |= dict.fromkeys(zip(*columns[:3], strict=True), (_NOTHING, 0, 0))
         for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             own = order[begin:end].tolist()
-            file, first = columns[0][own[0]], columns[1][own[0]]
-            stop = max(columns[1][k] + columns[3][k] for k in own)
+            file = columns[0][own[0]]
             location, version = self._locations(file), versions[file]
+            # Whatever there is, of an object of which nothing is known.
+            first = 0 if version is None else columns[1][own[0]]
+            stop = None if version is None else max(columns[1][k] + columns[3][k] for k in own)
             for k in own:
                 wanted = columns[0][k], columns[1][k], columns[2][k]
                 places[wanted] = len(requests), columns[1][k] - first, columns[3][k]
             requests.append(
                 Request(
                     location,
-                    object_store(location)[1],
+                    stores_of(location)[1],
                     version,
                     first,
-                    stop if version is not None else None,
+                    stop,
                     sum(columns[3][k] for k in own),
                 )
             )
@@ -157,6 +168,9 @@ class RemoteObjects(ByteStore):
         sizes: NDArray[np.int64],
     ) -> Sequence[_Content]:
         """Return ranges that were expected, and ask for the others; see `ByteStore`."""
+        if not files.size:
+            return []
+        stores_of(self._locations(int(files[0])))  # what was expected is of no use in a fork
         wanted = list(zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True))
         with self._lock:
             expected = list(self._expected)

@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
+from cellfeed._remote._asking import ask_in_thread
+from cellfeed._remote._failures import ShortError
 from cellfeed._remote._joining import joined
-from cellfeed._remote._opening import Version, attempt, object_store, version_of
+from cellfeed._remote._opening import Version, stores_of, version_of
 
 __all__ = ["PagedFile"]
 
@@ -50,7 +52,8 @@ class PagedFile(io.RawIOBase):
         super().__init__()
         self._location = location
         self._version = version
-        self._store, self._path = object_store(location)
+        stores, self._path = stores_of(location)
+        self._store = stores.blocking
         self._position = 0
         self._pages = dict[int, bytes]()
         self._n_dimensions = 0
@@ -97,6 +100,7 @@ class PagedFile(io.RawIOBase):
         pages = np.unique(
             np.concatenate([[0], *(np.arange(a, b + 1) for a, b in zip(first, last, strict=True))])
         ).astype(np.int64)
+        self._make_room(len(pages))
         self._bring_pages([page for page in pages.tolist() if page not in self._pages])
 
     def index_of_chunks(self, n_dimensions: int) -> None:
@@ -106,6 +110,7 @@ class PagedFile(io.RawIOBase):
     def _piece(self, first: int, stop: int) -> bytes:
         pages = range(first // PAGE_BYTES, (stop - 1) // PAGE_BYTES + 1)
         if not all(page in self._pages for page in pages):
+            self._make_room(_PAGES_OF_A_MISS + len(pages))
             n_pages = -(-self._version.size // PAGE_BYTES)
             end = min(max(pages.stop, pages.start + _PAGES_OF_A_MISS), n_pages)
             self._bring_pages([k for k in range(pages.start, end) if k not in self._pages])
@@ -113,11 +118,13 @@ class PagedFile(io.RawIOBase):
         begin = first - pages.start * PAGE_BYTES
         return content[begin : begin + stop - first]
 
+    def _make_room(self, n_pages: int) -> None:
+        if len(self._pages) + n_pages > _MOST_PAGES:
+            self._pages.clear()
+
     def _bring_pages(self, pages: Sequence[int]) -> None:
         if not pages:
             return
-        if len(self._pages) + len(pages) > _MOST_PAGES:
-            self._pages.clear()
         numbers = np.array(pages, np.int64)
         offsets = numbers * PAGE_BYTES
         sizes = np.minimum(PAGE_BYTES, self._version.size - offsets)
@@ -153,10 +160,10 @@ class PagedFile(io.RawIOBase):
             contents.append(memoryview(last.bytes()))
             for content, a, b in zip(contents, firsts, stops, strict=True):
                 if len(content) != b - a:
-                    raise OSError("fewer bytes came than were asked for")
+                    raise ShortError
             return contents
 
-        return attempt(self._location, ask, min(firsts), max(stops))
+        return ask_in_thread(self._location, ask, min(firsts), max(stops))
 
     def _bring_children(self, nodes: Sequence[bytes]) -> None:
         """Bring all nodes below nodes of a chunk index, level by level."""
