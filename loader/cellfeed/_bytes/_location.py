@@ -15,7 +15,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss")  # of web servers, object stores
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StorageOptions:
     """How a server is reached, and what is kept of it; never shown, as there are credentials in it.
 

@@ -4,10 +4,11 @@ A fetch's ranges are known before it is read. They are joined where that saves a
 requests are under way at a time, and what arrives waits for the fetch that it belongs to.
 """
 
+from cellfeed._remote._asking import open_object, zarr_store
 from cellfeed._remote._failures import failure, is_of_server
 from cellfeed._remote._listing import expand_url, versions_below, versions_of
 from cellfeed._remote._objects import RemoteObjects
-from cellfeed._remote._opening import Version, open_object, zarr_store
+from cellfeed._remote._opening import Version
 from cellfeed._remote._outside_lock import outside_lock
 from cellfeed._remote._pages import PagedFile, paged_file
 

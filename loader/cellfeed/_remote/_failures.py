@@ -9,14 +9,30 @@ __all__ = [
     "ChangedError",
     "ShortError",
     "failure",
+    "is_missing",
     "is_of_server",
     "is_overload",
     "may_pass",
 ]
 
-_STATUS = re.compile(r"status code: (\d{3})")
+_STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
+_CODE = re.compile(r"<Code>(\w+)</Code>|\"(?:Code|code|error)\": *\"(\w+)\"")
+_CAUSES = {  # in what obstore adds for developers
+    "TimedOut": "no answer in time; give more in `client_options` (`read_timeout`, `timeout`)",
+    "kind: Timeout": "no answer in time; give more in `client_options` (`read_timeout`, `timeout`)",
+    "dns error": "its name is not known",
+    "ConnectionRefused": "the connection is refused",
+    "ConnectionReset": "the connection was reset",
+    "UnexpectedEof": "the connection was closed in the middle of the answer",
+    "IncompleteMessage": "the connection was closed before an answer",
+    "TooManyRedirects": "it redirects in a circle",
+    "InvalidContentType": "it does not speak TLS; is the URL `http://`?",
+    "BadScheme": "it redirects to what is not encrypted",
+    "invalid peer certificate": "its certificate is not valid",
+}
 _OVERLOADED = (429, 503)
 _MAY_PASS = (408, 425, 429)
+_PAST_THE_END = 416
 _SERVER_ERRORS = 500
 _CLIENT_ERRORS = 400
 _FINAL = (
@@ -47,7 +63,12 @@ def is_of_server(error: BaseException) -> bool:
 def _status_of(error: BaseException) -> int | None:
     """Return the HTTP status that an error of obstore tells of, None if there is none."""
     found = _STATUS.search(str(error))
-    return int(found[1]) if found else None
+    return int(found[1][:3]) if found else None
+
+
+def is_missing(error: BaseException) -> bool:
+    """Return whether there is no such object."""
+    return isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError"
 
 
 def is_overload(error: BaseException) -> bool:
@@ -60,8 +81,6 @@ def may_pass(error: BaseException) -> bool:
     if isinstance(error, ChangedError) or type(error).__name__ in _FINAL:
         return False
     if not isinstance(error, Exception):
-        return False
-    if _ignores_ranges(error):
         return False
     status = _status_of(error)
     return (
@@ -89,21 +108,21 @@ def failure(
     where = str(location)
     if first is not None:
         where += f" (bytes {first} to {stop})" if stop is not None else f" (from byte {first})"
-    if isinstance(error, ChangedError):
-        msg = f"{location}: was replaced or written to since it was opened; open it again"
-        return FormatError(msg)
     kind, status = type(error).__name__, _status_of(error)
-    if kind in ("NotFoundError", "FileNotFoundError"):
-        return PathError(f"{location}: there is no such object; check the URL")
+    if isinstance(error, ChangedError) or status == _PAST_THE_END:
+        msg = f"{where}: was replaced or written to since it was opened; open it again"
+        return FormatError(msg)
+    if is_missing(error):
+        return PathError(f"{where}: there is no such object; check the URL")
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
-        what = f"the server refuses it ({status or 'no credentials'})"
+        what = f"the server refuses it ({_said(error) or 'no credentials'})"
         remedy = "give valid credentials in `storage_options`, or renew those that expired"
-    elif _ignores_ranges(error):
+    elif kind == "NotSupportedError" and first is not None:
         what, remedy = "the server returns no byte ranges", "download it, or use another server"
     elif isinstance(error, ShortError):
         what = "the server returned fewer bytes than it has"
         remedy = "upload it again if that goes on"
-    elif status is not None and _CLIENT_ERRORS <= status < _SERVER_ERRORS:
+    elif status is not None and _CLIENT_ERRORS <= status < _SERVER_ERRORS and not may_pass(error):
         what = f"the server refuses it ({_said(error)})"
         remedy = "check the URL and `storage_options`; renew credentials that expired"
     else:
@@ -112,14 +131,20 @@ def failure(
     return RemoteError(f"{where}: {what}; {remedy}")
 
 
-def _ignores_ranges(error: BaseException) -> bool:
-    said = str(error)
-    return "NotPartial" in said or "non-partial response" in said
-
-
 def _said(error: BaseException) -> str:
-    """Return the last part of the first line of what obstore says: what the server answered."""
-    line = str(error).partition("\n")[0].strip()
-    said = line.rpartition(" - ")[2] if " - " in line else line
+    """Return what the server answered, or why it did not, without what it may have repeated.
+
+    The text of an answer may hold what was sent, credentials among it; of that only a code is
+    taken.
+    """
+    line, _, details = str(error).partition("\n")
+    found = _STATUS.search(line)
+    if found is not None:
+        code = _CODE.search(str(error))
+        return found[1].strip() + (f": {code[1] or code[2]}" if code else "")
+    cause = next((words for sign, words in _CAUSES.items() if sign in details), None)
+    if cause is not None:
+        return cause
+    said = line.rpartition(" - ")[2]
     said = re.sub(r"https?://\S+", "", said)  # it is named already, and may be signed
-    return " ".join(said.removeprefix("Server returned non-2xx ").split())[:160]
+    return " ".join(said.split())[:160]

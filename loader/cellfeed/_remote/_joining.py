@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 __all__ = ["LARGEST_REQUEST", "joined"]
 
+_FILE_BITS = 44  # keep the bytes of different objects apart
 LARGEST_REQUEST = 1 << 23  # more in one piece is late as a whole, and is kept as a whole
 
 
@@ -32,7 +33,8 @@ def joined(
         return np.empty(0, np.intp), np.zeros(1, np.intp)
     order = np.lexsort((offsets, files))
     files, offsets, sizes = files[order], offsets[order], sizes[order]
-    ends = np.maximum.accumulate(offsets + sizes + _of_file(files)) - _of_file(files)
+    apart = np.cumsum(np.diff(files, prepend=files[0]) != 0) << _FILE_BITS
+    ends = np.maximum.accumulate(offsets + sizes + apart) - apart
     is_first = np.ones(len(order), np.bool_)
     is_first[1:] = (files[1:] != files[:-1]) | (offsets[1:] - ends[:-1] > gap)
     starts = np.flatnonzero(is_first)
@@ -48,8 +50,3 @@ def joined(
                 break
         bounds.append(end)
     return order, np.unique(np.array(bounds, np.intp))
-
-
-def _of_file(files: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return numbers that keep the bytes of different objects apart."""
-    return files.astype(np.int64) << 44

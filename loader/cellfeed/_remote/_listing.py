@@ -1,13 +1,15 @@
 """What a folder or a pattern of an object store stands for."""
 
+import asyncio
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from cellfeed._bytes import Location
-from cellfeed._errors import PathError
-from cellfeed._remote._opening import Version, attempt, object_store, version_of
+from cellfeed._errors import CellfeedError, PathError
+from cellfeed._remote._asking import ask_in_loop
+from cellfeed._remote._loop import result_of
+from cellfeed._remote._opening import Version, object_store, version_of
 
 __all__ = ["expand_url", "versions_below", "versions_of"]
 
@@ -74,15 +76,15 @@ def versions_below(folder: Location, most: int) -> dict[str, Version] | None:
         return None
     store, prefix = object_store(folder)
 
-    def ask() -> dict[str, Version]:
+    async def ask() -> dict[str, Version]:
         pages, found = store.list(prefix, chunk_size=_MOST_AT_ONCE), dict[str, Version]()
-        for page in pages:
+        async for page in pages:
             found |= {meta["path"][len(prefix) + 1 :]: version_of(meta) for meta in page}
             if len(found) > most:
                 break
         return found
 
-    found = attempt(folder, ask)
+    found = result_of(ask_in_loop(folder, ask))
     return None if len(found) > most else found
 
 
@@ -90,15 +92,27 @@ def versions_of(folder: Location, names: Sequence[str]) -> dict[str, Version]:
     """Ask for the versions of objects in a folder, many at a time; of those that are there."""
     store, prefix = object_store(folder)
 
-    def ask(name: str) -> Version | None:
+    async def ask(name: str, turns: asyncio.Semaphore) -> Version | None:
         try:
-            return version_of(attempt(folder / name, lambda: store.head(f"{prefix}/{name}")))
+            async with turns:
+                meta = await ask_in_loop(
+                    folder / name, lambda: store.head_async(f"{prefix}/{name}")
+                )
         except PathError:
             return None
+        return version_of(meta)
 
-    with ThreadPoolExecutor(_MOST_ASKED, thread_name_prefix="cellfeed-heads") as threads:
-        found = zip(names, threads.map(ask, names), strict=True)
-        return {name: version for name, version in found if version is not None}
+    async def ask_all() -> list[Version | None]:
+        turns = asyncio.Semaphore(_MOST_ASKED)
+        async with asyncio.TaskGroup() as asking:
+            tasks = [asking.create_task(ask(name, turns)) for name in names]
+        return [task.result() for task in tasks]
+
+    try:
+        found = zip(names, result_of(ask_all()), strict=True)
+    except* CellfeedError as errors:
+        raise errors.exceptions[0] from None
+    return {name: version for name, version in found if version is not None}
 
 
 def _in_folder(location: Location, suffixes: Sequence[str]) -> list[Location]:
@@ -134,9 +148,9 @@ def _names_below(location: Location) -> list[str]:
     """Return the names of all objects below a folder, without it."""
     store, prefix = object_store(location)
 
-    def ask() -> list[str]:
+    async def ask() -> list[str]:
         pages = store.list(prefix or None, chunk_size=_MOST_AT_ONCE)
-        return [meta["path"] for page in pages for meta in page]
+        return [meta["path"] async for page in pages for meta in page]
 
     start = len(prefix) + 1 if prefix else 0
-    return [path[start:] for path in attempt(location, ask)]
+    return [path[start:] for path in result_of(ask_in_loop(location, ask))]

@@ -8,10 +8,12 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
-__all__ = ["check_process", "in_loop"]
+__all__ = ["ForkedError", "check_process", "in_loop", "is_forked", "result_of"]
+
+_Result = TypeVar("_Result")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -34,8 +36,22 @@ def check_process() -> None:
     global _process  # noqa: PLW0603 - one client for the process
     if _process == -1:
         _process = os.getpid()
-    elif _process != os.getpid():
+    elif is_forked():
         raise ForkedError
+
+
+def is_forked() -> bool:
+    """Return whether the process was forked from one that used the network client."""
+    return _process not in (-1, os.getpid())
+
+
+def result_of(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Return what a coroutine returns in the loop; Ctrl-C ends the wait, and what is under way."""
+    future = asyncio.run_coroutine_threadsafe(coroutine, _started())
+    try:
+        return future.result()
+    finally:
+        future.cancel()
 
 
 def in_loop(call: Callable[..., object], *arguments: Any) -> None:
@@ -45,13 +61,16 @@ def in_loop(call: Callable[..., object], *arguments: Any) -> None:
 
 def _started() -> asyncio.AbstractEventLoop:
     global _loop, _thread  # noqa: PLW0603 - one loop for the process
+    if _loop is not None:  # without the lock, which the thread may hold where a destructor asks
+        return _loop
     with _lock:
         if _loop is None:
-            _loop = asyncio.new_event_loop()
+            loop = asyncio.new_event_loop()
             _thread = threading.Thread(
-                target=_loop.run_forever, name="cellfeed-requests", daemon=True
+                target=loop.run_forever, name="cellfeed-requests", daemon=True
             )
             _thread.start()
+            _loop = loop
         return _loop
 
 

@@ -16,7 +16,7 @@ from cellfeed._bytes import ByteStore, LastingIdentity, Location, digest_of
 from cellfeed._errors import CellfeedError
 from cellfeed._remote._disk_cache import DiskCache, KeptObject
 from cellfeed._remote._joining import joined
-from cellfeed._remote._opening import Version, disk_cache, object_store
+from cellfeed._remote._opening import Version, disk_cache, stores_of
 from cellfeed._remote._scheduler import Batch, Counters, Request, scheduler_of
 
 __all__ = ["Expected", "RemoteObjects"]
@@ -75,10 +75,12 @@ class Expected:
         asked = self._asked.result()
         if wanted in asked.kept:
             return asked.kept[wanted], True
+        if wanted not in asked.places:  # the object ends before it
+            return b"", True
         number, first, n_bytes = asked.places[wanted]
         answer = asked.batch.result()[number]
         if isinstance(answer, CellfeedError):
-            raise answer
+            raise type(answer)(*answer.args)  # one's own: others raise it in other threads
         return (None if answer is None else answer[first : first + n_bytes]), False
 
 
@@ -170,6 +172,9 @@ class RemoteObjects(ByteStore):
         sizes: NDArray[np.int64],
     ) -> Sequence[_Content]:
         """Return ranges that were expected, and ask for the others; see `ByteStore`."""
+        if not files.size:
+            return []
+        stores_of(self._locations(int(files[0])))  # what was expected is of no use in a fork
         ranges = _Ranges(files, offsets, sizes)
         with self._lock:
             expected = list(self._expected)
@@ -200,16 +205,20 @@ class RemoteObjects(ByteStore):
         self, ranges: "_Ranges", versions: Mapping[int, Version | None]
     ) -> tuple[Batch, dict[_Range, tuple[int, int, int]]]:
         """Return requests for ranges, and where each range is in them."""
-        files, offsets, sizes = ranges.files, ranges.offsets, ranges.sizes
-        ends = offsets + sizes
-        for file in np.unique(files).tolist():
-            version = versions[file]
-            if version is not None:  # a file that is too short is noticed from what is there
-                ends = np.where(files == file, np.minimum(ends, version.size), ends)
-        there = np.maximum(ends - offsets, 0)
-        gap = scheduler_of(self._locations(int(files[0]))).link.worthwhile_gap if files.size else 0
-        order, bounds = joined(files, offsets, there, gap)
         requests, places = list[Request](), dict[_Range, tuple[int, int, int]]()
+        files, offsets = ranges.files, ranges.offsets
+        numbers, of_file = np.unique(files, return_inverse=True)
+        unknown = np.iinfo(np.int64).max
+        known = [versions[file] for file in numbers.tolist()]
+        limits = np.array([unknown if each is None else each.size for each in known], np.int64)
+        # Fewer where a file ends before its range does, which is noticed from what is there.
+        there = np.clip(limits[of_file] - offsets, 0, ranges.sizes)
+        some = np.flatnonzero(there)
+        if not some.size:
+            return Batch(requests), places
+        gap = scheduler_of(self._locations(int(files[0]))).link.worthwhile_gap
+        order, bounds = joined(files[some], offsets[some], there[some], gap)
+        order = some[order]
         for begin, end in pairwise(bounds.tolist()):
             own = order[begin:end]
             file, first = int(files[own[0]]), int(offsets[own[0]])
@@ -217,7 +226,7 @@ class RemoteObjects(ByteStore):
             for k, n_bytes in zip(own.tolist(), there[own].tolist(), strict=True):
                 places[ranges.listed[k]] = len(requests), ranges.listed[k][1] - first, n_bytes
             location = self._locations(file)
-            path, n_wanted = object_store(location)[1], int(there[own].sum())
+            path, n_wanted = stores_of(location)[1], int(there[own].sum())
             requests.append(Request(location, path, versions[file], first, stop, n_wanted))
         return Batch(requests), places
 

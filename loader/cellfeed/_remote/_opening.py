@@ -1,40 +1,55 @@
 """Which store of obstore a URL is in, and which object of that is the one that it names."""
 
 import importlib
-import time
-from collections.abc import Callable
+import threading
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
+from weakref import WeakKeyDictionary
 
-from cellfeed._bytes import Location
-from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, PathError
+from cellfeed._bytes import Location, StorageOptions
+from cellfeed._errors import DeliveryError, ParameterError, PathError
 from cellfeed._remote._disk_cache import DiskCache
-from cellfeed._remote._failures import ChangedError, failure, is_overload, may_pass
+from cellfeed._remote._failures import ChangedError
 from cellfeed._remote._loop import ForkedError, check_process
 
 __all__ = [
-    "N_ATTEMPTS",
+    "Stores",
     "Version",
-    "attempt",
     "disk_cache",
     "object_store",
-    "open_object",
-    "pause_before",
+    "stores_of",
     "version_of",
-    "zarr_store",
 ]
 
-N_ATTEMPTS = 6
 
 _WEB = ("http", "https")
 _AZURE = ("az",)
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "20s", "timeout": "5m"}
-_opened = dict[tuple[str, int], tuple[object, Any]]()
+_BLOCKING = {"connect_timeout": "5s", "read_timeout": "5s", "timeout": "1m"}
 
-_Answer = TypeVar("_Answer")
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Stores:
+    """One store, as obstore has it.
+
+    Parameters
+    ----------
+    store
+        For requests that are waited for in Python.
+    blocking
+        For requests in the calling thread, where Ctrl-C is noticed once one has ended: it waits
+        for no more than five seconds, unless the user's ``client_options`` say else.
+    """
+
+    store: Any
+    blocking: Any
+
+
+_opened = WeakKeyDictionary[StorageOptions, dict[str, Stores]]()
+_opening = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +98,15 @@ def version_of(meta: Any) -> Version:
 
 
 def object_store(location: Location) -> tuple[Any, str]:
-    """Return obstore's store that an object is in, one for the process, and its path there.
+    """Return obstore's store that an object is in, and its path there; see `stores_of`."""
+    stores, path = stores_of(location)
+    return stores.store, path
+
+
+def stores_of(location: Location) -> tuple[Stores, str]:
+    """Return the store that an object is in, one for the same options, and its path there.
+
+    It lasts as long as the options do, which are those of one `open_collection`.
 
     Raises
     ------
@@ -92,7 +115,7 @@ def object_store(location: Location) -> tuple[Any, str]:
     ParameterError
         obstore is not installed, or does not take the storage options.
     PathError
-        The URL names no object.
+        The URL names no object, or holds a credential.
     """
     try:
         check_process()
@@ -104,11 +127,13 @@ def object_store(location: Location) -> tuple[Any, str]:
         )
         raise DeliveryError(msg) from None
     root, path = _parted(location)
-    key = root, id(location.options)
-    if key not in _opened:
-        # The options are kept with it, so that no others get their number.
-        _opened[key] = location.options, _store(location, root)
-    return _opened[key][1], path
+    with _opening:
+        opened = _opened.setdefault(location.options, {})
+        if root not in opened:
+            opened[root] = Stores(
+                _store(location, root, _CLIENT), _store(location, root, _BLOCKING)
+            )
+        return opened[root], path
 
 
 @cache
@@ -117,22 +142,13 @@ def disk_cache(name: str, max_bytes: int) -> DiskCache | None:
     return DiskCache(max_bytes, name=name) if max_bytes else None
 
 
-def zarr_store(location: Location) -> tuple[Any, str]:
-    """Return a store of zarr that a group is in, and its path there.
-
-    Raises
-    ------
-    CellfeedError
-        As of `object_store`.
-    """
-    store, path = object_store(location)
-    wrapped: Any = importlib.import_module("zarr.storage").ObjectStore
-    return wrapped(store, read_only=True), path
-
-
 def _parted(location: Location) -> tuple[str, str]:
     """Return the root of the store, and the path of the object in it."""
     parts = urlsplit(location.text)
+    if "@" in parts.netloc and location.scheme in (*_WEB, "s3", "gs"):
+        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        msg = f"{shown}: URLs hold no credentials here; give them in `storage_options`"
+        raise PathError(msg)
     if location.scheme in _WEB and (parts.query or parts.fragment):
         shown = location.text.partition("?")[0]
         msg = f"{shown}: URLs with a query cannot be read in ranges here; give a plain one"
@@ -146,15 +162,16 @@ def _parted(location: Location) -> tuple[str, str]:
     return root, unquote(path) if location.scheme in _WEB else path
 
 
-def _store(location: Location, root: str) -> Any:
+def _store(location: Location, root: str, defaults: dict[str, str]) -> Any:
     try:
         stores: Any = importlib.import_module("obstore.store")  # an extra, and only here
     except ImportError:
         msg = f"{location}: URLs are read with obstore; install it: pip install 'cellfeed[remote]'"
         raise ParameterError(msg) from None
     values = dict(location.options.values)
-    client = {**_CLIENT, **(values.pop("client_options", None) or {})}
-    retries = values.pop("retry_config", None) or {"max_retries": 0}  # it is tried again by us
+    client = {**defaults, **(values.pop("client_options", None) or {})}
+    # It is tried again by us: not obstore's whole range, and not only what obstore would.
+    retries = {**(values.pop("retry_config", None) or {}), "max_retries": 0}
     allows_http = location.scheme == "http" or _is_plain(values)
     client.setdefault("allow_http", allows_http)
     try:
@@ -178,50 +195,3 @@ def _is_plain(values: dict[str, Any]) -> bool:
     return any(
         str(value).startswith("http://") for name, value in values.items() if "endpoint" in name
     )
-
-
-def open_object(location: Location) -> Version:
-    """Ask for the version of an object.
-
-    Raises
-    ------
-    PathError
-        There is no such object.
-    RemoteError
-        The server cannot be reached, or refuses.
-    """
-    store, path = object_store(location)
-    return version_of(attempt(location, lambda: store.head(path)))
-
-
-def attempt(
-    location: Location,
-    ask: Callable[[], _Answer],
-    first: int | None = None,
-    stop: int | None = None,
-) -> _Answer:
-    """Ask a server, again where that may help, in the calling thread.
-
-    Raises
-    ------
-    CellfeedError
-        It does not answer; names the object, and the bytes from ``first`` to ``stop``.
-    """
-    for n in range(N_ATTEMPTS):
-        try:
-            return ask()
-        except CellfeedError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever obstore raises
-            if n + 1 == N_ATTEMPTS or not may_pass(error):
-                raise failure(error, location, first, stop) from None
-            time.sleep(pause_before(n + 1, is_overloaded=is_overload(error)))
-    raise AssertionError
-
-
-def pause_before(n: int, *, is_overloaded: bool) -> float:
-    """Return how long to wait before the n-th further attempt, in seconds: 0.1, 0.3, 0.9 and so on.
-
-    A server that has too much to do is given five times as long.
-    """
-    return 0.1 * 3.0 ** (n - 1) * (5 if is_overloaded else 1)

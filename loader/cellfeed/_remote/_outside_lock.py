@@ -1,7 +1,8 @@
 """Reading through h5py of several files at once, though it locks all of HDF5 while it reads.
 
-What is read is tried with the pages that are there. Where one is missing, the attempt ends, the page
-is brought without the lock, and it is tried again: pages of many files are on their way side by side.
+What is read is tried with the pages that are there. Where one is missing, the attempt ends, the
+page is brought without the lock, and it is tried again: so pages of many files are on their way
+side by side.
 """
 
 import threading

@@ -19,16 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
+from cellfeed._remote._asking import ask_in_thread, open_object
 from cellfeed._remote._disk_cache import KeptObject
+from cellfeed._remote._failures import ShortError
 from cellfeed._remote._joining import joined
-from cellfeed._remote._opening import (
-    Version,
-    attempt,
-    disk_cache,
-    object_store,
-    open_object,
-    version_of,
-)
+from cellfeed._remote._opening import Version, disk_cache, stores_of, version_of
 from cellfeed._remote._outside_lock import MissingError, brings_outside, opened_outside
 
 __all__ = ["PagedFile", "paged_file"]
@@ -77,10 +72,12 @@ class PagedFile(io.RawIOBase):
         super().__init__()
         self._location = location
         self._version = version
-        self._store, self._path = object_store(location)
+        stores, self._path = stores_of(location)
+        self._store = stores.blocking
         self._position = 0
         self._pages = dict[int, bytes]()
         self._n_dimensions = 0
+        self._has_all = True
         self._ahead_to, self._n_ahead = -_MOST_AHEAD, _PAGES_OF_A_MISS
         cache = disk_cache("pages", _MOST_KEPT)
         self._kept: KeptObject | None = None
@@ -134,6 +131,7 @@ class PagedFile(io.RawIOBase):
         pages = np.unique(
             np.concatenate([[0], *(np.arange(a, b + 1) for a, b in zip(first, last, strict=True))])
         ).astype(np.int64)
+        self._make_room(len(pages))
         self._bring_pages([page for page in pages.tolist() if page not in self._pages])
 
     def index_of_chunks(self, n_dimensions: int) -> None:
@@ -143,6 +141,7 @@ class PagedFile(io.RawIOBase):
     def _piece(self, first: int, stop: int) -> bytes:
         pages = range(first // PAGE_BYTES, (stop - 1) // PAGE_BYTES + 1)
         if not all(page in self._pages for page in pages):
+            self._make_room(_PAGES_OF_A_MISS + len(pages))
             n_pages = -(-self._version.size // PAGE_BYTES)
             missing = next(page for page in pages if page not in self._pages)
             # What is read in a row, such as the names of genes, is brought in ever larger pieces.
@@ -154,6 +153,11 @@ class PagedFile(io.RawIOBase):
         begin = first - pages.start * PAGE_BYTES
         return content[begin : begin + stop - first]
 
+    def _make_room(self, n_pages: int) -> None:
+        if len(self._pages) + n_pages > _MOST_PAGES:
+            self._pages.clear()
+            self._has_all = False
+
     def _bring_pages(self, pages: Sequence[int]) -> None:
         if not pages:
             return
@@ -162,10 +166,7 @@ class PagedFile(io.RawIOBase):
         self._bring_now(pages)
 
     def _bring_now(self, pages: Sequence[int]) -> bool:
-        """Bring pages; return whether there is room for all that were brought before, too."""
-        has_room = len(self._pages) + len(pages) <= _MOST_PAGES
-        if not has_room:
-            self._pages.clear()
+        """Bring pages; return whether all that were brought before are still there."""
         pages = self._not_kept(pages)
         offsets = np.array(pages, np.int64) * PAGE_BYTES
         sizes = np.minimum(PAGE_BYTES, self._version.size - offsets)
@@ -181,7 +182,7 @@ class PagedFile(io.RawIOBase):
                 self._pages[pages[k]] = bytes(content[start : start + int(sizes[k])])
         if self._kept is not None:
             self._kept.write(offsets, [self._pages[page] for page in pages])
-        return has_room
+        return self._has_all
 
     def _not_kept(self, pages: Sequence[int]) -> list[int]:
         """Take pages that this machine's disk has, and return the others."""
@@ -217,10 +218,10 @@ class PagedFile(io.RawIOBase):
             contents.append(memoryview(last.bytes()))
             for content, a, b in zip(contents, firsts, stops, strict=True):
                 if len(content) != b - a:
-                    raise OSError("fewer bytes came than were asked for")
+                    raise ShortError
             return contents
 
-        return attempt(self._location, ask, min(firsts), max(stops))
+        return ask_in_thread(self._location, ask, min(firsts), max(stops))
 
     def _bring_children(self, nodes: Sequence[bytes]) -> None:
         """Bring all nodes below nodes of a chunk index, level by level."""

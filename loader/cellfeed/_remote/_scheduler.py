@@ -10,20 +10,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from cellfeed._bytes import Location
 from cellfeed._errors import CellfeedError, RemoteError
-from cellfeed._remote._failures import ShortError, failure, is_overload, may_pass
+from cellfeed._remote._failures import ShortError, failure, is_missing, is_overload
 from cellfeed._remote._link import Link, Window
-from cellfeed._remote._loop import in_loop
-from cellfeed._remote._opening import (
-    N_ATTEMPTS,
-    Version,
-    object_store,
-    pause_before,
-    version_of,
-)
+from cellfeed._remote._loop import in_loop, is_forked
+from cellfeed._remote._opening import Stores, Version, stores_of, version_of
+from cellfeed._remote._retrying import Retries
 
 __all__ = ["Batch", "Counters", "Request", "Scheduler", "scheduler_of"]
 
@@ -89,7 +86,7 @@ class Batch:
     _left: int = field(init=False)
     _is_given_up: bool = field(init=False, default=False)
     _done: threading.Event = field(init=False, default_factory=threading.Event)
-    _tasks: set["asyncio.Task[None]"] = field(init=False, default_factory=set)
+    _tasks: set["asyncio.Task[memoryview | None]"] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.answers = [None] * len(self.requests)
@@ -111,13 +108,12 @@ class Batch:
         while not self._done.wait(_LOOK_UP_SECONDS):
             if self._is_given_up or not threading.main_thread().is_alive():
                 self.give_up()
-                msg = f"{self.requests[0].location}: reading was given up"
-                raise RemoteError(msg)
+                raise given_up(self.requests[0].location)
         return self.answers
 
     def give_up(self) -> None:
         """Let go of it; from any thread, and without waiting."""
-        if not self._done.is_set():
+        if not self._done.is_set() and not is_forked():
             in_loop(self._give_up)
 
     def _give_up(self) -> None:
@@ -138,7 +134,7 @@ class Batch:
         return self._is_given_up
 
     @property
-    def tasks(self) -> set["asyncio.Task[None]"]:
+    def tasks(self) -> set["asyncio.Task[memoryview | None]"]:
         """What is under way."""
         return self._tasks
 
@@ -174,46 +170,48 @@ class Scheduler:
             if batch.is_given_up:
                 continue
             self._n_under_way += 1
-            task = asyncio.get_running_loop().create_task(self._answer(batch, number))
+            task = asyncio.get_running_loop().create_task(self._bytes_of(batch.requests[number]))
             batch.tasks.add(task)
-            task.add_done_callback(batch.tasks.discard)
+            # Called also for a task that was cancelled before it began.
+            task.add_done_callback(partial(self._answered, batch, number))
 
-    async def _answer(self, batch: Batch, number: int) -> None:
-        request = batch.requests[number]
-        answer: memoryview | CellfeedError | None
-        try:
-            answer = await self._bytes_of(request)
-        except asyncio.CancelledError:
+    def _answered(self, batch: Batch, number: int, task: "asyncio.Task[memoryview | None]") -> None:
+        self._n_under_way -= 1
+        self._send_soon()
+        batch.tasks.discard(task)
+        location = batch.requests[number].location
+        if task.cancelled():
+            batch.put(number, given_up(location))
             return
-        except CellfeedError as error:
-            answer = error
-        finally:
-            self._n_under_way -= 1
-            self._send_soon()
-        batch.put(number, answer)
+        error = task.exception()
+        if error is None:
+            batch.put(number, task.result())
+        elif isinstance(error, CellfeedError):
+            batch.put(number, error.with_traceback(None))
+        else:  # whatever it is, somebody waits
+            batch.put(number, failure(error, location))
 
     def _send_soon(self) -> None:
         asyncio.get_running_loop().call_soon(self._send)
 
     async def _bytes_of(self, request: Request) -> memoryview | None:
         """Return the bytes, None if there is no such object and there need not be."""
-        for n in range(N_ATTEMPTS):
+        retries, began, n = Retries.of(request.location), time.monotonic(), 0
+        while True:
+            n += 1
             try:
                 return await self._ask(request)
             except Exception as error:  # noqa: BLE001 - whatever obstore raises
-                if request.version is None and type(error).__name__ == "NotFoundError":
+                if request.version is None and is_missing(error):
                     return None
-                if isinstance(error, FileNotFoundError) and request.version is None:
-                    return None
-                if n + 1 == N_ATTEMPTS or not may_pass(error):
+                pause = retries.pause_after(error, n, time.monotonic() - began)
+                if pause is None:
                     named = failure(error, request.location, request.first, request.stop)
                     raise named from None
-                overloaded = is_overload(error)
-            if overloaded:
-                self._window.overloaded(time.monotonic())
+                if is_overload(error):
+                    self._window.overloaded(time.monotonic())
             self.counters.n_repeated += 1
-            await asyncio.sleep(pause_before(n + 1, is_overloaded=overloaded))
-        raise AssertionError
+            await asyncio.sleep(pause)
 
     async def _ask(self, request: Request) -> memoryview:
         began = time.monotonic()
@@ -234,10 +232,17 @@ class Scheduler:
         return content
 
 
-_schedulers = dict[int, Scheduler]()
+def given_up(location: Location) -> RemoteError:
+    """Return what is raised where reading is given up."""
+    return RemoteError(f"{location}: reading was given up, as the process ends")
+
+
+_schedulers = WeakKeyDictionary[Stores, Scheduler]()
+_lock = threading.Lock()
 
 
 def scheduler_of(location: Location) -> Scheduler:
-    """Return what sends requests to the store of an object, one for the process."""
-    store, _ = object_store(location)  # which is kept, and so is its number
-    return _schedulers.setdefault(id(store), Scheduler(store))
+    """Return what sends requests to the store of an object."""
+    stores, _ = stores_of(location)
+    with _lock:
+        return _schedulers.setdefault(stores, Scheduler(stores.store))

@@ -1,0 +1,72 @@
+"""How often a server is asked again, and after which pauses."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from cellfeed._bytes import Location
+from cellfeed._remote._failures import is_overload, may_pass
+
+__all__ = ["Retries"]
+
+_OVERLOAD_FACTOR = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """Attempts, and pauses between them: 0.1 s, 0.3 s, 0.9 s and so on unless the user says else.
+
+    A server that has too much to do is given five times as long: a minute in all. obstore does
+    not show the headers of an error, so that ``Retry-After`` is not known here.
+
+    Parameters
+    ----------
+    n_attempts
+        Of which all but the first are further ones.
+    first_pause, longest_pause
+        In seconds.
+    factor
+        By which pauses grow.
+    limit
+        Seconds after the first attempt from which there is no further one.
+    """
+
+    n_attempts: int = 6
+    first_pause: float = 0.1
+    longest_pause: float = 60.0
+    factor: float = 3.0
+    limit: float = 180.0
+
+    @classmethod
+    def of(cls, location: Location) -> "Retries":
+        """Return what the storage options say in obstore's ``retry_config``."""
+        given = location.options.values.get("retry_config") or {}
+        pauses = given.get("backoff") or {}
+        return cls(
+            n_attempts=1 + int(given.get("max_retries", cls().n_attempts - 1)),
+            first_pause=_seconds(pauses.get("init_backoff"), cls().first_pause),
+            longest_pause=_seconds(pauses.get("max_backoff"), cls().longest_pause),
+            factor=float(pauses.get("base", cls().factor)),
+            limit=_seconds(given.get("retry_timeout"), cls().limit),
+        )
+
+    def pause_after(self, error: BaseException, n: int, seconds: float) -> float | None:
+        """Return how long to wait before a further attempt, in seconds; None if there is none.
+
+        Parameters
+        ----------
+        error
+            What the n-th attempt ended with.
+        n
+            From 1.
+        seconds
+            That have passed since the first attempt began.
+        """
+        if n >= self.n_attempts or seconds >= self.limit or not may_pass(error):
+            return None
+        pause = self.first_pause * self.factor ** (n - 1)
+        return min(pause * (_OVERLOAD_FACTOR if is_overload(error) else 1), self.longest_pause)
+
+
+def _seconds(given: Any, otherwise: float) -> float:
+    return given.total_seconds() if isinstance(given, timedelta) else otherwise
