@@ -97,9 +97,9 @@ class FetchStages:
         chunks = planned.chunks
         return Volume(chunks.n_chunks, chunks.decoded_bytes, chunks.useful_bytes)
 
-    def readahead(self, planned: PlannedRead) -> None:
-        """Tell the system what will be read."""
-        planned.readahead()
+    def readahead(self, planned: PlannedRead) -> PlannedRead:
+        """Tell the system what will be read; return what to read in place of what was planned."""
+        return planned.readahead()
 
     def read_bytes(self, planned: PlannedRead) -> int:
         """Read the bytes of all chunks, which stay compressed; return how many there are."""

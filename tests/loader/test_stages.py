@@ -74,8 +74,7 @@ def test_minibatches_are_the_planned_rows(file, plan, in_memory):
     expected = in_memory([file])
     with FetchStages(open_collection(file), batch_size=10) as stages:
         for number in range(3):
-            planned = stages.plan(plan.fetch(number))
-            stages.readahead(planned)
+            planned = stages.readahead(stages.plan(plan.fetch(number)))
             stages.decompress(planned)  # leaves no trace
             minibatches = stages.to_minibatches(stages.read(planned))
             rows = np.concatenate([minibatch.rows.numpy() for minibatch in minibatches])

@@ -12,6 +12,9 @@ from cellfeed._errors import PathError
 __all__ = ["Location", "StorageOptions"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_REMOTE = frozenset(
+    {"http", "https", "s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl"}
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +82,11 @@ class Location:
         """What a URL begins with, such as ``s3``; empty for a path."""
         found = _SCHEME.match(self.text)
         return found[1].lower() if found else ""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is on a server or in an object store, where each request takes a while."""
+        return self.scheme in _REMOTE
 
     @property
     def path(self) -> Path | None:

@@ -56,6 +56,30 @@ class ByteStore(ABC):
         """
         return None
 
+    def expect(
+        self,
+        files: NDArray[np.int64],  # noqa: ARG002 - for subclasses
+        offsets: NDArray[np.int64],  # noqa: ARG002
+        sizes: NDArray[np.int64],  # noqa: ARG002
+    ) -> object | None:
+        """Begin to bring byte ranges that `read_ranges` will be asked for, and do not wait.
+
+        Called from another thread than `read_ranges`, for several fetches before the first of
+        them is read.
+
+        Parameters
+        ----------
+        files, offsets, sizes
+            As of `read_ranges`: all ranges of one fetch, in the order in which its chunks are
+            decoded. They, or parts of them, are then read in any order, perhaps twice or never.
+
+        Returns
+        -------
+        What keeps them coming. When it is let go, what nobody has read by then is given up. None
+        if nothing is brought before it is read.
+        """
+        return None
+
     def read_ranges(
         self,
         files: NDArray[np.int64],

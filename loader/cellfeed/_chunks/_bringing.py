@@ -1,6 +1,6 @@
 """Bytes of chunks that compiled threads do not read themselves are brought to memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import ByteStore
 from cellfeed._chunks import _kernels as kernels
 
-__all__ = ["Brought", "ShortRangeError", "bring"]
+__all__ = ["Brought", "ShortRangeError", "are_brought", "bring", "brought_bytes", "expect"]
 
 Brought = tuple[NDArray[np.int64], Sequence[object]]
 
@@ -41,27 +41,68 @@ def bring(
     ShortRangeError
         A file ends before a chunk does, or has another size than it must have.
     """
-    flags = chunks[:-1, kernels.FLAGS]  # the last row only ends the table
-    wanted = (flags & kernels.IN_MEMORY) != 0
-    if not wanted.any():
+    if not are_brought(chunks):
         return chunks, ()
-    wanted &= (flags & (kernels.ABSENT | kernels.LOST)) == 0
     chunks, owners = chunks.copy(), list[object]()
-    rows_of = dict[int, list[NDArray[np.intp]]]()  # all of one store's at once
-    for number, store in enumerate(stores):
-        own = np.flatnonzero(wanted & (chunks[:-1, kernels.ARRAY] == number))
-        rows_of.setdefault(id(store), []).append(own)
-    for store in {id(each): each for each in stores}.values():
-        rows = np.concatenate(rows_of[id(store)])
-        files, offsets, sizes = (
-            np.ascontiguousarray(chunks[rows, column])
-            for column in (kernels.FD, kernels.OFFSET, kernels.SIZE)
-        )
+    for store, rows in _by_store(chunks, stores):
         _check_own_files(chunks, rows, store, expected)
-        found = store.read_ranges(files, offsets, sizes) if rows.size else ()
+        found = store.read_ranges(*_ranges(chunks, rows))
         for row, buffer in zip(rows.tolist(), found, strict=True):
             _put(chunks[row], row, buffer, owners)
     return chunks, owners
+
+
+def expect(chunks: NDArray[np.int64], stores: Sequence[ByteStore]) -> list[object]:
+    """Tell stores what `bring` will ask of them; return what keeps that coming.
+
+    Parameters
+    ----------
+    chunks, stores
+        As of `bring`.
+    """
+    ahead = [store.expect(*_ranges(chunks, rows)) for store, rows in _by_store(chunks, stores)]
+    return [each for each in ahead if each is not None]
+
+
+def are_brought(chunks: NDArray[np.int64]) -> bool:
+    """Whether any of these chunks is brought to memory."""
+    return bool((chunks[:-1, kernels.FLAGS] & kernels.IN_MEMORY).any())
+
+
+def brought_bytes(chunks: NDArray[np.int64]) -> int:
+    """Return how many bytes `bring` asks for, more where a file ends before its chunk may."""
+    return int(chunks[:-1, kernels.SIZE][_wanted(chunks)].sum())
+
+
+def _wanted(chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which chunks have bytes that are to be brought."""
+    flags = chunks[:-1, kernels.FLAGS]  # the last row only ends the table
+    wanted: NDArray[np.bool_] = (flags & kernels.IN_MEMORY) != 0
+    wanted &= (flags & (kernels.ABSENT | kernels.LOST)) == 0
+    return wanted
+
+
+def _by_store(
+    chunks: NDArray[np.int64], stores: Sequence[ByteStore]
+) -> Iterator[tuple[ByteStore, NDArray[np.intp]]]:
+    """Iterate over stores and the chunks that they bring, all of one store at once."""
+    distinct = {id(store): store for store in stores}
+    numbers = {each: number for number, each in enumerate(distinct)}
+    number_of_array = np.array([numbers[id(store)] for store in stores], np.intp)
+    wanted = np.flatnonzero(_wanted(chunks))
+    number_of_chunk = number_of_array[chunks[wanted, kernels.ARRAY]]
+    for number, store in enumerate(distinct.values()):
+        rows = wanted[number_of_chunk == number]
+        if rows.size:
+            yield store, rows
+
+
+def _ranges(
+    chunks: NDArray[np.int64], rows: NDArray[np.intp]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return file, first byte and size of each of some chunks."""
+    table = np.ascontiguousarray(chunks[rows][:, [kernels.FD, kernels.OFFSET, kernels.SIZE]].T)
+    return table[0], table[1], table[2]
 
 
 def _put(

@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from cellfeed._buffers import bind
 from cellfeed._bytes import ByteStore
 from cellfeed._chunks import _kernels as kernels
-from cellfeed._chunks._bringing import Brought, ShortRangeError, bring
+from cellfeed._chunks._bringing import (
+    Brought,
+    ShortRangeError,
+    are_brought,
+    bring,
+    brought_bytes,
+    expect,
+)
 from cellfeed._chunks._kept import KeptElements, gathered
 from cellfeed._chunks._placing import scratch_bytes
 from cellfeed._errors import FormatError
@@ -166,9 +173,25 @@ class ChunkReads:
         arrays = np.repeat(self.chunks[:-1, kernels.ARRAY], n_segments)
         return int(self.segments[:, kernels.COUNT] @ self.arrays[arrays, kernels.ITEMSIZE])
 
-    def readahead(self) -> None:
-        """Tell the system what will be read, so that it fetches many pieces side by side."""
+    @property
+    def are_brought(self) -> bool:
+        """Whether a store brings bytes of them to memory."""
+        return are_brought(self.chunks)
+
+    @property
+    def brought_bytes(self) -> int:
+        """Bytes that stores bring, compressed; at most, where a chunk is all of its file."""
+        return brought_bytes(self.chunks)
+
+    def readahead(self) -> list[object]:
+        """Tell the system and the stores what will be read, so that it comes side by side.
+
+        Returns
+        -------
+        What keeps bytes coming that stores bring; they are given up once it is let go.
+        """
         kernels.advise(self.chunks, kernels.function_addresses())
+        return expect(self.chunks, self._stores) if self.are_brought else []
 
     def run(
         self,
@@ -274,11 +297,15 @@ class ChunkReads:
 
     def _brought(self) -> Brought:
         """Return the chunks, where some have an address in memory, and what owns that."""
-        stores = [owner.files for owner in self.owners]
         try:
-            return bring(self.chunks, stores, self.arrays[:, kernels.DECODED_BYTES])
+            return bring(self.chunks, self._stores, self.arrays[:, kernels.DECODED_BYTES])
         except ShortRangeError as short:
             raise self._damage(short.failure, short.chunk) from None
+
+    @property
+    def _stores(self) -> list[ByteStore]:
+        """That of each array."""
+        return [owner.files for owner in self.owners]
 
     def _largest_chunk(self) -> int:
         arrays = self.arrays[self.chunks[:-1, kernels.ARRAY]]

@@ -283,6 +283,11 @@ class Collection:
         return tuple(source.location for source in self._sources)
 
     @property
+    def is_remote(self) -> bool:
+        """Whether any of them is on a server or in an object store."""
+        return any(location.is_remote for location in self.locations)
+
+    @property
     def codecs(self) -> tuple[str, ...]:
         """How the first element in each of the `locations` is compressed, such as "gzip 4"."""
         return tuple(source.elements[self._first.name].codec() for source in self._sources)

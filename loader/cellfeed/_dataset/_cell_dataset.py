@@ -19,7 +19,13 @@ from cellfeed._dataset._delivery import (
     TransformedDelivery,
 )
 from cellfeed._dataset._how_to_read import AnyDtype, numpy_dtypes, require_that_they_apply
-from cellfeed._dataset._loader import MinibatchLoader, as_it_is, n_that_fit, sent_whole
+from cellfeed._dataset._loader import (
+    MinibatchLoader,
+    as_it_is,
+    context_without_threads,
+    n_that_fit,
+    sent_whole,
+)
 from cellfeed._dataset._planned import PlannedDataset
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
 from cellfeed._dataset._state import as_json
@@ -41,6 +47,8 @@ __all__ = ["CellDataset"]
 _MINIBATCHES_AHEAD = 8
 # Each takes a file descriptor while it waits, of which a process often has 1024.
 _MOST_MINIBATCHES_AHEAD = 512
+# Over a network: what comes while one is decoded is less than what a round trip takes.
+_FETCHES_AHEAD = 8
 
 
 class CellDataset(PlannedDataset):
@@ -130,6 +138,14 @@ class CellDataset(PlannedDataset):
         Threads that run ``batch_transform``, on as many minibatches ahead, in each process; it
         pays where that function leaves Python to others while it works, as NumPy and torch do.
         If 0, it runs where the minibatches are asked for.
+    prefetch
+        How far ahead a `Collection` is read: while a fetch is delivered and the next is decoded,
+        so many after that are planned and their bytes are on their way. If None, 1 for files of
+        this machine, and 8 where any file is on a server or in an object store. Changes neither
+        minibatches nor their order.
+    prefetch_bytes
+        Most compressed bytes that are on their way at once from servers and object stores, in
+        each process, whatever ``prefetch`` is; one fetch always is.
     as_torch
         Whether minibatches are torch tensors. If not, they are in NumPy and SciPy, for JAX or
         scikit-learn, also from a `loader`; from worker processes they come through a pipe.
@@ -138,10 +154,11 @@ class CellDataset(PlannedDataset):
     ------
     ParameterError
         A size is below one, the strategy asks for rows that do not exist, ranks are given that
-        cannot be, ``dense``, ``dtype``, ``num_threads`` or ``transform`` are given where they say
-        nothing about what is read, ``transform`` does not fit an element or its dtype, or ``seed``
-        is None with several ranks and torch.distributed is not initialised. Also when an epoch
-        begins: ranks met, but this process has used a seed that it drew by itself.
+        cannot be, ``dense``, ``dtype``, ``num_threads``, ``transform`` or ``prefetch`` are given
+        where they say nothing about what is read, ``transform`` does not fit an element or its
+        dtype, or ``seed`` is None with several ranks and torch.distributed is not initialised.
+        Also when an epoch begins: ranks met, but this process has used a seed that it drew by
+        itself.
 
     Warns
     -----
@@ -179,6 +196,8 @@ class CellDataset(PlannedDataset):
         transform_threads: int = 0,
         device_mesh: "DeviceMesh | None" = None,
         as_torch: bool = True,
+        prefetch: int | None = None,
+        prefetch_bytes: int = 256 * 2**20,
     ) -> None:
         super().__init__(
             collection,
@@ -216,7 +235,10 @@ class CellDataset(PlannedDataset):
             dtype=self.dtype,
             num_threads=self.num_threads,
             transform=transform,
+            prefetch=prefetch,
         )
+        self.prefetch = None if prefetch is None else require_positive("prefetch", prefetch)
+        self.prefetch_bytes = require_positive("prefetch_bytes", prefetch_bytes)
         self.transform_threads = (
             require_positive("transform_threads", transform_threads) if transform_threads else 0
         )
@@ -244,7 +266,8 @@ class CellDataset(PlannedDataset):
             What is read; see the class.
         result
             The ``autotune.json``, or what `cellfeed_tuner.autotune` returned. Its block size,
-            batch size, fetch factor and, for `loader`, number of workers are used.
+            batch size, fetch factor, ``prefetch`` if it has one and, for `loader`, number of
+            workers are used.
         strategy
             A strategy in place of the one that was searched (`BlockShuffling` if none was) with
             the recommended block size. Needed where that was made with arrays, such as weights,
@@ -277,10 +300,12 @@ class CellDataset(PlannedDataset):
         recommended = read_recommendation(result)
         if strategy is None:
             strategy = recommended.strategy_of(indices)
-        sizes = {
+        sizes: dict[str, Any] = {
             "batch_size": recommended.batch_size,
             "fetch_factor": recommended.fetch_factor,
         }
+        if isinstance(collection, Collection) and parameters.get("fetch_callback") is None:
+            sizes["prefetch"] = recommended.prefetch
         dataset = cls(collection, strategy, **(sizes | parameters))
         recommended.warn_of_differences(collection, dataset.batch_size, strategy)
         dataset.num_workers = recommended.num_workers
@@ -298,17 +323,20 @@ class CellDataset(PlannedDataset):
         Two fetches: one is delivered while the next is read. It is kept from epoch to epoch, as
         long as the data set lives. Computed from the mean size of a
         cell, so that it holds for blocks of usual cells; dense minibatches that are made of
-        sparse ones ahead come on top.
+        sparse ones ahead come on top, and up to ``prefetch_bytes`` that came from a server.
         """
         return int(2 * self.fetch_size * self.collection.mean_row_bytes(self.dtype))
 
     def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
         """Return a DataLoader that passes minibatches on as they are, and has a state.
 
-        Workers read one fetch ahead by themselves. Where a function of yours works on a whole
-        fetch, or reads it, as many minibatches wait as a fetch has, so that the training loop
-        goes on meanwhile. No more wait than fit into ``/dev/shm``, through which they come; where
-        it is full all the same, they come through a pipe, slower, with a warning.
+        Workers read ahead by themselves; see ``prefetch``. Where a function of yours works on a
+        whole fetch, or reads it, as many minibatches wait as a fetch has, so that the training
+        loop goes on meanwhile. No more wait than fit into ``/dev/shm``, through which they come;
+        where it is full all the same, they come through a pipe, slower, with a warning. Where a
+        `Collection` is on a server or in an object store, workers are not forked, since threads
+        of this process may be talking to it: the context is "forkserver" unless you give another,
+        so that a script needs its ``if __name__ == "__main__":``.
 
         Parameters
         ----------
@@ -334,6 +362,8 @@ class CellDataset(PlannedDataset):
             fit = n_that_fit(self._minibatch_bytes, workers)
             options.setdefault("prefetch_factor", min(ahead, self.fetch_factor + 1, most, fit))
             options["collate_fn"] = sent_whole(options.get("collate_fn"))
+            if self._is_remote:
+                options.setdefault("multiprocessing_context", context_without_threads())
         return MinibatchLoader(self, batch_size=None, num_workers=workers, **options)
 
     @property
@@ -348,6 +378,11 @@ class CellDataset(PlannedDataset):
     def _is_read_ahead(self) -> bool:
         """Whether fetches are read here, by threads, rather than by a function or an indexable."""
         return isinstance(self.collection, Collection) and self.fetch_callback is None
+
+    @property
+    def _is_remote(self) -> bool:
+        """Whether bytes come from servers or object stores."""
+        return isinstance(self.collection, Collection) and self.collection.is_remote
 
     @property
     def _is_placed(self) -> bool:
@@ -387,6 +422,8 @@ class CellDataset(PlannedDataset):
             num_threads=self.num_threads,
             pool=self._pool,
             transforms=self._transforms(self.transform),
+            prefetch=self.prefetch or (_FETCHES_AHEAD if self._is_remote else 1),
+            prefetch_bytes=self.prefetch_bytes,
         )
         kind = PlacedDelivery if self._is_placed else TransformedDelivery
         return kind(reading=reading, callbacks=callbacks)

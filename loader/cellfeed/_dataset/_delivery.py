@@ -1,7 +1,7 @@
 """How the minibatches of an epoch come about: one class for each way of reading a fetch."""
 
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from cellfeed._cells import Cells
 from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._layouts import Dtypes
-from cellfeed._reading import PlannedRead, Reader, Transforms, ahead, one_ahead
+from cellfeed._reading import ByteBudget, PlannedRead, Reader, Stage, Transforms, ahead, in_stages
 from cellfeed._torch import get_worker_info
 from cellfeed.machine import threads_per_process
 from cellfeed.sampling import Share
@@ -103,6 +103,10 @@ class CollectionReading:
         Where memory comes from.
     transforms
         What values of some elements go through.
+    prefetch
+        How many fetches are planned, and on their way, beyond the one that is read.
+    prefetch_bytes
+        Most bytes that stores bring for all of these, and for the one that is read.
     """
 
     collection: Collection
@@ -110,6 +114,8 @@ class CollectionReading:
     num_threads: int | None
     pool: BufferPool
     transforms: Transforms
+    prefetch: int
+    prefetch_bytes: int
 
     def reader(self) -> Reader:
         """Return a reader with threads of its own."""
@@ -128,7 +134,7 @@ class CollectionReading:
     def fetched(
         self, reader: Reader, planned: Callable[[int], PlannedRead], fetch_numbers: range
     ) -> Iterator[Iterator[Iterator[Cells]]]:
-        """Read fetches ahead: one is planned while the one before it is read.
+        """Read fetches ahead: one while another is delivered, and some are on their way.
 
         Parameters
         ----------
@@ -140,15 +146,30 @@ class CollectionReading:
             Which fetches, in which order.
         """
 
-        def planned_and_ahead(number: int) -> PlannedRead:
-            read = planned(number)
-            read.readahead()  # the system fetches it while the fetch before is decoded
-            return reader.laid_out(read)
+        def begun(number: int) -> Future[PlannedRead]:
+            read = planned(number).advised()
+            return budget.begin(read.expected_bytes, read.begun)
 
-        with (
-            one_ahead(planned_and_ahead, fetch_numbers) as plans,
-            one_ahead(reader.read_planned, plans) as fetches,
-        ):
+        def laid_out(begun: Future[PlannedRead]) -> PlannedRead:
+            read = begun.result()
+            try:
+                return reader.laid_out(read)
+            except BaseException:
+                budget.give_back(read.expected_bytes)
+                raise
+
+        def read(laid_out: PlannedRead) -> Iterator[Cells]:
+            try:
+                return reader.read_planned(laid_out)
+            finally:
+                budget.give_back(laid_out.expected_bytes)
+
+        if self.prefetch == 1:  # without a thread of their own for plans
+            stages = [Stage(lambda number: laid_out(begun(number)), 1), Stage(read, 1)]
+        else:
+            # The one that is laid out and not yet read is one of them.
+            stages = [Stage(begun, self.prefetch - 1), Stage(laid_out, 1), Stage(read, 1)]
+        with in_stages(fetch_numbers, stages) as fetches, ByteBudget(self.prefetch_bytes) as budget:
             yield fetches
 
 

@@ -1,4 +1,4 @@
-"""How a data set reads its collection: dense, dtype, threads, transforms."""
+"""How a data set reads its collection: dense, dtype, threads, transforms, how far ahead."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
@@ -24,6 +24,7 @@ def require_that_they_apply(
     dtype: Dtypes,
     num_threads: int | None,
     transform: object = None,
+    prefetch: int | None = None,
 ) -> None:
     """Check that what says how a collection is read is given for one that is read here.
 
@@ -36,6 +37,7 @@ def require_that_they_apply(
         "dtype": None if dtype is None else str(dtype),
         "num_threads": num_threads,
         "transform": transform,
+        "prefetch": prefetch,
     }
     if not isinstance(collection, Collection):
         given = {"dense": dense or None, **given}
@@ -47,8 +49,9 @@ def require_that_they_apply(
     ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     if ignored:
         msg = (
-            "`dense`, `dtype`, `num_threads` and `transform` say how cellfeed reads a Collection, "
-            f"but got {ignored} with {reader}; leave it out, and convert in `batch_transform`"
+            "`dense`, `dtype`, `num_threads`, `transform` and `prefetch` say how cellfeed reads a "
+            f"Collection, but got {ignored} with {reader}; leave it out, and convert in "
+            "`batch_transform`"
         )
         raise ParameterError(msg)
 

@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._dataset._cell_dataset import CellDataset
-from cellfeed._dataset._loader import MinibatchLoader, as_it_is, n_that_fit, sent_whole
+from cellfeed._dataset._loader import (
+    MinibatchLoader,
+    as_it_is,
+    context_without_threads,
+    n_that_fit,
+    sent_whole,
+)
 from cellfeed._dataset._resumable import ResumableDataset
 from cellfeed._errors import ParameterError, StateError, require_positive
 from cellfeed._torch import require_torch
@@ -156,6 +162,8 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             ahead = min(_MINIBATCHES_AHEAD, n_that_fit(size, num_workers))
             options.setdefault("prefetch_factor", ahead)
             options["collate_fn"] = sent_whole(options.get("collate_fn"))
+            if any(each._is_remote for each in self.datasets):  # noqa: SLF001
+                options.setdefault("multiprocessing_context", context_without_threads())
         return MinibatchLoader(self, batch_size=None, num_workers=num_workers, **options)
 
     def _meet(self) -> None:

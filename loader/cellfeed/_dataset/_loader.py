@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +24,14 @@ from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, State
 from cellfeed._torch import DataLoader, default_convert, get_worker_info
 from cellfeed.machine import local_world_size
 
-__all__ = ["MinibatchLoader", "as_it_is", "errors_that_travel", "n_that_fit", "sent_whole"]
+__all__ = [
+    "MinibatchLoader",
+    "as_it_is",
+    "context_without_threads",
+    "errors_that_travel",
+    "n_that_fit",
+    "sent_whole",
+]
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is where torch keeps what processes share
 _SHARE = 0.75  # of what is free: minibatches differ in size, and others want some of it
@@ -211,6 +220,16 @@ def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
         return sys.maxsize
     fit = _SHARE * free / local_world_size() / max(1, minibatch_bytes) - _OF_THE_CONSUMER
     return max(1, int(fit / n_workers))
+
+
+def context_without_threads() -> BaseContext:
+    """Return how worker processes start that must have none of the threads of this process.
+
+    They are forked from a server that has imported cellfeed and begun nothing.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "cellfeed"])
+    return context
 
 
 def as_it_is(minibatch: Any) -> Any:

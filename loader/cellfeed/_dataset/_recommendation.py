@@ -61,6 +61,8 @@ class Recommendation:
         What the result is called.
     strategy
         What the result says of the strategy that was searched; None if it was shuffled blocks.
+    prefetch
+        As of `CellDataset`; None if it was not searched.
     """
 
     block_size: int
@@ -71,11 +73,14 @@ class Recommendation:
     machine: Mapping[str, Any] = field(default_factory=dict)
     name: str = "the result"
     strategy: Mapping[str, Any] | None = None
+    prefetch: int | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name in ("block_size", "fetch_factor", "batch_size"):
             require_positive(name, getattr(self, name))
+        if self.prefetch is not None:
+            require_positive("prefetch", self.prefetch)
         if require_integer("num_workers", self.num_workers) < 0:
             msg = f"`num_workers >= 0` must hold, but got num_workers={self.num_workers}"
             raise ParameterError(msg)
@@ -210,6 +215,7 @@ def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
                 machine=_machine(result),
                 name=name,
                 strategy=_strategy(result),
+                prefetch=recommended.get("prefetch"),
             )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"{name}: not a result of autotune (lacks or garbles {error}); run it again"

@@ -1,18 +1,21 @@
 """Reading a fetch: planned, read ahead, laid out."""
 
+from cellfeed._reading._byte_budget import ByteBudget
 from cellfeed._reading._load_tables import load_tables
 from cellfeed._reading._parts import Part
-from cellfeed._reading._prefetch import ahead, one_ahead
+from cellfeed._reading._prefetch import Stage, ahead, in_stages
 from cellfeed._reading._reader import PlannedRead, Reader
 from cellfeed._reading._transforms import Transforms, as_stored
 
 __all__ = [
+    "ByteBudget",
     "Part",
     "PlannedRead",
     "Reader",
+    "Stage",
     "Transforms",
     "ahead",
     "as_stored",
+    "in_stages",
     "load_tables",
-    "one_ahead",
 ]

@@ -1,31 +1,61 @@
-"""The next one under way while this one is used."""
+"""What comes next, under way while this one is used."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
-__all__ = ["ahead", "one_ahead"]
+__all__ = ["Stage", "ahead", "in_stages"]
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
 
-@contextmanager
-def one_ahead(make: Callable[[_Item], _Made], items: Iterable[_Item]) -> Iterator[Iterator[_Made]]:
-    """Iterate over ``make(item)``, of which the next is made in a thread meanwhile.
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What is done with each item, in a thread of its own.
 
-    Errors come where the result would have come. On leaving, what is under way is waited for.
+    Parameters
+    ----------
+    make
+        Makes of an item what the next stage takes.
+    n_ahead
+        How many items are done, or under way, beyond the one that the next stage has taken.
+    """
+
+    make: Callable[[Any], Any]
+    n_ahead: int
+
+
+@contextmanager
+def in_stages(items: Iterable[Any], stages: Sequence[Stage]) -> Iterator[Iterator[Any]]:
+    """Iterate over what the stages make of items, one after the other, each in a thread.
+
+    Whoever iterates waits for nothing but the result that is due, and errors come in its place. On
+    leaving, what has not begun is given up, and what is under way is waited for.
 
     Examples
     --------
-    >>> with one_ahead(str, [1, 2]) as made:
+    >>> with in_stages([1, 2], [Stage(str, 3), Stage(len, 1)]) as made:
     ...     print(list(made))
-    ['1', '2']
+    [1, 1]
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="cellfeed-prefetch") as thread:
-        yield ahead(make, items, thread, 1)
+    threads = [ThreadPoolExecutor(1, thread_name_prefix="cellfeed-prefetch") for _ in stages]
+    begun: Iterator[Future[Any]] = map(_done, items)
+    with ExitStack() as on_leaving:
+        for thread in threads:
+            on_leaving.callback(thread.shutdown)
+        for stage, thread in zip(stages[:-1], threads[:-1], strict=True):
+            kept = _kept_ahead(_passed_to(stage, thread, begun), stage.n_ahead)
+            begun = on_leaving.enter_context(closing(kept))
+        made = _results(_passed_to(stages[-1], threads[-1], begun), stages[-1].n_ahead)
+        on_leaving.enter_context(closing(made))
+        for thread in threads:  # before any of them is waited for
+            on_leaving.callback(thread.shutdown, wait=False, cancel_futures=True)
+        yield made
 
 
 def ahead(
@@ -33,22 +63,57 @@ def ahead(
     items: Iterable[_Item],
     threads: ThreadPoolExecutor,
     n_ahead: int,
-) -> Iterator[_Made]:
+) -> Generator[_Made, None, None]:
     """Iterate over ``make(item)``, of which the next ``n_ahead`` are made by ``threads``.
 
     Where an item cannot be had, what was made of those before it still comes first.
     """
-    futures = _submitted(make, items, threads)
-    pending = list(islice(futures, n_ahead))
+    return _results(_submitted(make, items, threads), n_ahead)
+
+
+def _results(futures: Iterator[Future[_Made]], n_ahead: int) -> Generator[_Made, None, None]:
+    """Iterate over results, of which the next ``n_ahead`` are under way."""
+    pending = deque(islice(futures, n_ahead))
     try:
         while pending:
-            made = pending.pop(0).result()
-            pending += islice(futures, 1)
+            made = pending.popleft().result()
+            pending.extend(islice(futures, 1))
             yield made
             del made
     finally:
         for future in pending:
             future.cancel()
+        pending.clear()  # an error refers to this frame, and what was made may not live as long
+
+
+def _kept_ahead(
+    futures: Iterator[Future[_Made]], n_ahead: int
+) -> Generator[Future[_Made], None, None]:
+    """Pass futures on, of which ``n_ahead`` more have begun; keep none of those."""
+    pending = deque(islice(futures, n_ahead))
+    while True:
+        pending.extend(islice(futures, 1))
+        if not pending:
+            return
+        yield pending.popleft()
+
+
+def _passed_to(
+    stage: Stage, thread: ThreadPoolExecutor, items: Iterator[Future[Any]]
+) -> Iterator[Future[Any]]:
+    def made(item: Future[Any]) -> Any:
+        return stage.make(item.result())
+
+    def begun(item: Future[Any]) -> Future[Any]:
+        return thread.submit(made, item)
+
+    return map(begun, items)  # which keeps no item, as a loop would
+
+
+def _done(item: _Item) -> Future[_Item]:
+    future = Future[_Item]()
+    future.set_result(item)
+    return future
 
 
 def _submitted(

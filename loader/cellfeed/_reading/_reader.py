@@ -12,6 +12,7 @@ from cellfeed._buffers import Buffer, BufferPool, bind
 from cellfeed._cells import Cells, CsrRows, ObsColumn
 from cellfeed._chunks import ChunkReads, copy_all
 from cellfeed._layouts import CsrGroup, DenseGroup, Dtypes, Element, dtypes_of
+from cellfeed._reading._ahead import Ahead
 from cellfeed._reading._laid_out import ElementPlan, ElementRead, LaidOut
 from cellfeed._reading._parts import Part
 from cellfeed._reading._prefetch import ahead
@@ -44,30 +45,65 @@ class PlannedRead:
         What is read of each element.
     rows, obs, bounds
         Rows in the order of delivery, their obs columns, and where groups begin and end in them.
+    ahead
+        What stores bring for it, once that was found out.
     """
 
     elements: Mapping[str, ElementRead]
     rows: NDArray[np.int64]
     obs: Mapping[str, NDArray[Any]]
     bounds: NDArray[np.int64]
+    ahead: Ahead | None = None
 
     @property
     def chunks(self) -> ChunkReads:
         """Chunks of all elements, which can be read and decompressed without being placed."""
-        return ChunkReads.concatenate(
-            [reads for each in self.elements.values() for reads in each.chunks]
-        )
+        return ChunkReads.concatenate(self._reads)
 
     @property
     def is_decoded_here(self) -> bool:
         """Whether these are all that is read."""
         return all(each.is_decoded_here for each in self.elements.values())
 
-    def readahead(self) -> None:
-        """Tell the system what will be read soon, so that it is there when it is."""
-        for each in self.elements.values():
-            for reads in each.chunks:
+    @property
+    def expected_bytes(self) -> int:
+        """Bytes that stores bring for it, compressed; 0 before it is `advised`."""
+        return 0 if self.ahead is None else self.ahead.n_bytes
+
+    def advised(self) -> "PlannedRead":
+        """Tell the system what will be read soon; return the same read, with what stores bring."""
+        brought = list[ChunkReads]()
+        for reads in self._reads:
+            if reads.are_brought:
+                brought.append(reads.without_placing())
+            else:
                 reads.readahead()
+        # All elements at once, so that what is side by side in a file comes together.
+        return replace(self, ahead=Ahead(ChunkReads.concatenate(brought)) if brought else None)
+
+    def begun(self) -> "PlannedRead":
+        """Tell the stores what will be read soon; return this, which keeps it coming."""
+        if self.ahead is not None:
+            self.ahead.begin()
+        return self
+
+    def readahead(self) -> "PlannedRead":
+        """Tell the system and the stores what will be read soon, so that it is there when it is.
+
+        Returns
+        -------
+        The same read, which keeps the bytes coming; read it in place of this one.
+        """
+        return self.advised().begun()
+
+    def let_go(self) -> None:
+        """Give up what stores bring and nobody has read."""
+        if self.ahead is not None:
+            self.ahead.let_go()
+
+    @property
+    def _reads(self) -> list[ChunkReads]:
+        return [reads for each in self.elements.values() for reads in each.chunks]
 
 
 class Reader:
@@ -154,9 +190,7 @@ class Reader:
         self, rows: NDArray[np.int64], order: NDArray[np.intp], group_size: int
     ) -> Iterator[Cells]:
         """Plan and read; see `plan` and `read_planned`."""
-        planned = self.plan(rows, order, group_size)
-        planned.readahead()
-        return self.read_planned(planned)
+        return self.read_planned(self.plan(rows, order, group_size).readahead())
 
     def plan(
         self, rows: NDArray[np.int64], order: NDArray[np.intp], group_size: int
@@ -213,10 +247,14 @@ class Reader:
         FormatError
             A file is truncated or damaged.
         """
-        elements = {
-            name: each.lay_out(self._threads, self._n_threads) if each.is_decoded_here else each
-            for name, each in planned.elements.items()
-        }
+        try:
+            elements = {
+                name: each.lay_out(self._threads, self._n_threads) if each.is_decoded_here else each
+                for name, each in planned.elements.items()
+            }
+        except BaseException:
+            planned.let_go()
+            raise
         return replace(planned, elements=elements)
 
     def read_planned(self, planned: PlannedRead) -> Iterator[Cells]:
@@ -227,6 +265,12 @@ class Reader:
         FormatError
             A file is truncated or damaged.
         """
+        try:
+            return self._read(planned)
+        finally:
+            planned.let_go()
+
+    def _read(self, planned: PlannedRead) -> Iterator[Cells]:
         laid_out = {
             name: each.lay_out(self._threads, self._n_threads)
             for name, each in planned.elements.items()

@@ -2,7 +2,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cellfeed._reading import ahead, one_ahead
+from cellfeed._reading import Stage, ahead, in_stages
 
 
 def numbers_then_error():
@@ -11,7 +11,7 @@ def numbers_then_error():
 
 
 def test_all_come_in_order():
-    with one_ahead(str, range(5)) as made:
+    with in_stages(range(5), [Stage(str, 1)]) as made:
         assert list(made) == ["0", "1", "2", "3", "4"]
 
 

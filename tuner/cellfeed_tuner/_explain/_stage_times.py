@@ -162,8 +162,7 @@ def _timed(
         drop_clean_pages(collection.files)
 
     def read_bytes() -> int:
-        stages.readahead(planned)
-        return stages.read_bytes(planned)
+        return stages.read_bytes(stages.readahead(planned))
 
     stored = 0
     if volume is not None:
