@@ -3,8 +3,8 @@
 A *round* is as many minibatches as it takes for every worker to deliver one whole fetch; it is
 what is timed. The first round holds the start-up, and with workers the first round of every
 epoch does, so these are reported apart; so are more of them of a server (see `CountedRounds`).
-Since the next fetch is under way while one is dealt out, rounds follow each other without a gap: a pause in the clock would be time to read ahead
-for which nobody is charged.
+Since the next fetch is under way while one is dealt out, rounds follow each other without a gap: a
+pause in the clock would be time to read ahead for which nobody is charged.
 """
 
 import time
