@@ -30,7 +30,8 @@ def cache_folder(name: str) -> Path:
     Parameters
     ----------
     name
-        What is kept there: ``autotune`` (results) or ``tables`` (where rows and chunks lie).
+        What is kept there: ``autotune`` (results), ``tables`` (where rows and chunks lie), or
+        ``bytes`` and ``pages`` (of remote files).
 
     Examples
     --------

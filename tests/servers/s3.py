@@ -2,6 +2,7 @@
 
 import json
 import random
+import secrets
 import shutil
 import socket
 import sysconfig
@@ -21,7 +22,6 @@ __all__ = ["S3Server", "weed"]
 _TRIES = 5
 _START_S = 30.0
 _KEY = "cellfeed-tests"
-_SECRET = "not-a-secret"
 
 
 def weed() -> str | None:
@@ -51,6 +51,7 @@ class S3Server:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._secret = secrets.token_hex(16)  # of its own: no other server is taken for this one
 
     def __enter__(self) -> Self:
         for _ in range(_TRIES):
@@ -75,7 +76,7 @@ class S3Server:
         return {
             "endpoint": self.url,
             "access_key_id": _KEY,
-            "secret_access_key": _SECRET,
+            "secret_access_key": self._secret,
             "region": "us-east-1",
             "virtual_hosted_style_request": False,
             "client_options": {"allow_http": True},
@@ -98,7 +99,7 @@ class S3Server:
         files = self._folder / "data"
         files.mkdir(parents=True, exist_ok=True)
         identities = self._folder / "identities.json"
-        identities.write_text(json.dumps(_identities()))
+        identities.write_text(json.dumps(_identities(self._secret)))
         master, master_grpc, volume, volume_grpc, filer, filer_grpc, self._port, grpc = _ports(8)
         self._process = ModuleProcess(
             "tests.servers.guard",
@@ -114,7 +115,8 @@ class S3Server:
             "-master.volumeSizeLimitMB=1024",
             f"-volume.port={volume}",
             f"-volume.port.grpc={volume_grpc}",
-            "-volume.max=0",
+            "-volume.max=100",
+            "-volume.minFreeSpace=64MiB",
             "-filer",
             f"-filer.port={filer}",
             f"-filer.port.grpc={filer_grpc}",
@@ -133,8 +135,11 @@ class S3Server:
 
     def _answers(self) -> bool:
         """Wait until an object can be written; False where the server ended, or takes too long."""
-        options = self.options | {"retry_config": {"max_retries": 0}}
-        store = S3Store(self.bucket, **options)
+        store = S3Store(
+            self.bucket,
+            **self.options | {"client_options": {"allow_http": True, "timeout": "3s"}},
+            retry_config={"max_retries": 0},
+        )
         end = time.monotonic() + _START_S
         while self._process.running and time.monotonic() < end:
             try:
@@ -146,8 +151,8 @@ class S3Server:
         return False
 
 
-def _identities() -> dict[str, Any]:
-    keys = {"accessKey": _KEY, "secretKey": _SECRET}
+def _identities(secret: str) -> dict[str, Any]:
+    keys = {"accessKey": _KEY, "secretKey": secret}
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
     return {"identities": [{"name": "tests", "credentials": [keys], "actions": actions}]}
 

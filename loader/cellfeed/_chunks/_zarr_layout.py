@@ -95,6 +95,10 @@ class ZarrLayout:
             names = np.char.add(names, position.astype("S20"))
         return np.asarray(names)
 
+    def file_name(self, file: int) -> str:
+        """Return the name of a file within the array's folder."""
+        return str(self.file_names(np.array([file], np.int64))[0].decode())
+
 
 def zarr_layout(metadata: Mapping[str, Any]) -> ZarrLayout | SlowRead:
     """Return the layout of an array, or why only zarr itself knows how it is stored.

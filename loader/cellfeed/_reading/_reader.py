@@ -285,7 +285,9 @@ class Reader:
         )
         distinct = self._fill(laid_out, buffers, bases, reads)
         with_sums = {name for name, each in distinct.items() if not all(each)}
-        if not with_sums.isdisjoint(self._steps):  # what is added up may not be transformed yet
+        # What is added up may not be transformed yet, as some of it is in a read that was planned
+        # before such a one was met.
+        if any(laid_out[name].as_stored is not None for name in with_sums):
             distinct = self._fill(laid_out, buffers, bases, reads.without_steps())
             laid_out = {name: replace(each, as_stored=None) for name, each in laid_out.items()}
             for name in with_sums:

@@ -5,7 +5,14 @@ import re
 from cellfeed._bytes import Location
 from cellfeed._errors import CellfeedError, FormatError, PathError, RemoteError
 
-__all__ = ["ChangedError", "ShortError", "failure", "is_overload", "may_pass", "status_of"]
+__all__ = [
+    "ChangedError",
+    "ShortError",
+    "failure",
+    "is_of_server",
+    "is_overload",
+    "may_pass",
+]
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _OVERLOADED = (429, 503)
@@ -32,7 +39,12 @@ class ShortError(Exception):
     """A server returned fewer bytes than it was asked for."""
 
 
-def status_of(error: BaseException) -> int | None:
+def is_of_server(error: BaseException) -> bool:
+    """Return whether an error is obstore's."""
+    return type(error).__module__.startswith("obstore")
+
+
+def _status_of(error: BaseException) -> int | None:
     """Return the HTTP status that an error of obstore tells of, None if there is none."""
     found = _STATUS.search(str(error))
     return int(found[1]) if found else None
@@ -40,7 +52,7 @@ def status_of(error: BaseException) -> int | None:
 
 def is_overload(error: BaseException) -> bool:
     """Return whether the server asks for fewer requests."""
-    return status_of(error) in _OVERLOADED
+    return _status_of(error) in _OVERLOADED
 
 
 def may_pass(error: BaseException) -> bool:
@@ -51,7 +63,7 @@ def may_pass(error: BaseException) -> bool:
         return False
     if _ignores_ranges(error):
         return False
-    status = status_of(error)
+    status = _status_of(error)
     return (
         status is None
         or status in _MAY_PASS
@@ -80,7 +92,7 @@ def failure(
     if isinstance(error, ChangedError):
         msg = f"{location}: was replaced or written to since it was opened; open it again"
         return FormatError(msg)
-    kind, status = type(error).__name__, status_of(error)
+    kind, status = type(error).__name__, _status_of(error)
     if kind in ("NotFoundError", "FileNotFoundError"):
         return PathError(f"{location}: there is no such object; check the URL")
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):

@@ -2,17 +2,19 @@
 
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from cellfeed._bytes import Location
 from cellfeed._errors import PathError
-from cellfeed._remote._opening import attempt, object_store
+from cellfeed._remote._opening import Version, attempt, object_store, version_of
 
-__all__ = ["expand_url"]
+__all__ = ["expand_url", "versions_below", "versions_of"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _WEB = ("http", "https")
 _MOST_AT_ONCE = 1000
+_MOST_ASKED = 32
 
 
 def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
@@ -56,6 +58,47 @@ def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
         msg = f"{location}: matches nothing; check the URL"
         raise PathError(msg)
     return found
+
+
+def versions_below(folder: Location, most: int) -> dict[str, Version] | None:
+    """Return the objects in a folder by their names in it; None if they cannot be listed.
+
+    Parameters
+    ----------
+    folder
+        A folder.
+    most
+        Objects; more are not listed to the end.
+    """
+    if folder.scheme in _WEB:
+        return None
+    store, prefix = object_store(folder)
+
+    def ask() -> dict[str, Version]:
+        pages, found = store.list(prefix, chunk_size=_MOST_AT_ONCE), dict[str, Version]()
+        for page in pages:
+            found |= {meta["path"][len(prefix) + 1 :]: version_of(meta) for meta in page}
+            if len(found) > most:
+                break
+        return found
+
+    found = attempt(folder, ask)
+    return None if len(found) > most else found
+
+
+def versions_of(folder: Location, names: Sequence[str]) -> dict[str, Version]:
+    """Ask for the versions of objects in a folder, many at a time; of those that are there."""
+    store, prefix = object_store(folder)
+
+    def ask(name: str) -> Version | None:
+        try:
+            return version_of(attempt(folder / name, lambda: store.head(f"{prefix}/{name}")))
+        except PathError:
+            return None
+
+    with ThreadPoolExecutor(_MOST_ASKED, thread_name_prefix="cellfeed-heads") as threads:
+        found = zip(names, threads.map(ask, names), strict=True)
+        return {name: version for name, version in found if version is not None}
 
 
 def _in_folder(location: Location, suffixes: Sequence[str]) -> list[Location]:

@@ -139,7 +139,7 @@ class RemoteObjects(ByteStore):
                     object_store(location)[1],
                     version,
                     first,
-                    stop if version is not None else None,
+                    stop,
                     sum(columns[3][k] for k in own),
                 )
             )

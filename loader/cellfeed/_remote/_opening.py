@@ -23,6 +23,7 @@ __all__ = [
     "open_object",
     "pause_before",
     "version_of",
+    "zarr_store",
 ]
 
 SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss")
@@ -108,6 +109,19 @@ def object_store(location: Location) -> tuple[Any, str]:
         # The options are kept with it, so that no others get their number.
         _opened[key] = location.options, _store(location, root)
     return _opened[key][1], path
+
+
+def zarr_store(location: Location) -> tuple[Any, str]:
+    """Return a store of zarr that a group is in, and its path there.
+
+    Raises
+    ------
+    CellfeedError
+        As of `object_store`.
+    """
+    store, path = object_store(location)
+    wrapped: Any = importlib.import_module("zarr.storage").ObjectStore
+    return wrapped(store, read_only=True), path
 
 
 def _parted(location: Location) -> tuple[str, str]:

@@ -61,7 +61,7 @@ class Request:
     version
         That it must have; None if it may have any.
     first, stop
-        The bytes; all of the object if ``stop`` is None.
+        The bytes; an object of which the version is not known may end before.
     n_wanted
         How many of them are wanted; the others are gaps.
     """
@@ -70,7 +70,7 @@ class Request:
     path: str
     version: Version | None
     first: int
-    stop: int | None
+    stop: int
     n_wanted: int
 
 
@@ -217,14 +217,14 @@ class Scheduler:
 
     async def _ask(self, request: Request) -> memoryview:
         began = time.monotonic()
-        options = {} if request.stop is None else {"range": (request.first, request.stop)}
+        options = {"range": (request.first, request.stop)}
         got = await self._store.get_async(request.path, options=options)
         answered = time.monotonic()
         if request.version is not None:
             request.version.check(version_of(got.meta))
         content = memoryview(await got.bytes_async())
         now = time.monotonic()
-        if request.stop is not None and len(content) != request.stop - request.first:
+        if request.version is not None and len(content) != request.stop - request.first:
             raise ShortError
         self.counters.n_requests += 1
         self.counters.n_bytes += len(content)

@@ -155,6 +155,44 @@ def test_many_arrays_of_one_store_are_asked_for_together(tmp_path):
     assert len(store.asked) == 1
 
 
+class TestReadahead:
+    def test_a_store_expects_what_it_is_then_asked_for(self, tmp_path):
+        array, store = hdf5(tmp_path / "x.h5", HDF5["gzip"])
+        expected = []
+
+        def expect(files, offsets, sizes):
+            expected.append([*zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True)])
+            return expected
+
+        store.expect = expect
+        begin, count = np.array([100, 2000], np.int64), np.array([500, 50], np.int64)
+        out = np.zeros(1100, np.int32)
+        parts = [
+            array.reads_of_ranges(begin, count, np.array([place, place + 2000]), out.dtype)
+            for place in (0, 2200)
+        ]
+        reads = ChunkReads.concatenate(parts)
+        assert reads.readahead() == [expected]
+        reads.run(np.array([out.ctypes.data]))
+        assert store.asked == expected  # of both arrays at once
+        assert reads.brought_bytes == sum(size for _, _, size in expected[0])
+
+    def test_most_stores_bring_nothing_before_it_is_read(self, tmp_path):
+        array, _ = hdf5(tmp_path / "x.h5", HDF5["gzip"])
+        begin, count, place = np.array([[0], [300], [0]], np.int64)
+        reads = array.reads_of_ranges(begin, count, place, array.dtype)
+        assert reads.readahead() == []
+
+    def test_files_are_not_brought(self, tmp_path):
+        array = zarr.create_array(tmp_path / "x", data=VALUES, chunks=(300,))
+        layout: Any = zarr_layout(array.metadata.to_dict())
+        files = ZarrFiles(tmp_path / "x", layout)
+        there = zarr_array(layout, files, "x", no_tables(tmp_path), lost_is_zero=False)
+        begin, count, place = np.array([[0], [300], [0]], np.int64)
+        reads = there.reads_of_ranges(begin, count, place, there.dtype)
+        assert (reads.are_brought, reads.brought_bytes, reads.readahead()) == (False, 0, [])
+
+
 def test_bytes_in_memory_beside_bytes_in_files(tmp_path):
     """Also where an address happens to follow an offset, they are not read as one."""
     (tmp_path / "z").mkdir()

@@ -7,12 +7,12 @@ from tests.loader.sources.test_conformance import TestH5ad as H5ad
 from tests.loader.sources.test_conformance_zarr import TestZarr as Zarr
 
 from cellfeed._chunks import ZarrFiles
-from cellfeed._sources._anndata._h5file import H5File
+from cellfeed._sources._anndata._local_h5file import LocalH5File
 
 pytestmark = pytest.mark.filterwarnings("ignore:zarr v3 autosharding:UserWarning")
 
 
-class H5InMemory(H5File):
+class H5InMemory(LocalH5File):
     def handles(self, files):
         return None
 
@@ -33,7 +33,7 @@ class TestH5adInMemory(H5ad):
 
     @pytest.fixture(autouse=True)
     def in_memory(self, monkeypatch):
-        monkeypatch.setattr("cellfeed._sources._anndata._open.H5File", H5InMemory)
+        monkeypatch.setattr("cellfeed._sources._anndata._open.LocalH5File", H5InMemory)
 
 
 class TestZarrInMemory(Zarr):
@@ -42,4 +42,4 @@ class TestZarrInMemory(Zarr):
 
     @pytest.fixture(autouse=True)
     def in_memory(self, monkeypatch):
-        monkeypatch.setattr("cellfeed._sources._anndata._zarr_store.ZarrFiles", ZarrInMemory)
+        monkeypatch.setattr("cellfeed._sources._anndata._local_zarr.ZarrFiles", ZarrInMemory)

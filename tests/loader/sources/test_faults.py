@@ -19,7 +19,7 @@ from cellfeed import FormatError, open_collection
 from cellfeed._bytes import Location
 from cellfeed._sources import open_sources
 from cellfeed._sources._anndata._damage import damage_named
-from cellfeed._sources._anndata._h5file import H5File
+from cellfeed._sources._anndata._local_h5file import LocalH5File
 
 # 60 cells of 30 genes; 5 to 30 elements in a row, chunks of 50 elements or 7 rows.
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(60, 30)).astype(np.float32)
@@ -169,7 +169,7 @@ class TestChunks:
         os.truncate(path, (first + stop) // 2)
         with pytest.raises(FormatError, match=f"^{path}: was replaced or written to"):
             collection[:]
-        monkeypatch.setattr(H5File, "check_unchanged", lambda self: None)  # just after it
+        monkeypatch.setattr(LocalH5File, "check_unchanged", lambda self: None)  # just after it
         expected = rf"^{path}: `{element}`, .* \(bytes {first} to {stop}\): the file ends before"
         with pytest.raises(FormatError, match=expected):
             collection[[59]]

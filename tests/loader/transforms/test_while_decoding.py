@@ -115,3 +115,30 @@ def test_columns_that_are_added_up_after_others_were_transformed(write_h5ad):
     expected = expected_of(np.concatenate([X, summed]), "logarithms")
     for _ in range(2):
         np.testing.assert_allclose(delivered(dataset, 60), expected, rtol=3e-7)
+
+
+@pytest.mark.parametrize("prefetch", [1, 8])
+def test_columns_that_are_added_up_in_fetches_that_were_planned_before_the_first(
+    write_h5ad, prefetch
+):
+    X = np.random.default_rng(0).poisson(2.0, (60, N_GENES)).astype(np.float32) + 1
+
+    def repeat(file):
+        indices = file["X/indices"][:]
+        indices[4::N_GENES] = indices[3::N_GENES]
+        file["X/indices"][:] = indices
+
+    summed = X.copy()
+    summed[:, 3] += summed[:, 4]
+    summed[:, 4] = 0
+    dataset = CellDataset(
+        open_collection(write_h5ad(sp.csr_matrix(X), edit=repeat)),
+        BlockShuffling(5),
+        10,
+        1,
+        seed=0,
+        transform=RECIPES["logarithms"],
+        prefetch=prefetch,
+    )
+    expected = expected_of(summed, "logarithms")
+    np.testing.assert_allclose(delivered(dataset, 60), expected, rtol=3e-7)

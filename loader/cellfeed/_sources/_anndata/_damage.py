@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from cellfeed._bytes import Location
 from cellfeed._errors import CellfeedError, FormatError
+from cellfeed._remote import failure, is_of_server
 from cellfeed._runs import Runs
 from cellfeed._sources._anndata._hdf5_filters import lacking_filter
 
@@ -30,6 +31,8 @@ def damage_named(location: Location, element: str, runs: Runs | None = None) -> 
         )
         raise FormatError(msg) from error
     except Exception as error:  # they have no common base, nor a list of what they raise
+        if is_of_server(error):
+            raise failure(error, location) from None
         compression = lacking_filter(location.path, element)
         if compression is not None:
             msg = f"{location}: `{element}` is compressed with {compression}"

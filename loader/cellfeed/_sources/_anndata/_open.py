@@ -18,6 +18,7 @@ from cellfeed._sources._anndata._dense import StoredDense
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._frame import StoredFrame
 from cellfeed._sources._anndata._local_h5file import LocalH5File
+from cellfeed._sources._anndata._local_zarr import LocalZarrStore
 from cellfeed._sources._anndata._matrix import StoredMatrix
 from cellfeed._sources._anndata._mudata import (
     MuDataSource,
@@ -26,9 +27,9 @@ from cellfeed._sources._anndata._mudata import (
     rows_of_cells,
 )
 from cellfeed._sources._anndata._remote_h5file import RemoteH5File
+from cellfeed._sources._anndata._remote_zarr import RemoteZarrStore, remote_groups
 from cellfeed._sources._anndata._source import AnnDataSource
 from cellfeed._sources._anndata._zarr_groups import anndata_groups, is_zarr
-from cellfeed._sources._anndata._zarr_store import ZarrStore
 from cellfeed._sources._base import Source, Storage, StoredElement
 
 __all__ = ["ANNDATA", "open_sources"]
@@ -62,9 +63,11 @@ def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[S
 
 def _files(location: Location) -> Sequence[AnnDataFile]:
     if location.path is None:
-        return [RemoteH5File(location)]
+        if location.name.endswith((".h5ad", ".h5mu", ".h5", ".hdf5")):
+            return [RemoteH5File(location)]
+        return [RemoteZarrStore(group) for group in remote_groups(location)]
     if is_zarr(location.path):
-        return [ZarrStore(group) for group in anndata_groups(location.path)]
+        return [LocalZarrStore(group) for group in anndata_groups(location.path)]
     return [LocalH5File(location.path)]
 
 

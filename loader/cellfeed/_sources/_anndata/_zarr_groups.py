@@ -13,10 +13,10 @@ from cellfeed._bytes import Location
 from cellfeed._errors import FormatError
 from cellfeed._sources._anndata._damage import damage_named
 
-__all__ = ["anndata_groups", "is_zarr", "open_group"]
+__all__ = ["COLLECTION", "anndata_groups", "is_zarr", "open_group"]
 
 _METADATA = ("zarr.json", ".zgroup", ".zarray")
-_COLLECTION = "annbatch-preshuffled"
+COLLECTION = "annbatch-preshuffled"
 _DATASET = re.compile(r"dataset_(\d+)")
 _UNFINISHED = ".cellfeed"  # what `cellfeed preshuffle` has in its output while it writes
 
@@ -63,7 +63,7 @@ def anndata_groups(path: Path) -> list[Path]:
     if (path / _UNFINISHED).is_dir():
         msg = f"{path}: `cellfeed preshuffle` has not finished it; run the same command again"
         raise FormatError(msg)
-    if root.attrs.get("encoding-type") != _COLLECTION:
+    if root.attrs.get("encoding-type") != COLLECTION:
         msg = (
             f"{path}: a zarr group that is neither AnnData (it has no `obs` or no `var`) nor a "
             "shuffled collection; give what anndata, annbatch or `cellfeed preshuffle` wrote"

@@ -1,0 +1,83 @@
+"""An AnnData group of a zarr store in a folder of this machine."""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import zarr
+
+from cellfeed._bytes import Identity, LastingIdentity, Location, identity, removed, replaced
+from cellfeed._chunks import ZarrFiles, ZarrLayout, chunk_grid, identity_of_files
+from cellfeed._sources._anndata._zarr_groups import open_group
+from cellfeed._sources._anndata._zarr_store import ZarrStore
+
+__all__ = ["LocalZarrStore"]
+
+_METADATA = {2: ".zarray", 3: "zarr.json"}
+_NO_CHUNKS = {"zarr.json", ".zarray", ".zattrs"}
+
+
+class LocalZarrStore(ZarrStore):
+    """A group whose metadata and shards are watched by size and time of change.
+
+    Files of single chunks are not watched: there may be millions.
+
+    Parameters
+    ----------
+    path
+        The folder of the group.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(Location.of(path))
+        self._path = path
+        self._absolute = path.absolute()  # it stays the same where the working folder changes
+        self._identities: dict[Path, Identity] = {}
+        self._n_lost: dict[str, int] = {}
+
+    def _open(self) -> zarr.Group:
+        return open_group(self._path, self._absolute)
+
+    @property
+    def _lasting_name(self) -> str:
+        return str(self._absolute)
+
+    def _watch(self, name: str, zarr_format: int) -> None:
+        metadata = Path(name) / _METADATA[zarr_format]
+        self._identities[metadata] = self._identity(metadata)
+
+    def _files_of(self, name: str, layout: ZarrLayout) -> ZarrFiles:
+        return ZarrFiles(self._path / name, layout)
+
+    def _identity_of(self, name: str) -> LastingIdentity | None:
+        return identity_of_files(self._absolute / name)
+
+    def check_unchanged(self) -> None:
+        """Check that the metadata is what it was; shards are checked when they are read."""
+        for metadata, known in self._identities.items():
+            if self._identity(metadata) != known:
+                raise replaced(self._path / metadata)
+
+    def stored_bytes(self, name: str) -> int:
+        """Return how many bytes the chunks or shards of an array take."""
+        return sum(file.stat().st_size for file in self._chunk_files(name))
+
+    def n_lost(self, name: str) -> int:
+        """Return how many files of chunks or shards of an array are not there."""
+        if name not in self._n_lost:
+            array = self.array(name)
+            n_files = math.prod(chunk_grid(array.shape, array.shards or array.chunks))
+            self._n_lost[name] = max(0, n_files - sum(1 for _ in self._chunk_files(name)))
+        return self._n_lost[name]
+
+    def _chunk_files(self, name: str) -> Iterator[Path]:
+        """Yield the paths of an array's chunks or shards."""
+        for folder, _, files in os.walk(self._absolute / name):
+            yield from (Path(folder, file) for file in files if file not in _NO_CHUNKS)
+
+    def _identity(self, metadata: Path) -> Identity:
+        try:
+            return identity((self._absolute / metadata).stat())
+        except OSError as error:
+            raise removed(self._path / metadata) from error

@@ -1,0 +1,45 @@
+"""h5ad and zarr on a web server pass the suite of sources."""
+
+import pytest
+from tests.loader.sources.test_conformance import TestH5ad as H5ad
+from tests.loader.sources.test_conformance_zarr import TestZarr as Zarr
+from tests.servers.web import WebServer
+
+from cellfeed._bytes import Location
+from cellfeed._sources._anndata import _open
+from cellfeed._sources._anndata._remote_h5file import RemoteH5File
+from cellfeed._sources._anndata._remote_zarr import RemoteZarrStore, remote_groups
+
+pytestmark = pytest.mark.filterwarnings("ignore:zarr v3 autosharding:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    with WebServer.in_process(tmp_path_factory.getbasetemp().parent) as url:
+        yield tmp_path_factory.getbasetemp().parent, url
+
+
+def url_of(root, location):
+    folder, url = root
+    return Location(f"{url}/{location.path.absolute().relative_to(folder)}")
+
+
+class TestRemoteH5ad(H5ad):
+    max_examples = 20
+    test_in_worker_processes = None  # type: ignore[assignment]  # which are forked
+
+    @pytest.fixture(autouse=True)
+    def remote(self, monkeypatch, root):
+        monkeypatch.setattr(_open, "_files", lambda where: [RemoteH5File(url_of(root, where))])
+
+
+class TestRemoteZarr(Zarr):
+    max_examples = 20
+    test_in_worker_processes = None  # type: ignore[assignment]
+
+    @pytest.fixture(autouse=True)
+    def remote(self, monkeypatch, root):
+        def files(where):
+            return [RemoteZarrStore(group) for group in remote_groups(url_of(root, where))]
+
+        monkeypatch.setattr(_open, "_files", files)
