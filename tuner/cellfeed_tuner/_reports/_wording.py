@@ -302,6 +302,8 @@ def proof_of_choice(result: AutotuneResult) -> list[str]:
             f"{result.n_cells_compared} of the cells that came out were read from the files once "
             "more, without cellfeed, and are the same."
         )
+    elif chosen is not None and result.cache == "remote":
+        lines.append("Values were not read once more without cellfeed: files are on a server.")
     return lines
 
 
