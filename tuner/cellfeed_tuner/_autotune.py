@@ -41,8 +41,9 @@ if TYPE_CHECKING:  # it loads Optuna
 
 __all__ = ["autotune"]
 
-# Shares of the budget: for finding the bottleneck, and at least for throughput.
-_EXPLAIN_SHARE, _LEAST_THROUGHPUT_SHARE = 0.1, 0.25
+# Shares of the budget: for finding the bottleneck, or how much to read ahead of a server, and at
+# least for throughput.
+_EXPLAIN_SHARE, _PREFETCH_SHARE, _LEAST_THROUGHPUT_SHARE = 0.1, 0.35, 0.25
 
 
 def autotune(
@@ -59,7 +60,7 @@ def autotune(
     memory: int | None = None,
     need: float | None = None,
     step_seconds: float | None = None,
-    cache: CacheState = "cold",
+    cache: CacheState | None = None,
     seed: int = 0,
     fresh: bool = False,
     indices: ArrayLike | str | None = None,
@@ -84,6 +85,10 @@ def autotune(
     cells are read once more through h5py or zarr, and compared value by value. Where anything is
     not as it should be, nothing is recommended, and `AutotuneResult.loader_fault` says what.
 
+    Of files on servers, how many fetches are read ahead (``prefetch``) is chosen too: with the
+    configuration that was, depths of 1 to 16 are measured in turns. Fewer are chosen where more
+    cannot be told to be faster. Where the time of a cell goes is not looked at there.
+
     What is found is kept in the user's cache folder. A later run on the same machine, data and
     versions measures a few of these configurations again; if they still relate to each other as
     they did, it looks at little else. All figures are its own.
@@ -101,8 +106,9 @@ def autotune(
     batch_size
         Cells of a minibatch.
     block_sizes, fetch_factors, workers
-        The grid. Workers are 0 and the powers of two up to the usable cores if None. A `range`
-        stands for all integers in it.
+        The grid. Workers are 0 and the powers of two up to the usable cores if None, and 0 alone
+        of files on servers, where requests side by side hide latency. A `range` stands for all
+        integers in it.
     budget
         Seconds to spend, all in all; at least a quarter of them on throughput, however long the
         rest takes.
@@ -116,7 +122,9 @@ def autotune(
         How long training computes on a minibatch, instead of a need: the best mixed configuration
         that keeps up is chosen, the fastest if none does, and measured with such a loop.
     cache
-        "cold" measures what a collection larger than memory gives, "warm" one that is cached.
+        "cold", if None, measures what a collection larger than memory gives, "warm" one that is
+        cached. Of files on servers it is "remote" and nothing else: their caches are not under
+        control.
     seed
         Seed of plans and of the order of measurements.
     fresh
@@ -148,12 +156,15 @@ def autotune(
         nearly as many as there are cells; or a query names none.
     ParameterError
         A size is below what it may be, there is no label, ``given`` is one, the collection is
-        too small to time anything, "warm" was asked of files that do not fit in memory, or
+        too small to time anything, "warm" was asked of files that do not fit in memory, a state
+        of caches of files on servers, or
         ``indices`` are no rows, or a query that selects none; the strategy does not fit the
         collection or the batch size, has rows of its own beside ``indices``, or is one of sets
         that no block size divides.
     FormatError
         A file is damaged.
+    RemoteError
+        A server does not give what is asked for.
     MeasuringError
         The process in which configurations are timed has died.
     AutotuneInterrupted
@@ -186,7 +197,7 @@ def autotune(
         mixing, grid = request.mixing(), request.grid
         mixing.replay(grid, on_progress)
         order = mixing.storage_order(request.space.block_sizes[-1])
-        found_cache = prepare_cache(collection.files, cache)
+        found_cache = prepare_cache(collection.files, request.cache)
         notes = Notes.of(
             request.selected, request.labels[0].name, machine, request.asked(found_cache), date
         )
@@ -196,13 +207,14 @@ def autotune(
         on_progress("start", 0, 1)
         process.start()
         proposals = _proposals(request, grid)
-        least, most = _LEAST_THROUGHPUT_SHARE * budget, (1 - _EXPLAIN_SHARE) * budget
+        after = _PREFETCH_SHARE if collection.is_remote else _EXPLAIN_SHARE
+        least, most = _LEAST_THROUGHPUT_SHARE * budget, (1 - after) * budget
         measurements = Measurements(
             process=process,
             labels=[each.name for each in request.labels],
             given=given,
             batch_size=batch_size,
-            cache=cache,
+            cache=request.cache,
             seed=seed,
             budget=TimeBudget(max(least, most - since(started))),
             on_progress=on_progress,
@@ -220,7 +232,8 @@ def autotune(
             process=process,
             request=request,
             already_shuffled=order is not None and order.already_shuffled,
-            cache=cache if found_cache == cache else "warm",  # nothing is known of the disk
+            # Where it could not be had, nothing is known of the disk.
+            cache=request.cache if found_cache == request.cache else "warm",
             seconds=_EXPLAIN_SHARE * budget,
             ends=started + budget,
             on_progress=on_progress,
@@ -269,6 +282,7 @@ def _as_found(found: Found, search: Search, mixing: Mixing) -> dict[str, Any]:
         "bottleneck": found.explained.bottleneck,
         "storage_advice": found.explained.storage_advice,
         "interrupted": found.interrupted,
+        "prefetch_results": found.prefetch_results,
     }
 
 

@@ -6,6 +6,8 @@ __all__ = [
     "DEFAULT_ENTROPY_FLOOR",
     "DEFAULT_FETCH_FACTORS",
     "DEFAULT_REPLAY_SECONDS",
+    "PREFETCHES",
+    "REMOTE_PREFETCH",
 ]
 
 DEFAULT_BLOCK_SIZES = (1, 4, 16, 64, 256, 1024)
@@ -14,6 +16,11 @@ DEFAULT_FETCH_FACTORS = (1, 4, 16, 64, 256)
 DEFAULT_BUDGET_SECONDS = 60.0
 DEFAULT_REPLAY_SECONDS = 38.0
 """What a default `autotune` has for throughput."""
+
+PREFETCHES = (1, 2, 4, 8, 16)
+"""Depths of fetches read ahead that are measured of files on servers."""
+REMOTE_PREFETCH = 8
+"""What `cellfeed.CellDataset` reads ahead of these by itself."""
 
 DEFAULT_ENTROPY_FLOOR = 0.99
 """At 0.95, linear classifiers kept as little as half of what they learn from random minibatches

@@ -17,8 +17,10 @@ from cellfeed_tuner._planning._recommend import Choice, choose
 from cellfeed_tuner._progress import Progress
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
+from cellfeed_tuner._results._prefetch_result import PrefetchResult
 from cellfeed_tuner._results._recommended import Constraints, Recommended, Waiting
 from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
 from cellfeed_tuner._searching._search import Search
 
 __all__ = ["Explaining", "Found", "find", "since"]
@@ -33,6 +35,7 @@ class Found:
     explained: Explained
     n_cells_compared: int
     interrupted: bool
+    prefetch_results: tuple[PrefetchResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ def find(
         return search.results(grid if is_listed else search.timed)
 
     recommended, explained, n_cells_compared = None, Explained(), 0
+    prefetch_results = tuple[PrefetchResult, ...]()
     interrupted = False
     try:
         search.run(grid)
@@ -107,8 +111,13 @@ def find(
         recommended = choice and _recommended(
             choice, search.with_step(choice), constraints, measurements
         )
+        if recommended is not None and collection.is_remote:
+            recommended, ahead = _read_ahead(recommended, search, explaining)
+            prefetch_results = ahead.results()
         n_cells_compared = measurements.compare_with_files(collection)
-        if recommended is not None and not measurements.faults:
+        # How long a server takes depends on how much is asked of it at a time, so that stages one
+        # by one tell nothing there.
+        if recommended is not None and not measurements.faults and not collection.is_remote:
             explained = explaining.explain(recommended)
         with interrupts_held_back():
             if notes is not None and not measurements.faults:
@@ -126,7 +135,36 @@ def find(
         explained=explained,
         n_cells_compared=n_cells_compared,
         interrupted=interrupted,
+        prefetch_results=prefetch_results,
     )
+
+
+def _read_ahead(
+    recommended: Recommended, search: Search, explaining: Explaining
+) -> tuple[Recommended, PrefetchSearch]:
+    """Return the choice with how many fetches to read ahead, and what that rests on."""
+    configuration, request = recommended.configuration, explaining.request
+    fetch_size = request.batch_size * configuration.fetch_factor
+    memory_bytes = request.constraints.memory_bytes
+    ahead = PrefetchSearch(
+        measurements=search.measurements,
+        configuration=configuration,
+        memory_bytes=memory_bytes,
+        ends=explaining.ends,
+    )
+    depths = depths_to_measure(
+        n_fetches=request.selected.n_drawn // fetch_size // configuration.fetches_per_round,
+        fetch_bytes=fetch_size * request.selected.collection.stored_row_bytes(),
+        memory_bytes=memory_bytes,
+    )
+    # Who makes data sets with a depth of their own has chosen it.
+    if "prefetch" not in getattr(search.measurements.make_dataset, "keywords", {}):
+        ahead.run(depths)
+    best = ahead.best()
+    if best is None:
+        return recommended, ahead
+    memory = max(recommended.peak_memory_bytes, ahead.memory_of(best))
+    return replace(recommended, prefetch=best, peak_memory_bytes=memory), ahead
 
 
 def since(started: float) -> float:

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from cellfeed import Collection
 from cellfeed.machine import usable_cpu_count
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._measure import cells_needed
@@ -11,8 +12,13 @@ __all__ = ["buffer_bytes", "default_workers", "obstacle"]
 _MOST_WORKERS = 16
 
 
-def default_workers() -> tuple[int, ...]:
-    """Return 0 and the powers of two up to the usable cores."""
+def default_workers(collection: Collection) -> tuple[int, ...]:
+    """Return 0 and the powers of two up to the usable cores; of files on servers, 0 alone.
+
+    There, it is many requests at a time that hide latency, and one process makes them.
+    """
+    if collection.is_remote:
+        return (0,)
     most = min(_MOST_WORKERS, usable_cpu_count())
     return (0, *(1 << power for power in range(most.bit_length())))
 

@@ -14,6 +14,7 @@ from cellfeed_tuner._explain._storage_advice import StorageLayout
 from cellfeed_tuner._grid import default_workers
 from cellfeed_tuner._history._earlier_run import Asked
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._cache_state import cache_state
 from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
 from cellfeed_tuner._measuring._labels import names_of
 from cellfeed_tuner._measuring._selected import Selected
@@ -40,6 +41,8 @@ class Request:
         What minibatches are to be mixed by, and what the first label is to be mixed within.
     space, constraints
         What may be chosen, and what a choice must meet.
+    cache
+        State of caches to measure in.
     batch_size, budget, seed
         As in `autotune`.
     """
@@ -50,6 +53,7 @@ class Request:
     within: Label | None
     space: Space
     constraints: Constraints
+    cache: CacheState
     batch_size: int
     budget: float
     seed: int
@@ -72,7 +76,7 @@ class Request:
         memory: int | None,
         need: float | None,
         step_seconds: float | None,
-        cache: CacheState,
+        cache: CacheState | None,
         seed: int,
     ) -> "Request":
         """Return a request of `autotune`, or raise what that raises for what cannot be done."""
@@ -87,16 +91,17 @@ class Request:
             space=Space.of(
                 selected.block_sizes(block_sizes),
                 fetch_factors,
-                default_workers() if workers is None else workers,
+                default_workers(collection) if workers is None else workers,
             ),
             constraints=_constraints(entropy_floor, memory, need, step_seconds, batch_size, budget),
+            cache=cache_state(collection, cache),
             batch_size=batch_size,
             budget=budget,
             seed=seed,
         )
         is_whole = selected.indices is None and strategy is None
         check_size(collection if is_whole else selected, request.grid, batch_size)
-        check_cache(collection, cache)
+        check_cache(collection, request.cache)
         return request
 
     @property

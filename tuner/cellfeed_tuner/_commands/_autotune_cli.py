@@ -48,7 +48,7 @@ __all__ = ["main"]
               show_default=listed(DEFAULT_FETCH_FACTORS),
               help="Fetch factors to try; 1:512 is a range.")  # fmt: skip
 @click.option("--workers", type=Sizes(0), show_default="0 and powers of two up to the cores",
-              help="Numbers of worker processes to try.")  # fmt: skip
+              help="Numbers of worker processes to try; of files on servers, 0.")  # fmt: skip
 @click.option("--budget", default=DEFAULT_BUDGET_SECONDS, show_default=True,
               type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="Time to spend, all in all.")  # fmt: skip
@@ -62,8 +62,11 @@ __all__ = ["main"]
 @click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), metavar="MS",
               help="How long training computes on a minibatch: what keeps up suffices, and the "
               "choice is measured with such a loop.")  # fmt: skip
-@click.option("--cache", default="cold", show_default=True, type=click.Choice(["cold", "warm"]),
-              help="State of the page cache to measure in.")  # fmt: skip
+@click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
+              help="State of the page cache to measure in; not of files on servers.")  # fmt: skip
+@click.option("--storage-options", type=click.Path(dir_okay=False, path_type=Path),
+              metavar="FILE.json",
+              help="How servers are reached, credentials too, which are not kept.")  # fmt: skip
 @click.option("--output", default=Path(), type=click.Path(file_okay=False, path_type=Path),
               help="Folder for autotune.json, autotune.png and autotune.html.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the plans.")
@@ -74,9 +77,10 @@ __all__ = ["main"]
 def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     """Measure loaders of the AnnData files at PATH, and recommend the settings to train with.
 
-    PATH is an .h5ad file, a folder of them, or a pattern; several make one collection. The
+    PATH is an .h5ad file, a folder of them, a pattern, or a URL; several make one collection. The
     throughput and the label entropy of minibatches are measured over a grid of block sizes,
-    fetch factors and workers, or, of ranges, where a study proposes. Exits with 1 if no
+    fetch factors and workers, or, of ranges, where a study proposes; of files on servers, also how
+    many fetches are read ahead. Exits with 1 if no
     configuration is feasible or the loader delivers other cells than it should, and with 2 if the
     input cannot be used. Ctrl-C ends it with what was measured by then, and 130.
     """

@@ -14,6 +14,7 @@ from cellfeed import ClassBalancedSampling, open_collection
 from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._commands._live import LiveDisplay
+from cellfeed_tuner._commands._storage_options import read_storage_options
 from cellfeed_tuner._interruption import AutotuneInterrupted
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._reports._code import code_to_paste
@@ -39,7 +40,8 @@ def run(
     balance: str | None,
     elements: tuple[str, ...],
     step_ms: float | None,
-    cache: CacheState,
+    cache: CacheState | None,
+    storage_options: Path | None,
     output: Path,
     as_json: bool,
     budget: float,
@@ -47,7 +49,8 @@ def run(
 ) -> None:
     """Measure, report, and write; see the command."""
     obs = dict.fromkeys(each for each in (*label, given, balance) if each)
-    collection = open_collection(paths, obs=list(obs), elements=elements)
+    options = None if storage_options is None else read_storage_options(storage_options)
+    collection = open_collection(paths, obs=list(obs), elements=elements, storage_options=options)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=output):
         pass  # whether files can be written there had better be known before measuring
@@ -101,6 +104,7 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
         selection=dataset.selection,
         strategy=result.strategy,
         block_size=chosen.configuration.block_size if chosen else None,
+        has_storage_options=dataset.has_storage_options,
     )
     text = html_report(result, code=code)
     with replaced_file(page) as file:

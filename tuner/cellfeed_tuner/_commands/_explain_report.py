@@ -17,6 +17,8 @@ from cellfeed_tuner._reports._speed_interval import interval
 from cellfeed_tuner._reports._wording import (
     how_measured,
     interruption_in_words,
+    prefetch_in_words,
+    why_no_bottleneck,
     why_no_choice,
     why_nothing,
 )
@@ -67,14 +69,19 @@ def _print_choice(console: Console, result: AutotuneResult) -> None:
         _say(console, why_no_choice(result), "bold red")
         _say(console, why_nothing(result))
         return
-    _say(console, str(chosen.configuration), "bold green")
+    _say(console, chosen.settings, "bold green")
     _say(console, f"{interval(chosen.cells_per_second)} cells/s, {how_measured(result)}.")
     _say(console, chosen.reason)
+    for each in prefetch_in_words(result):
+        _say(console, each)
 
 
 def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottleneck | None) -> None:
     if found is None:
-        _say(console, "\nWhere the time goes was not measured; a larger --budget gives it.")
+        if result.cache == "remote":
+            _say(console, f"\nWhere the time goes: {why_no_bottleneck(result)}")
+        else:
+            _say(console, "\nWhere the time goes was not measured; a larger --budget gives it.")
         return
     _say(console, f"\n{found.sentence}")
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))

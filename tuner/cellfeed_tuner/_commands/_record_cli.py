@@ -37,8 +37,8 @@ __all__ = ["record_command"]
               help="Numbers of worker processes.")  # fmt: skip
 @click.option("--memory", type=ByteSize(), show_default="what is available",
               help="Most memory for buffers, such as 8GB.")  # fmt: skip
-@click.option("--cache", default="cold", show_default=True, type=click.Choice(["cold", "warm"]),
-              help="State of the page cache to measure in.")  # fmt: skip
+@click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
+              help="State of the page cache to measure in; not of files on servers.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the plans and the orders.")
 @click.option("--note", default="", metavar="TEXT",
               help="What else to keep of the circumstances.")  # fmt: skip

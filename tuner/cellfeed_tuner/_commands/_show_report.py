@@ -84,7 +84,8 @@ def _machine(run: EarlierRun) -> str:
     disks = ", ".join(each["file_system"] or "unknown" for each in facts["storage"])
     return (
         f"{facts['cpu'] or 'unknown'}, {facts['usable_cores']:g} cores, "
-        f"{facts['memory_gb']} GB, {disks}; cellfeed {run.key.versions.facts['cellfeed']}"
+        f"{facts['memory_gb']} GB, {disks or 'a server'}; "
+        f"cellfeed {run.key.versions.facts['cellfeed']}"
     )
 
 

@@ -50,7 +50,9 @@ def data_fingerprint(
     indices: NDArray[np.int64] | None = None,
     strategy: SamplingStrategy | None = None,
 ) -> Fingerprint:
-    """Return what a collection is known by, wherever it lies.
+    """Return what a collection is known by, wherever it lies on this machine, or by its URLs.
+
+    Of files on servers, it holds what their servers call this version of each.
 
     Parameters
     ----------
@@ -66,7 +68,11 @@ def data_fingerprint(
     selected: dict[str, Any] = {} if indices is None else {"rows": _digest_of_numbers(indices)}
     if strategy is not None:
         selected["strategy"] = _strategy_facts(strategy)
-    sizes = np.array([path.stat().st_size for path in collection.files])
+    if collection.is_remote:
+        selected["files"] = _digest_of_sources(collection)
+        sizes = np.array([source.file_bytes() for source in collection.sources])
+    else:
+        sizes = np.array([path.stat().st_size for path in collection.files])
     parts = np.split(codes, np.cumsum(collection.cells_per_location)[:-1])
     counted = [count_labels(part) for part in parts]
     return fingerprint(
@@ -87,6 +93,11 @@ def data_fingerprint(
             **selected,
         }
     )
+
+
+def _digest_of_sources(collection: Collection) -> str:
+    found = [f"{each.location} {each.version()}" for each in collection.sources]
+    return digest("\n".join(found).encode())
 
 
 def _strategy_facts(strategy: SamplingStrategy) -> dict[str, Any]:

@@ -23,8 +23,9 @@ __all__ = [
     "resident_runs",
 ]
 
-CacheState = Literal["cold", "warm"]
-"""Whether a measurement starts with none or with all of its files in the page cache."""
+CacheState = Literal["cold", "warm", "remote"]
+"""Whether a measurement starts with none or with all of its files in the page cache; "remote" where
+a server has them, whose caches are not under control."""
 
 PageRuns = NDArray[np.int64]
 """First page of each run of pages of a file, and the page after its last one, shape (n_runs, 2)."""

@@ -102,5 +102,5 @@ def check_cache(collection: Collection, cache: CacheState) -> None:
 
 
 def bytes_on_disk(collection: Collection) -> int:
-    """Return the size of all files of a collection."""
-    return sum(path.stat().st_size for path in collection.files)
+    """Return the size of all files of a collection, on this machine or on servers."""
+    return sum(source.file_bytes() for source in collection.sources)

@@ -19,6 +19,7 @@ from cellfeed_tuner._machine._page_cache import (
     resident_fraction,
 )
 from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._measuring._cache_state import cache_state
 from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes, names_of
 from cellfeed_tuner._measuring._measuring_process import (
@@ -85,7 +86,7 @@ class Measurement:
         The settings.
     cache
         State of the page cache: "cold", dropped before each epoch and once used; "warm";
-        "unknown" where that cannot be had.
+        "remote" of files on servers; "unknown" where that cannot be had.
     cells_per_round
         Cells of one round: a whole fetch of every worker.
     first_round_seconds
@@ -260,7 +261,7 @@ def measure(
     strategy: SamplingStrategy | None = None,
     batch_size: int = 64,
     label: str | Sequence[str] = (),
-    cache: CacheState = "cold",
+    cache: CacheState | None = None,
     seconds: float = 5.0,
     seed: int = 0,
     make_dataset: MakeDataset = CellDataset,
@@ -286,7 +287,7 @@ def measure(
         An obs column of the collection whose minibatch entropy is taken, or several.
     cache
         "cold" drops the files' pages before each epoch and once they were used, "warm" reads all
-        files first.
+        files first; None for "cold", or "remote" of files on servers.
     seconds
         Time to spend, if that suffices for the least number of rounds; after 20 times as much,
         and not before a minute, measuring is stopped.
@@ -315,7 +316,7 @@ def measure(
         strategy=strategy,
         batch_size=batch_size,
         labels=labels,
-        cache=cache,
+        cache=cache_state(collection, cache),
         seed=seed,
         least_rounds=LEAST_ROUNDS,
         most_rounds=MOST_ROUNDS,
@@ -349,6 +350,8 @@ def prepare_cache(files: Sequence[Path], cache: CacheState) -> CacheState | Lite
     -------
     That state; "unknown" where pages stayed, or the kernel does not tell.
     """
+    if cache == "remote":
+        return cache
     (drop_pages if cache == "cold" else load_pages)(files)
     resident = resident_fraction(files)
     if resident is None:

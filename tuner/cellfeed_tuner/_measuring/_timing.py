@@ -2,9 +2,9 @@
 
 A *round* is as many minibatches as it takes for every worker to deliver one whole fetch; it is
 what is timed. The first round holds the start-up, and with workers the first round of every
-epoch does, so these are reported apart. Since the next fetch is under way while one is dealt
-out, rounds follow each other without a gap: a pause in the clock would be time to read ahead
-for which nobody is charged.
+epoch does, so these are reported apart; so are more of them of a server (see `CountedRounds`).
+Since the next fetch is under way while one is dealt out, rounds follow each other without a gap: a
+pause in the clock would be time to read ahead for which nobody is charged.
 """
 
 import time
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from cellfeed import BlockShuffling, CellDataset, Collection, Minibatch, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._defaults import REMOTE_PREFETCH
 from cellfeed_tuner._entropy._conditional_entropy import conditional_entropies_of
 from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
 from cellfeed_tuner._measuring._closing import closed_at_the_end
+from cellfeed_tuner._measuring._counted_rounds import CountedRounds
 from cellfeed_tuner._measuring._delivery import Delivered
 from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
 from cellfeed_tuner._measuring._labels import LabelWithin
@@ -82,6 +84,8 @@ class TimingRequest:
         are selected, if None.
     make_dataset
         What is called for the data set.
+    prefetch
+        Fetches that are read ahead; as many as that reads by itself if None.
     """
 
     configuration: Configuration
@@ -97,6 +101,7 @@ class TimingRequest:
     step_seconds: float = 0.0
     strategy: SamplingStrategy | None = None
     make_dataset: MakeDataset = CellDataset
+    prefetch: int | None = None
 
     @property
     def all_labels(self) -> tuple[str, ...]:
@@ -149,13 +154,16 @@ class Round:
         The part of it in which the training loop waited for minibatches.
     read
         What was read meanwhile; None where it is not as much as was delivered, since more or
-        less was read ahead, or is not counted.
+        less was read ahead, or is not counted, as of a server.
+    may_end
+        Whether measuring may end with it.
     """
 
     seconds: float
     counts: bool
     waiting_seconds: float
     read: BytesRead | None
+    may_end: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +232,7 @@ def run_timing(
         batch_size=request.batch_size,
         fetch_factor=configuration.fetch_factor,
         seed=request.seed,
+        **({} if request.prefetch is None else {"prefetch": request.prefetch}),
     )
     dataset.set_epoch(request.first_epoch)
     came = Delivered(request.all_labels)
@@ -233,7 +242,7 @@ def run_timing(
         report(each)
         n_timed += each.counts
         late = time.perf_counter() > deadline and n_timed >= request.least_rounds
-        if late or n_timed == request.most_rounds:
+        if each.may_end and (late or n_timed >= request.most_rounds):
             break
     plan = dataset.plan(epoch=request.first_epoch)
     fault = came.fault(collection, configuration, plan)
@@ -274,6 +283,12 @@ def _rounds(
         msg = "an epoch has too few whole fetches"
         raise RuntimeError(msg)
     make_cold = Dropping(dataset.collection.files, request.cache)
+    is_remote = request.cache == "remote"
+    counted = CountedRounds(
+        n_rounds=n_rounds,
+        n_asked=(dataset.prefetch or REMOTE_PREFETCH) if is_remote else 0,
+        has_workers=configuration.num_workers > 0,
+    )
     started = False
     while True:
         make_cold.before_epoch()
@@ -305,13 +320,13 @@ def _rounds(
                 read_so_far = bytes_read()
                 read = None
                 # At the end of an epoch, nothing is left to be read ahead.
-                if read_before and read_so_far and number < n_rounds - n_ahead:
+                is_counted = not is_remote and number < n_rounds - n_ahead
+                if read_before and read_so_far and is_counted:
                     read = read_so_far - read_before
                 read_before = read_so_far
-                # Without workers, the first round of a later epoch is a round like any other.
-                counts = started and (number > 0 or configuration.num_workers == 0)
                 started = True
-                yield Round(end - begin, counts, waiting_seconds, read)
+                counts, may_end = counted.counts(number, end - begin), counted.may_end(number)
+                yield Round(end - begin, counts, waiting_seconds, read, may_end)
                 begin = end
         del minibatches
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp, log
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,52 +14,46 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import CONFIDENCE, Estimate
 from cellfeed_tuner._results._recommended import Rival
 
-__all__ = ["LEAST_TURNS", "Turns"]
+__all__ = ["LEAST_TURNS", "Turns", "TurnsOf"]
 
 LEAST_TURNS = 4
 """Turns without which nothing is said to be decided."""
+
+Setting = TypeVar("Setting")
 
 # Of turns of the configuration that has most: with fewer, one has left the race.
 _FINALIST_SHARE = 0.5
 
 
 @dataclass(slots=True)
-class Turns:
+class TurnsOf(Generic[Setting]):
     """Throughputs that were measured in turns.
 
-    In each turn, a few configurations are measured one right after the other, in random order, so
+    In each turn, a few settings are measured one right after the other, in random order, so
     that what else the machine does meets them alike. The logarithm of a throughput is taken to be
-    that of the configuration, plus what the moment does to the whole turn, plus an error: a
-    two-way analysis of variance, fitted by least squares, since not every configuration is in
+    that of the setting, plus what the moment does to the whole turn, plus an error: a
+    two-way analysis of variance, fitted by least squares, since not every setting is in
     every turn.
     """
 
-    _turns: list[dict[Configuration, float]] = field(default_factory=list)
+    _turns: list[dict[Setting, float]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._turns)
 
-    def note(self, cells_per_second: Mapping[Configuration, float]) -> None:
+    def note(self, cells_per_second: Mapping[Setting, float]) -> None:
         """Take note of the throughputs of one turn."""
         self._turns.append(dict(cells_per_second))
 
-    def count(self, configuration: Configuration) -> int:
-        """Return in how many turns a configuration was."""
-        return sum(configuration in turn for turn in self._turns)
+    def count(self, setting: Setting) -> int:
+        """Return in how many turns a setting was."""
+        return sum(setting in turn for turn in self._turns)
 
-    def rival(self, configuration: Configuration, other: Configuration) -> Rival | None:
-        """Return how a configuration compares with another; None if too little is known."""
-        ratio = self.ratio(configuration, other)
-        if ratio is None:
-            return None
-        n_turns = self.count_together(configuration, other)
-        return Rival(configuration=other, ratio=ratio, n_turns=n_turns)
-
-    def count_together(self, one: Configuration, other: Configuration) -> int:
+    def count_together(self, one: Setting, other: Setting) -> int:
         """Return in how many turns both were."""
         return sum(one in turn and other in turn for turn in self._turns)
 
-    def finalists(self) -> list[Configuration]:
+    def finalists(self) -> list[Setting]:
         """Return what was in at least half as many turns as anything, the fastest first."""
         counts = Counter(each for turn in self._turns for each in turn)
         if not counts:
@@ -68,7 +63,7 @@ class Turns:
         kept = [each for each, count in counts.items() if count >= least]
         return sorted(kept, key=lambda each: -fit.effects[fit.place[each]])
 
-    def ratio(self, one: Configuration, other: Configuration) -> Estimate | None:
+    def ratio(self, one: Setting, other: Setting) -> Estimate | None:
         """Return how many times as fast one is as the other, with its 95 % interval.
 
         None if they were in no two turns together.
@@ -83,7 +78,7 @@ class Turns:
         half = float(student_t.ppf((1 + CONFIDENCE) / 2, fit.freedom)) * error
         return Estimate(exp(difference), exp(difference - half), exp(difference + half))
 
-    def _fit(self) -> "_Fit":
+    def _fit(self) -> "_Fit[Setting]":
         measured = dict.fromkeys(each for turn in self._turns for each in turn)
         place = {each: number for number, each in enumerate(measured)}
         rows = [
@@ -105,11 +100,24 @@ class Turns:
         return _Fit(place, fitted[:n_effects], covariance, freedom)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """Effects of configurations, up to a constant that all have in common."""
+@dataclass(slots=True)
+class Turns(TurnsOf[Configuration]):
+    """Throughputs of configurations."""
 
-    place: Mapping[Configuration, int]
+    def rival(self, configuration: Configuration, other: Configuration) -> Rival | None:
+        """Return how a configuration compares with another; None if too little is known."""
+        ratio = self.ratio(configuration, other)
+        if ratio is None:
+            return None
+        n_turns = self.count_together(configuration, other)
+        return Rival(configuration=other, ratio=ratio, n_turns=n_turns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit(Generic[Setting]):
+    """Effects of settings, up to a constant that all have in common."""
+
+    place: Mapping[Setting, int]
     effects: NDArray[np.float64]
     covariance: NDArray[np.float64]
     freedom: int

@@ -23,6 +23,7 @@ from cellfeed_tuner._history._fingerprint import (
 )
 from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._cache_state import cache_state
 from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
 from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
@@ -87,7 +88,7 @@ def record(
     fetch_factors: Sequence[int] = DEFAULT_FETCH_FACTORS,
     workers: Sequence[int] | None = None,
     memory: int | None = None,
-    cache: CacheState = "cold",
+    cache: CacheState | None = None,
     seed: int = 0,
     note: str = "",
     on_progress: Progress = silent,
@@ -116,12 +117,14 @@ def record(
     batch_size
         Cells of a minibatch.
     block_sizes, fetch_factors, workers
-        The grid. Workers are 0 and the powers of two up to the usable cores if None. A `range`
+        The grid. Workers are 0 and the powers of two up to the usable cores if None, and 0 alone
+        of files on servers. A `range`
         stands for all integers in it.
     memory
         Most bytes for the buffers; what is available now if None.
     cache
-        "cold" drops the files' pages again and again, "warm" reads all files first.
+        "cold" drops the files' pages again and again, "warm" reads all files first; None for
+        "cold", or "remote" of files on servers.
     seed
         Seed of plans and of the orders.
     note
@@ -147,9 +150,12 @@ def record(
         raise ParameterError(msg)
     column = Label.of(collection, label)
     check_labels(column.counted, label, collection)
-    space = Space.of(block_sizes, fetch_factors, default_workers() if workers is None else workers)
+    space = Space.of(
+        block_sizes, fetch_factors, default_workers(collection) if workers is None else workers
+    )
     grid = _listed(space)
     check_size(collection, grid, batch_size)
+    cache = cache_state(collection, cache)
     check_cache(collection, cache)
     on_progress("machine", 0, 1)
     facts = _facts(collection, column, batch_size) | {

@@ -18,10 +18,12 @@ def code_to_paste(
     selection: Selection | None = None,
     strategy: SearchedStrategy | None = None,
     block_size: int | None = None,
+    has_storage_options: bool = False,
 ) -> str:
     """Return the lines that train with the recommendation in the file ``result``.
 
-    What a result does not hold, such as weights, is there by its name.
+    What a result does not hold, such as weights, is there by its name, and how servers are reached
+    is left to be filled in.
 
     Examples
     --------
@@ -37,6 +39,8 @@ def code_to_paste(
     arguments = f"{_in_python(locations)}, obs={list(dict.fromkeys(columns))!r}"
     if list(elements) != ["X"]:
         arguments += f", elements={list(elements)!r}"
+    if has_storage_options:
+        arguments += ", storage_options=..."
     rows = ""
     if selection is not None:
         rows = f"collection.where({selection.where!r})" if selection.where else "rows"
@@ -59,7 +63,7 @@ def code_to_paste(
 def _in_python(locations: Sequence[str]) -> str:
     if len(locations) == 1:
         return repr(locations[0])
-    folder = Path(locations[0]).parent
+    folder = Path(locations[0]).parent  # of a URL, there is no such folder
     if set(map(str, folder.glob("*.h5ad"))) == set(locations):
         return repr(str(folder))
     return repr(list(locations))

@@ -30,7 +30,7 @@ def text_summary(result: AutotuneResult) -> str:
             return f"THE LOADER IS WRONG: {result.loader_fault}"
         return "no configuration is feasible"
     speed = f"{interval(chosen.cells_per_second)} cells/s"
-    return ", ".join(filter(None, [f"{chosen.configuration}; {speed}", from_few_rounds(result)]))
+    return ", ".join(filter(None, [f"{chosen.settings}; {speed}", from_few_rounds(result)]))
 
 
 def html_summary(result: AutotuneResult) -> Html:
@@ -45,7 +45,7 @@ def html_summary(result: AutotuneResult) -> Html:
         return element("div", headline, *warnings, *_paragraphs([why_nothing(result)]))
     return element(
         "div",
-        element("p", element("strong", f"Recommended: {chosen.configuration}")),
+        element("p", element("strong", f"Recommended: {chosen.settings}")),
         element(
             "table",
             *(

@@ -16,6 +16,7 @@ from cellfeed_tuner._reports._speed_interval import interval
 from cellfeed_tuner._reports._wording import (
     busy_in_words,
     cache_in_words,
+    cache_name,
     drifts_in_words,
     explained_in_words,
     few_rounds_in_words,
@@ -25,6 +26,7 @@ from cellfeed_tuner._reports._wording import (
     loader_faults,
     missing_in_words,
     mixing_in_words,
+    prefetch_in_words,
     proof_of_choice,
     ranges_in_words,
     rivals_in_words,
@@ -84,6 +86,7 @@ def print_report(
             selection=dataset.selection,
             strategy=result.strategy,
             block_size=result.recommended.configuration.block_size,
+            has_storage_options=dataset.has_storage_options,
         )
         # Not wrapped at the width of the terminal, which would break it.
         console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
@@ -107,7 +110,7 @@ def _setting(result: AutotuneResult) -> RenderableType:
             f"{memory.available_bytes / 1e9:,.1f} GB available"
         ),
         *(storage_in_words(storage) for storage in result.machine.storage),
-        "page cache: " + "\n".join(cache_in_words(result)),
+        f"{cache_name(result)}: " + "\n".join(cache_in_words(result)),
         *([result.earlier.sentence] if result.earlier else []),
     ]
     return Text("\n".join(lines) + "\n")
@@ -193,11 +196,12 @@ def _recommendation(result: AutotuneResult) -> RenderableType:
         return _nothing_feasible(result)
     speed, memory = chosen.cells_per_second, chosen.peak_memory_bytes
     lines = [
-        Text(f"\nRecommended: {chosen.configuration}", style="bold green"),
+        Text(f"\nRecommended: {chosen.settings}", style="bold green"),
         *_interruption(result),
         Text(f"{interval(speed)} cells/s, {how_measured(result)}; {memory / 1e6:,.0f} MB"),
         Text(chosen.reason),
         *map(Text, rivals_in_words(chosen)),
+        *map(Text, prefetch_in_words(result)),
         *map(Text, use_in_words(result)),
         *map(Text, mixing_in_words(result)),
         *_proof(result),

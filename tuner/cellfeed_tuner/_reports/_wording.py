@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from cellfeed.console import format_bytes
+from cellfeed_tuner._defaults import REMOTE_PREFETCH
 from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
@@ -19,6 +20,7 @@ from cellfeed_tuner._results._recommended import Recommended, Rival, Waiting
 __all__ = [
     "busy_in_words",
     "cache_in_words",
+    "cache_name",
     "drifts_in_words",
     "explained_in_words",
     "few_rounds_in_words",
@@ -30,6 +32,7 @@ __all__ = [
     "loader_faults",
     "missing_in_words",
     "mixing_in_words",
+    "prefetch_in_words",
     "proof_of_choice",
     "ranges_in_words",
     "rivals_in_words",
@@ -37,6 +40,7 @@ __all__ = [
     "throughput",
     "untimed_in_words",
     "use_in_words",
+    "why_no_bottleneck",
     "why_no_choice",
     "why_nothing",
 ]
@@ -93,13 +97,22 @@ def storage_in_words(storage: Storage) -> str:
     )
 
 
+def cache_name(result: AutotuneResult) -> str:
+    """Return what `cache_in_words` is about."""
+    return "files" if result.cache == "remote" else "page cache"
+
+
 def cache_in_words(result: AutotuneResult) -> list[str]:
     """Return the state of the page cache, and what else to measure if files fit in memory."""
     said = {
         "cold": "cold, dropped before each epoch and once used, as where files exceed memory",
         "warm": "warm, all files read beforehand",
+        "remote": "read from a server; its caches are not under control",
         "unknown": "unknown, since the kernel kept pages that were to be dropped",
     }[result.cache]
+    if result.dataset.cache_bytes:
+        kept = format_bytes(result.dataset.cache_bytes)
+        return [said, f"(up to {kept} of it were kept on this machine's disk, and read from there)"]
     fits = result.dataset.bytes_on_disk < result.machine.memory.available_bytes / 2
     if result.cache == "cold" and fits:
         return [said, "(these files fit in memory: see --cache warm for epochs after the first)"]
@@ -144,6 +157,30 @@ def _rival_in_words(rival: Rival) -> str:
     if rival.is_undecided:
         return f"Undecided between it and {rival.configuration}: {compared}."
     return f"Beside {rival.configuration}, {compared}."
+
+
+def prefetch_in_words(result: AutotuneResult) -> list[str]:
+    """Return what was measured of reading ahead of a server, or that there was no time for it."""
+    recommended = result.recommended
+    if recommended is None or result.cache != "remote":
+        return []
+    speeds = ", ".join(
+        f"{each.prefetch}: {interval(each.cells_per_second)}"
+        for each in result.prefetch_results
+        if each.cells_per_second is not None
+    )
+    measured = f" Cells/s by the number of fetches, in turns: {speeds}." if speeds else ""
+    if recommended.prefetch is None:
+        said = (
+            "How many fetches to read ahead (prefetch) was not decided, for want of time or of "
+            f"fetches: {REMOTE_PREFETCH} is the default."
+        )
+    else:
+        said = (
+            f"Reading {recommended.prefetch} fetches ahead (prefetch) is as fast as any, as far as "
+            "can be told."
+        )
+    return [f"{said}{measured}"]
 
 
 def from_few_rounds(result: AutotuneResult) -> str:
@@ -265,6 +302,8 @@ def proof_of_choice(result: AutotuneResult) -> list[str]:
             f"{result.n_cells_compared} of the cells that came out were read from the files once "
             "more, without cellfeed, and are the same."
         )
+    elif chosen is not None and result.cache == "remote":
+        lines.append("Values were not read once more without cellfeed: files are on a server.")
     return lines
 
 
@@ -328,6 +367,16 @@ def explained_in_words(result: AutotuneResult) -> list[str]:
     found = result.bottleneck
     lines = [found.sentence] if found is not None else []
     return [*lines, *(advice.sentence for advice in result.storage_advice)]
+
+
+def why_no_bottleneck(result: AutotuneResult) -> str:
+    """Return why it is not known where the time of a cell goes."""
+    if result.cache == "remote":
+        return (
+            "Not measured: how long a server takes depends on how much is asked of it at a time, "
+            "so that stages one by one would tell nothing."
+        )
+    return "Not measured: there was no recommendation, or no time left (see --budget)."
 
 
 def ranges_in_words(result: AutotuneResult) -> list[str]:

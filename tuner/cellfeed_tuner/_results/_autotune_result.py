@@ -18,6 +18,7 @@ from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, EntropyBits
 from cellfeed_tuner._results._dataset import Dataset
+from cellfeed_tuner._results._prefetch_result import PrefetchResult
 from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended
 from cellfeed_tuner._results._records_from_json import record_from_json
 from cellfeed_tuner._results._replaced_file import replaced_file
@@ -67,8 +68,8 @@ class AutotuneResult:
     machine, dataset, constraints
         What it was asked about.
     cache
-        State of the page cache that throughputs were measured in; "unknown" if pages were to
-        be dropped but stayed.
+        State of the page cache that throughputs were measured in; "remote" of files on servers,
+        whose caches are not under control; "unknown" if pages were to be dropped but stayed.
     configurations
         The grid; of ranges, what was measured.
     recommended
@@ -106,6 +107,8 @@ class AutotuneResult:
         There is no choice then, since what is wrong may be so in any configuration.
     n_cells_compared
         Delivered cells that were read once more through h5py or zarr, and compared.
+    prefetch_results
+        What was measured of the choice at several depths of reading ahead, of files on servers.
     strategy
         How cells were visited, of which the block size was searched; in shuffled blocks
         (`cellfeed.BlockShuffling`) if None.
@@ -132,6 +135,7 @@ class AutotuneResult:
     loader_fault: str | None = None
     n_cells_compared: int = 0
     strategy: SearchedStrategy | None = None
+    prefetch_results: tuple[PrefetchResult, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that nothing is recommended of a loader that is wrong."""
@@ -225,6 +229,7 @@ class AutotuneResult:
             "loader_fault": self.loader_fault,
             "n_cells_compared": self.n_cells_compared,
             "strategy": self.strategy and asdict(self.strategy),
+            "prefetch_results": [asdict(each) for each in self.prefetch_results],
         }
 
     def save(self, path: Path) -> None:

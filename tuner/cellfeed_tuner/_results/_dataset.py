@@ -66,7 +66,7 @@ class Dataset:
     n_cells, n_vars, layout, dtype
         Its matrix.
     bytes_on_disk
-        Size of the files.
+        Size of the files, on this machine or on servers.
     stored_bytes_per_cell
         Mean size of a cell in storage, compressed; of the matrix that is read, and no other.
     rows_per_chunk
@@ -86,6 +86,11 @@ class Dataset:
         `cellfeed.Collection.slow_reading`.
     selection
         The cells that were visited, to which labels refer; None if it was all of them.
+    has_storage_options
+        Whether servers were reached with ``storage_options``, which are kept nowhere.
+    cache_bytes
+        How much of what servers gave may be kept on this machine's disk, so that it may have been
+        read from there; 0 if nothing.
     """
 
     paths: tuple[str, ...]
@@ -105,6 +110,8 @@ class Dataset:
     label_counts: tuple[int, ...] = ()
     slow_reading: str = ""
     selection: Selection | None = None
+    has_storage_options: bool = False
+    cache_bytes: int = 0
 
     @property
     def n_visited(self) -> int:
@@ -139,6 +146,7 @@ def describe_dataset(
     collection = selected.collection
     censuses = {name: _census(each) for name, each in counted.items()}
     label, *others = censuses
+    remote = [each for each in collection.locations if each.is_remote]
     return Dataset(
         paths=tuple(map(str, collection.locations)),
         n_cells=len(collection),
@@ -155,6 +163,8 @@ def describe_dataset(
         batch_size=batch_size,
         label_counts=_label_counts(counted[label]),
         further_labels={name: censuses[name] for name in others},
+        has_storage_options=any(each.options.values for each in remote),
+        cache_bytes=max((each.options.cache_bytes for each in remote), default=0),
         slow_reading=collection.slow_reading() or "",
         selection=None
         if selected.indices is None

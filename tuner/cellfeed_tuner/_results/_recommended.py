@@ -124,6 +124,10 @@ class Recommended:
         Whether training waits for it; None unless a training step was given.
     rivals
         What it was measured in turns with, the fastest first.
+    prefetch
+        Fetches to read ahead, of files on servers; None if that was not measured. Throughput is
+        that of what `cellfeed.CellDataset` reads ahead by itself; see
+        `AutotuneResult.prefetch_results`.
     """
 
     configuration: Configuration
@@ -133,6 +137,13 @@ class Recommended:
     reason: str
     waiting: Waiting | None = None
     rivals: tuple[Rival, ...] = ()
+    prefetch: int | None = None
+
+    @property
+    def settings(self) -> str:
+        """All of them in words."""
+        ahead = "" if self.prefetch is None else f", prefetch {self.prefetch}"
+        return f"{self.configuration}{ahead}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,6 +128,16 @@ class Measurements:
         self.n_replicates += 1
         return new
 
+    def at_depth(
+        self, configuration: Configuration, prefetch: int, *, least_rounds: int, seconds: float
+    ) -> Measurement:
+        """Measure a configuration with so many fetches read ahead, and return it."""
+        new = self.timed(
+            configuration, least_rounds=least_rounds, seconds=seconds, prefetch=prefetch
+        )
+        self.n_replicates += 1
+        return new
+
     def is_from_turns(self, configuration: Configuration) -> bool:
         """Return whether a configuration was measured in turns with others, and often enough."""
         found = self._in_turns.get(configuration, [])
@@ -164,6 +174,7 @@ class Measurements:
         least_rounds: int = LEAST_ROUNDS,
         step_seconds: float = 0.0,
         limit_seconds: float | None = None,
+        prefetch: int | None = None,
     ) -> Measurement:
         """Measure a configuration, apart from what is known of it."""
         seconds_in_all = self.budget.seconds
@@ -182,6 +193,7 @@ class Measurements:
                 number=self.n_replicates,
                 step_seconds=step_seconds,
                 make_dataset=self.make_dataset,
+                prefetch=prefetch,
             ),
             limit_seconds=limit_seconds or self.budget.limit_seconds,
         )

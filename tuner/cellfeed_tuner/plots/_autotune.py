@@ -52,9 +52,11 @@ def _caption(result: AutotuneResult) -> str:
     disks = ", ".join(
         sorted({storage.file_system or "unknown" for storage in result.machine.storage})
     )
+    where = f"{disks}, page cache {result.cache}"
+    if result.cache == "remote":
+        where = "files on a server"
     return (
         f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes, {dataset.layout}, "
         f"{_labels(dataset)}, minibatch {dataset.batch_size}; "
-        f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, {disks}, "
-        f"page cache {result.cache}"
+        f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, {where}"
     )

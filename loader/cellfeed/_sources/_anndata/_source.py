@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._bytes import ByteStore
 from cellfeed._sources._anndata import _annotations as annotations
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
@@ -31,6 +32,17 @@ class AnnDataSource(Source):
         self._obs_rows = ObsRows(file)
         self.location = file.location
         self.elements = dict(elements)
+
+    def file_bytes(self) -> int:
+        """Return how many bytes its file has, wherever that is."""
+        if self.location.path is None and isinstance(self._file, ByteStore):
+            return int(self._file.sizes(np.zeros(1, np.int64))[0])
+        return super().file_bytes()
+
+    def version(self) -> str | None:
+        """Return what tells its file from another one, None if nothing does."""
+        found = self._file.identity() if isinstance(self._file, ByteStore) else None
+        return None if found is None else found.digest
 
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""

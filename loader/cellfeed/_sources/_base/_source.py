@@ -44,6 +44,25 @@ class Source(ABC):
         """Number of cells."""
         return next(iter(self.elements.values())).shape[0]
 
+    def file_bytes(self) -> int:
+        """Return how many bytes its files have, with all that is in them.
+
+        Unless it is overridden, those of its elements alone where it is not on this machine; 0 if
+        that is unknown.
+        """
+        path = self.location.path
+        if path is None:
+            return sum(each.stored_bytes() for each in self.elements.values())
+        files = path.rglob("*") if path.is_dir() else [path]
+        return sum(each.stat().st_size for each in files if each.is_file())
+
+    def version(self) -> str | None:
+        """Return what tells it from another one that was put in its place; None if nothing does.
+
+        It is a digest: of what a server calls this version of an object, such as its ETag.
+        """
+        return None
+
     @abstractmethod
     def obs_names(self) -> Sequence[str]:
         """Return the names of the obs columns."""

@@ -3,7 +3,7 @@
 from cellfeed_tuner._explain._bottleneck import Bottleneck
 from cellfeed_tuner._reports._html_report._elements import Html, element
 from cellfeed_tuner._reports._html_report._svg import inline_svg
-from cellfeed_tuner._reports._wording import explained_in_words
+from cellfeed_tuner._reports._wording import explained_in_words, why_no_bottleneck
 from cellfeed_tuner._results._autotune_result import AutotuneResult
 from cellfeed_tuner.plots import stages_figure
 
@@ -14,8 +14,7 @@ def bottleneck(result: AutotuneResult) -> list[Html]:
     """Return the sentence, a picture of the stages, and advice where there is any."""
     found = result.bottleneck
     if found is None:
-        why = "Not measured: there was no recommendation, or no time left (see --budget)."
-        return [element("p", why)]
+        return [element("p", why_no_bottleneck(result))]
     svg = inline_svg(
         stages_figure(found),
         name="stages",

@@ -7,7 +7,7 @@ from cellfeed.console import format_bytes
 from cellfeed_tuner._machine._description import Machine, Platform
 from cellfeed_tuner._machine._storage import ReadSpeed, Storage
 from cellfeed_tuner._reports._html_report._elements import Html, definitions, element, join
-from cellfeed_tuner._reports._wording import cache_in_words
+from cellfeed_tuner._reports._wording import cache_in_words, cache_name
 from cellfeed_tuner._results._autotune_result import AutotuneResult
 from cellfeed_tuner._results._recommended import Constraints
 
@@ -124,6 +124,6 @@ def _run(result: AutotuneResult) -> _Pairs:
     return [
         ("date", f"{result.date:%Y-%m-%d %H:%M %Z}".strip()),
         ("took", f"{result.seconds:,.0f} s"),
-        ("page cache", join(element("div", line) for line in cache_in_words(result))),
+        (cache_name(result), join(element("div", line) for line in cache_in_words(result))),
         *([("other programs", f"{busy.other_cores:.1f} cores busy")] if busy else []),
     ]

@@ -16,6 +16,7 @@ from cellfeed_tuner._reports._wording import (
     key_figures,
     missing_in_words,
     mixing_in_words,
+    prefetch_in_words,
     proof_of_choice,
     ranges_in_words,
     untimed_in_words,
@@ -91,14 +92,14 @@ def _recommendation(result: AutotuneResult) -> list[Html]:
         alarm = {} if result.loader_fault is None else {"class_": "alarm"}
         said = [headline, element("p", why_nothing(result), **alarm)]
     else:
-        headline = element("p", chosen.configuration, class_="choice")
+        headline = element("p", chosen.settings, class_="choice")
         figures = (definitions([each]) for each in key_figures(result).items())
         said = [
             headline,
             element("div", *figures, class_="figures"),
             element("p", chosen.reason),
         ]
-        said += _paragraphs(use_in_words(result))
+        said += _paragraphs([*prefetch_in_words(result), *use_in_words(result)])
     return [
         *said,
         *_paragraphs(

@@ -1,0 +1,281 @@
+"""`autotune` on URLs, of real servers on loopback; credentials are in no output."""
+
+import html
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from click.testing import CliRunner
+from tests.servers.faults import Status
+from tests.servers.web import WebServer
+
+from cellfeed import CellDataset, ParameterError, open_collection
+from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure
+from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._history._fingerprint import data_fingerprint
+
+N_CELLS = 2000
+TOKEN = "token-that-nobody-sees"
+GRID = ["--block-sizes", "4", "--fetch-factors", "2", "--entropy-floor", "0.5"]
+SMALL: dict[str, Any] = {
+    "block_sizes": [4],
+    "fetch_factors": [2],
+    "entropy_floor": 0.5,
+    "budget": 6,
+}
+
+
+def write(path, seed=0):
+    rng = np.random.default_rng(seed)
+    matrix = sp.csr_matrix(rng.poisson(0.3, (N_CELLS, 30)).astype(np.float32))
+    plates = pd.Categorical(np.repeat(list("abcd"), N_CELLS // 4))
+    names = [f"{path.stem}-{cell}" for cell in range(N_CELLS)]
+    obs = pd.DataFrame({"plate": plates}, index=names)
+    ad.AnnData(matrix, obs=obs).write_h5ad(path, compression="gzip")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    write(folder / "p1.h5ad")
+    write(folder / "p2.h5ad", seed=1)
+    return folder
+
+
+def only_with_the_token(request):
+    return None if request.headers.get("authorization") == f"Bearer {TOKEN}" else Status(403)
+
+
+@pytest.fixture
+def server(folder):
+    with WebServer(folder, only_with_the_token) as server:
+        yield server
+
+
+OPTIONS: dict[str, Any] = {
+    "client_options": {"default_headers": {"authorization": f"Bearer {TOKEN}"}}
+}
+
+
+@pytest.fixture
+def options_file(tmp_path):
+    path = tmp_path / "secret" / "options.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(OPTIONS))
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+def everything(folder):
+    return b"".join(each.read_bytes() for each in folder.rglob("*") if each.is_file())
+
+
+@pytest.fixture(scope="module")
+def tuned(folder, tmp_path_factory):
+    """What the command printed, wrote and kept, and where."""
+    output, cache = tmp_path_factory.mktemp("tuned"), tmp_path_factory.mktemp("kept")
+    options = tmp_path_factory.mktemp("secret") / "options.json"
+    options.write_text(json.dumps(OPTIONS))
+    with pytest.MonkeyPatch.context() as patch, WebServer(folder, only_with_the_token) as server:
+        patch.setenv("CELLFEED_CACHE_DIR", str(cache))
+        url = f"{server.url}/p1.h5ad"
+        settings = ["--label", "plate", "--budget", "12", "--storage-options", options]
+        printed = run(url, *settings, *GRID, "--output", output, "--json")
+        assert printed.exit_code == 0, printed.output
+        collection = open_collection(url, obs=["plate"], storage_options=OPTIONS)
+        made = CellDataset.from_autotune(collection, output / "autotune.json", seed=0)
+        rows = np.concatenate([minibatch.rows.numpy() for minibatch in made])
+        assert np.array_equal(np.sort(rows), np.arange(N_CELLS))
+        shown = run("show"), run("show", "--json"), run("explain", output / "autotune.json")
+    return printed, output, cache, url, made, shown
+
+
+def test_it_names_the_server_and_what_it_cannot_know(tuned):
+    printed, output, _, url, _, _ = tuned
+    result = json.loads((output / "autotune.json").read_text())
+    assert result["cache"] == "remote"
+    assert result["dataset"]["paths"] == [url]
+    assert result["dataset"]["bytes_on_disk"] > 0
+    assert result["machine"]["storage"] == []
+    assert result["bottleneck"] is None
+    assert result["recommended"]["num_workers"] == 0
+    assert {each["bytes_read_per_cell"] for each in result["configurations"]} == {None}
+    said = " ".join(printed.stderr.split())
+    page = html.unescape((output / "autotune.html").read_text(encoding="utf-8"))
+    for text in (said, page):
+        assert "read from a server; its caches are not under control" in text
+        assert url in text
+        assert "storage_options=..." in text
+    assert "how long a server takes depends on how much is asked of it at a time" in page
+
+
+def test_what_was_reached_with_credentials_says_nothing_of_them(tuned):
+    printed, output, cache, _, _, shown = tuned
+    assert json.loads((output / "autotune.json").read_text())["dataset"]["has_storage_options"]
+    texts = [printed.output, *(each.output for each in shown)]
+    written = everything(output) + everything(cache) + "".join(texts).encode()
+    assert written.count(b"plate") > 10
+    for secret in (TOKEN, "authorization", "default_headers"):
+        assert secret.encode() not in written
+
+
+def test_how_much_to_read_ahead_is_measured_and_taken_over(tuned):
+    _, output, _, _, made, _ = tuned
+    result = AutotuneResult.load(output / "autotune.json")
+    depths = [each.prefetch for each in result.prefetch_results]
+    assert depths == [1, 2, 4, 8, 16][: len(depths)]
+    assert result.recommended is not None
+    assert made.prefetch == result.recommended.prefetch
+    if result.recommended.prefetch is not None:
+        assert result.recommended.prefetch in depths
+        assert f"prefetch {result.recommended.prefetch}" in result.recommended.settings
+    saved = json.loads((output / "autotune.json").read_text())
+    assert json.loads(json.dumps(result.to_json())) == saved
+
+
+def test_earlier_runs_are_shown_by_their_url(tuned):
+    *_, url, _, (shown, as_json, explained) = tuned
+    assert [each.exit_code for each in (shown, as_json, explained)] == [0, 0, 0]
+    assert "remote" in shown.output
+    (known,) = json.loads(as_json.output)["runs"]
+    assert known["path"] == url
+    assert known["asked"]["cache"] == "remote"
+    assert "how long a server takes depends" in " ".join(explained.output.split())
+
+
+def test_a_url_is_known_again_until_another_file_is_there(server, folder):
+    def fingerprint(name):
+        collection = open_collection(f"{server.url}/{name}", obs=["plate"], storage_options=OPTIONS)
+        return data_fingerprint(collection, collection.obs["plate"].codes).digest
+
+    write(folder / "p3.h5ad")
+    first = fingerprint("p3.h5ad")
+    assert fingerprint("p3.h5ad") == first
+    assert fingerprint("p2.h5ad") != first
+    server.replace("p3.h5ad", (folder / "p3.h5ad").read_bytes())
+    assert fingerprint("p3.h5ad") != first
+
+
+def test_of_python_too_and_of_several_files(server):
+    urls = [f"{server.url}/{name}.h5ad" for name in ("p1", "p2")]
+    collection = open_collection(urls, obs=["plate"], storage_options=OPTIONS)
+    result = autotune(collection, label="plate", fresh=True, **SMALL)
+    assert result.loader_fault is None
+    assert result.recommended is not None
+    assert (result.cache, result.dataset.paths) == ("remote", tuple(urls))
+    sizes = [int(each.file_bytes()) for each in collection.sources]
+    assert result.dataset.bytes_on_disk == sum(sizes)
+    assert TOKEN not in repr(result) + str(result) + repr(collection)
+
+
+def test_sizes_are_those_of_the_objects(server, folder):
+    (source,) = open_collection(f"{server.url}/p1.h5ad", storage_options=OPTIONS).sources
+    (local,) = open_collection(folder / "p1.h5ad").sources
+    size = (folder / "p1.h5ad").stat().st_size
+    assert (source.file_bytes(), local.file_bytes()) == (size, size)
+
+
+def test_worker_processes_are_measured_if_asked_for(server):
+    collection = open_collection(f"{server.url}/p1.h5ad", obs=["plate"], storage_options=OPTIONS)
+    configuration = Configuration(block_size=4, fetch_factor=2, num_workers=1)
+    found = measure(collection, configuration, label="plate", seconds=0.2)
+    assert (found.failure, found.delivery_fault, found.cache) == ("", "", "remote")
+    assert found.round_seconds
+
+
+@pytest.mark.parametrize("state", ["cold", "warm"])
+def test_caches_of_servers_are_not_dropped_or_filled(server, options_file, tmp_path, state):
+    url = f"{server.url}/p1.h5ad"
+    settings = ["--storage-options", options_file, "--output", tmp_path, *GRID]
+    said = run(url, "--label", "plate", "--cache", state, *settings)
+    assert said.exit_code == 2
+    (line,) = said.stderr.splitlines()
+    assert line == (
+        f"Error: cache={state!r} is for files of this machine, but {url} is read from a server, "
+        "whose caches are not under control; leave `cache` out"
+    )
+
+
+def test_remote_is_no_state_of_files_here(folder):
+    collection = open_collection(folder / "p1.h5ad", obs=["plate"])
+    with pytest.raises(ParameterError, match="cache='remote' is for files on servers"):
+        autotune(collection, label="plate", cache="remote", **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("nothing.h5ad", OPTIONS, "nothing.h5ad"),
+        ("p1.h5ad", {"client_options": {"default_headers": {"authorization": "x-y-z"}}}, "p1.h5ad"),
+        ("p1.h5ad", {"no_such_option": "x-y-z"}, "no_such_option"),
+    ],
+)
+def test_what_a_server_does_not_give_is_one_line(server, tmp_path, name, options, words):
+    path = tmp_path / "options.json"
+    path.write_text(json.dumps(options))
+    settings = ["--storage-options", path, "--output", tmp_path, *GRID]
+    said = run(f"{server.url}/{name}", "--label", "plate", *settings)
+    assert said.exit_code == 2
+    (line,) = said.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert words in line
+    assert "x-y-z" not in said.output
+    assert TOKEN not in said.output
+
+
+def test_a_server_that_refuses_amid_measuring_is_one_line(folder, tmp_path):
+    with WebServer(folder) as server:
+        url = f"{server.url}/p1.h5ad"
+        open_collection(url, obs=["plate"])
+        n_for_opening = len(server.requests)
+        server.answer = lambda _: Status(403) if len(server.requests) > 2 * n_for_opening else None
+        settings = ["--label", "plate", "--budget", "6", *GRID, "--output", tmp_path, "--fresh"]
+        said = run(url, *settings)
+    assert said.exit_code == 2
+    assert said.stderr.splitlines()[-1].startswith(f"Error: {url}")
+    assert not (tmp_path / "autotune.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"secret_access_key": "x-y-z"', "\xff"])
+def test_storage_options_that_are_none_are_not_quoted(tmp_path, text):
+    path = tmp_path / "options.json"
+    path.write_bytes(text.encode("latin-1"))
+    said = run("p1.h5ad", "--label", "plate", "--storage-options", path)
+    assert said.exit_code == 2
+    assert said.stderr.startswith(f"Error: {path}: not a JSON object; ")
+    assert "x-y-z" not in said.output
+
+
+def test_storage_options_that_are_missing(tmp_path):
+    said = run("p1.h5ad", "--label", "plate", "--storage-options", tmp_path / "none.json")
+    assert said.exit_code == 2
+    assert "none.json: cannot be read" in said.stderr
+
+
+def test_a_pattern_in_a_bucket(s3_server, folder, tmp_path):
+    for name in ("p1", "p2"):
+        s3_server.put(Path(folder / f"{name}.h5ad"), f"tuned/{name}.h5ad")
+    options = tmp_path / "secret.json"
+    options.write_text(json.dumps(s3_server.options))
+    output = tmp_path / "output"
+    url = f"s3://{s3_server.bucket}/tuned/*.h5ad"
+    settings = ["--storage-options", options, "--output", output, "--budget", "8", *GRID]
+    said = run(url, "--label", "plate", *settings)
+    assert said.exit_code == 0, said.output
+    result = AutotuneResult.load(output / "autotune.json")
+    assert result.dataset.paths == tuple(f"s3://cells/tuned/p{n}.h5ad" for n in (1, 2))
+    assert result.recommended is not None
+    written = everything(output) + everything(Path(os.environ["CELLFEED_CACHE_DIR"]))
+    for name in ("access_key_id", "secret_access_key"):
+        for secret in (name, s3_server.options[name]):
+            assert secret.encode() not in written + said.output.encode()

@@ -1,0 +1,134 @@
+"""How many fetches to read ahead of a server, held against links of which the truth is known."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from tests.tuner.test_search import ModelProcess
+
+from cellfeed._dataset import _cell_dataset
+from cellfeed_tuner import Configuration
+from cellfeed_tuner._defaults import REMOTE_PREFETCH
+from cellfeed_tuner._measuring._counted_rounds import CountedRounds
+from cellfeed_tuner._measuring._measuring_process import Outcome
+from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
+from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._prefetch import PrefetchSearch
+from cellfeed_tuner._searching._time_budget import TimeBudget
+
+CHOSEN = Configuration(block_size=16, fetch_factor=4)
+NEVER = float("inf")
+
+
+@dataclass
+class FarServer(ModelProcess):
+    """A link that brings a fetch in a round trip, and one after the other no faster than `rate`."""
+
+    round_trip: float = 0.1
+    rate: float = 0.021
+    bytes_of_a_fetch: int = 1000
+    depths: list[int] = field(default_factory=list)
+
+    def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
+        assert request.configuration == CHOSEN
+        assert request.prefetch is not None
+        self.depths.append(request.prefetch)
+        number = len(self.depths)
+        seconds = max(self.round_trip / request.prefetch, self.rate) * (1 + 0.002 * (number % 3))
+        return Outcome(
+            events=(Started(0.0, 0.0, 0), *(Round(seconds, n > 0, 0.0, None) for n in range(9))),
+            peak_memory_bytes=100 + self.bytes_of_a_fetch * request.prefetch,
+            failure=None,
+        )
+
+
+def search_on(server, *, memory_bytes=10**9, ends=NEVER):
+    measurements = Measurements(
+        process=server,
+        labels=("plate",),
+        batch_size=64,
+        cache="remote",
+        seed=0,
+        budget=TimeBudget(60.0, clock=server.clock),
+    )
+    return PrefetchSearch(
+        measurements=measurements, configuration=CHOSEN, memory_bytes=memory_bytes, ends=ends
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "best"),
+    [(1.0, 1), (0.1, 1), (0.05, 2), (0.025, 4), (0.0125, 8), (0.0, 16)],
+)
+def test_the_fewest_fetches_that_give_all_that_the_link_has_are_chosen(rate, best):
+    search = search_on(FarServer(rate=rate))
+    search.run([1, 2, 4, 8, 16])
+    assert search.best() == best
+    found = search.results()
+    assert [each.prefetch for each in found] == [1, 2, 4, 8, 16]
+    for each in found:
+        assert each.cells_per_second is not None
+        true = 4 * 64 / max(0.1 / each.prefetch, rate)
+        assert each.cells_per_second.value == pytest.approx(true, rel=0.01)
+
+
+def test_what_is_clearly_slower_leaves_and_what_is_as_fast_is_measured_often():
+    server = FarServer(rate=0.025)
+    search = search_on(server)
+    search.run([1, 2, 4, 8, 16])
+    turns = {each.prefetch: each.n_turns for each in search.results()}
+    assert turns[1] < turns[4]
+    assert turns[4] >= 4
+
+
+def test_what_takes_more_memory_than_there_is_is_not_chosen():
+    search = search_on(FarServer(rate=0.0), memory_bytes=5000)
+    search.run([1, 2, 4, 8, 16])
+    assert search.best() == 4
+    assert search.memory_of(4) == 4100
+
+
+def test_without_time_for_two_turns_nothing_is_chosen():
+    search = search_on(FarServer(), ends=0.0)
+    search.run([1, 2])
+    assert search.best() is None
+
+
+def test_one_depth_needs_no_measuring():
+    server = FarServer()
+    search = search_on(server)
+    search.run([1])
+    assert (search.best(), server.depths) == (None, [])
+
+
+def test_the_default_is_that_of_the_data_set():
+    assert REMOTE_PREFETCH == _cell_dataset._FETCHES_AHEAD
+
+
+def counted(seconds, **parameters):
+    rounds = CountedRounds(**parameters)
+    n = parameters["n_rounds"]
+    return [rounds.counts(number % n, each) for number, each in enumerate(seconds)]
+
+
+def test_of_files_of_this_machine_all_rounds_but_the_first_count():
+    local = {"n_rounds": 3, "n_asked": 0}
+    assert counted([1] * 6, **local, has_workers=False) == [False, True, True, True, True, True]
+    assert counted([1] * 6, **local, has_workers=True) == [False, True, True, False, True, True]
+
+
+def test_what_was_asked_for_at_the_start_counts_in_no_long_epoch():
+    # One round trip, then all that was asked for with it, then one round trip after the other.
+    seconds = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+    found = counted(seconds, n_rounds=12, n_asked=2, has_workers=False)
+    assert found == [False] * 3 + [True] * 9
+    timed = [each for each, counts in zip(seconds, found, strict=True) if counts]
+    assert sum(timed) / len(timed) == pytest.approx(1 / 3)
+
+
+def test_a_short_epoch_counts_as_a_whole_and_measuring_ends_with_one():
+    rounds = CountedRounds(n_rounds=3, n_asked=8, has_workers=False)
+    seconds = [1.0, 0.1, 0.1]
+    first = [rounds.counts(number, each) for number, each in enumerate(seconds)]
+    assert first == [False] * 3
+    assert all(rounds.counts(number, each) for number, each in enumerate(seconds))
+    assert [rounds.may_end(number) for number in range(3)] == [False, False, True]

@@ -1,0 +1,166 @@
+"""How many fetches to read ahead of a server, for a configuration that is chosen."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._defaults import PREFETCHES
+from cellfeed_tuner._measuring._measure import Measurement, pooled
+from cellfeed_tuner._measuring._timing import SLICE_SECONDS
+from cellfeed_tuner._planning._turns import LEAST_TURNS, TurnsOf
+from cellfeed_tuner._results._prefetch_result import PrefetchResult
+from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE
+from cellfeed_tuner._searching._measurements import Measurements
+
+__all__ = ["PrefetchSearch", "depths_to_measure"]
+
+_LEAST_ROUNDS, _MOST_TURNS = 2, 16
+# Turns without which depths cannot be compared at all.
+_FEWEST_TURNS = 2
+# What `cellfeed.CellDataset` has on its way at most, unless it is asked to.
+_MOST_BYTES_AHEAD = 256 << 20
+
+
+def depths_to_measure(
+    *, n_fetches: int, fetch_bytes: float, memory_bytes: float, depths: Sequence[int] = PREFETCHES
+) -> list[int]:
+    """Return which depths differ from each other and fit in memory; the first always does.
+
+    Parameters
+    ----------
+    n_fetches
+        Fetches that one process reads in an epoch.
+    fetch_bytes
+        Bytes of one of them in storage.
+    memory_bytes
+        What bytes that are read ahead may take.
+    depths
+        From which they are chosen, ascending.
+
+    Examples
+    --------
+    >>> depths_to_measure(n_fetches=100, fetch_bytes=1e6, memory_bytes=1e10)
+    [1, 2, 4, 8, 16]
+    >>> depths_to_measure(n_fetches=4, fetch_bytes=1e6, memory_bytes=1e10)
+    [1, 2, 4]
+    >>> depths_to_measure(n_fetches=100, fetch_bytes=100e6, memory_bytes=1e10)
+    [1, 2, 4]
+    >>> depths_to_measure(n_fetches=100, fetch_bytes=1e6, memory_bytes=3e6)
+    [1, 2]
+    """
+    before = [0, *depths]
+    return [
+        depth
+        for less, depth in zip(before, depths, strict=False)
+        # What less would reach too is no other depth.
+        if less == 0
+        or (
+            less < n_fetches - 1
+            and less * fetch_bytes < _MOST_BYTES_AHEAD
+            and depth * fetch_bytes <= memory_bytes
+        )
+    ]
+
+
+@dataclass(slots=True, kw_only=True)
+class PrefetchSearch:
+    """Measures one configuration at several depths, in turns, until the best is clear.
+
+    Parameters
+    ----------
+    measurements
+        What takes measurements.
+    configuration
+        What is measured.
+    memory_bytes
+        Most memory of the process and its workers.
+    ends
+        When there is no time left, by `time.perf_counter`.
+    """
+
+    measurements: Measurements
+    configuration: Configuration
+    memory_bytes: int
+    ends: float
+    _turns: TurnsOf[int] = field(default_factory=TurnsOf[int], init=False)
+    _measured: dict[int, list[Measurement]] = field(default_factory=dict, init=False)
+
+    def run(self, depths: Sequence[int]) -> None:
+        """Measure them; a turn is begun only where there is time for one like the longest."""
+        rng = np.random.default_rng(self.measurements.seed)
+        racing, longest = list(depths), 0.0
+        while len(racing) > 1 and len(self._turns) < _MOST_TURNS:
+            begin = time.perf_counter()
+            if begin + longest > self.ends:
+                return
+            speeds = dict[int, float]()
+            for depth in rng.permutation(racing).tolist():
+                found = self.measurements.at_depth(
+                    self.configuration, depth, least_rounds=_LEAST_ROUNDS, seconds=SLICE_SECONDS
+                )
+                self._measured.setdefault(depth, []).append(found)
+                if found.round_seconds:
+                    speeds[depth] = found.rough_cells_per_second
+            if not speeds:
+                return
+            self._turns.note(speeds)
+            longest = max(longest, time.perf_counter() - begin)
+            if len(self._turns) >= _FEWEST_TURNS:
+                racing = self._racing(racing)
+            if len(self._turns) >= LEAST_TURNS and self._is_decided(racing):
+                return
+
+    def best(self) -> int | None:
+        """Return the least depth that cannot be told from the fastest and is at most 2 % slower.
+
+        None if depths were not compared.
+        """
+        fitting = [each for each in self._turns.finalists() if self._fits(each)]
+        if not fitting or len(self._turns) < _FEWEST_TURNS:
+            return None
+        fastest, *others = fitting
+        alike = [each for each in others if self._is_as_fast(each, fastest)]
+        return min([fastest, *alike])
+
+    def results(self) -> tuple[PrefetchResult, ...]:
+        """Return what was measured of each depth, the least first."""
+        found = {depth: pooled(each) for depth, each in sorted(self._measured.items())}
+        return tuple(
+            PrefetchResult(
+                prefetch=depth,
+                cells_per_second=each.cells_per_second_given(self.measurements.spread),
+                n_rounds=len(each.round_seconds),
+                n_turns=self._turns.count(depth),
+                peak_memory_bytes=each.peak_memory_bytes,
+            )
+            for depth, each in found.items()
+        )
+
+    def memory_of(self, depth: int) -> int:
+        """Return the highest memory that was seen of a depth."""
+        return max(each.peak_memory_bytes for each in self._measured[depth])
+
+    def _fits(self, depth: int) -> bool:
+        return self.memory_of(depth) <= self.memory_bytes
+
+    def _racing(self, depths: Sequence[int]) -> list[int]:
+        """Return those that may still be the fastest."""
+        fitting = [each for each in self._turns.finalists() if each in depths and self._fits(each)]
+        slower = [each for each in fitting[1:] if self._is_clearly_slower(each, fitting[0])]
+        return [each for each in fitting if each not in slower]
+
+    def _is_clearly_slower(self, depth: int, fastest: int) -> bool:
+        ratio = self._turns.ratio(depth, fastest)
+        return ratio is not None and ratio.high < 1 - SAME_SPEED_SHARE
+
+    def _is_as_fast(self, depth: int, fastest: int) -> bool:
+        ratio = self._turns.ratio(depth, fastest)
+        return ratio is not None and ratio.value >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
+
+    def _is_decided(self, depths: Sequence[int]) -> bool:
+        """Return whether all that race are known to be as fast as each other."""
+        ratios = [self._turns.ratio(each, depths[0]) for each in depths[1:]]
+        return all(each is not None and each.low >= 1 - SAME_SPEED_SHARE for each in ratios)
