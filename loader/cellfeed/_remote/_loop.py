@@ -56,7 +56,9 @@ def result_of(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
 
 def in_loop(call: Callable[..., object], *arguments: Any) -> None:
     """Call a function soon, in the thread of the loop; returns at once."""
-    _started().call_soon_threadsafe(call, *arguments)
+    loop = _started()
+    if not loop.is_closed():  # which it is when the process ends
+        loop.call_soon_threadsafe(call, *arguments)
 
 
 def _started() -> asyncio.AbstractEventLoop:
@@ -88,3 +90,5 @@ def _end() -> None:
 
     loop.call_soon_threadsafe(stop)
     thread.join(timeout=5)
+    if not thread.is_alive():
+        loop.close()
