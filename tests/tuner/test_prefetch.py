@@ -1,17 +1,19 @@
 """How many fetches to read ahead of a server, held against links of which the truth is known."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from tests.tuner.test_search import ModelProcess
 
 from cellfeed._dataset import _cell_dataset
+from cellfeed._remote._link import Window
+from cellfeed.stages import begin_with_requests
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._defaults import REMOTE_PREFETCH
 from cellfeed_tuner._measuring._counted_rounds import CountedRounds
 from cellfeed_tuner._measuring._measuring_process import Outcome
-from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
+from cellfeed_tuner._measuring._timing import Requests, Round, Started, TimingRequest
 from cellfeed_tuner._reports._terminal import print_report
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch
@@ -157,3 +159,22 @@ def test_of_files_of_this_machine_nothing_is_said_of_it(result_of, capsys):
     said = capsys.readouterr().out
     assert "prefetch" not in said
     assert "storage_options" not in said
+
+
+def test_requests_under_way_are_taken_over_by_the_next_measurement(monkeypatch):
+    monkeypatch.setattr(Window, "first", Window.first)
+    asked = []
+
+    class Noting(FarServer):
+        def run(self, request, *, limit_seconds):
+            asked.append(request.n_requests)
+            outcome = super().run(request, limit_seconds=limit_seconds)
+            return replace(outcome, events=(*outcome.events, Requests(40 + len(asked))))
+
+    search = search_on(Noting())
+    search.run([1, 2])
+    assert asked[:3] == [0, 41, 42]
+    begin_with_requests(42)
+    assert Window().limit == 42
+    begin_with_requests(10_000)
+    assert Window().limit == 256

@@ -3,7 +3,7 @@
 from collections import deque
 from statistics import median, quantiles
 
-__all__ = ["Link", "Window"]
+__all__ = ["Link", "Window", "begin_with_requests"]
 
 _N_SAMPLES = 64
 _FEWEST_SAMPLES = 8
@@ -43,12 +43,19 @@ class Window:
     It grows by half after a round in which it was full and brought at least a tenth more than the
     best round before; on a plateau it tries again after some rounds. It halves where the server
     asks for fewer.
+
+    Attributes
+    ----------
+    first
+        What new ones of this process begin with.
     """
 
+    first = _FIRST
+
     def __init__(self) -> None:
-        self.limit = _FIRST
+        self.limit = self.first
         self._best = 0.0
-        self._before = _FIRST  # what the last growth began from
+        self._before = self.first  # what the last growth began from
         self._n_held = 0
         self._was_full = True
         self._begin_round(0.0)
@@ -84,3 +91,17 @@ class Window:
 
     def _begin_round(self, now: float) -> None:
         self._began, self._n_bytes, self._n_answered, self._was_full = now, 0, 0, True
+
+
+def begin_with_requests(n: int) -> None:
+    """Begin with so many requests under way at servers that this process has asked for nothing yet.
+
+    For short-lived processes, which would be over before they have found out how many a link bears:
+    take what `requests_under_way` returned in another one.
+
+    Parameters
+    ----------
+    n
+        How many; within 4 and 256.
+    """
+    Window.first = max(_LEAST, min(n, _MOST))
