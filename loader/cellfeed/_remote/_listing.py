@@ -8,7 +8,7 @@ from dataclasses import replace
 from cellfeed._bytes import Location
 from cellfeed._errors import CellfeedError, PathError
 from cellfeed._remote._asking import answer_of, ask_in_loop
-from cellfeed._remote._opening import Version, object_store, version_of
+from cellfeed._remote._opening import Version, check_url, object_store, version_of
 
 __all__ = ["expand_url", "versions_below", "versions_of"]
 
@@ -38,6 +38,7 @@ def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
     RemoteError
         The server cannot be reached, or refuses.
     """
+    check_url(location)
     pattern = _MAGIC.search(location.text)
     text = location.text.rstrip("/")
     if pattern is None and text.endswith(tuple(suffixes)) and text == location.text:
