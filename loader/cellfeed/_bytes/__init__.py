@@ -11,8 +11,10 @@ from cellfeed._bytes._identity import (
 )
 from cellfeed._bytes._location import SCHEMES, Location, StorageOptions
 from cellfeed._bytes._store import ByteStore
+from cellfeed._bytes._waits import LOOK_UP_SECONDS, is_awaited, threads_until_left, until_left
 
 __all__ = [
+    "LOOK_UP_SECONDS",
     "SCHEMES",
     "ByteStore",
     "Identity",
@@ -21,7 +23,10 @@ __all__ = [
     "StorageOptions",
     "digest_of",
     "identity",
+    "is_awaited",
     "lasting_identity",
     "removed",
     "replaced",
+    "threads_until_left",
+    "until_left",
 ]

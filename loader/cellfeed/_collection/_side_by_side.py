@@ -1,10 +1,9 @@
 """Something is read of each of many files, of servers side by side."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
-from cellfeed._bytes import Location
+from cellfeed._bytes import Location, threads_until_left
 from cellfeed._reading import ahead
 from cellfeed._remote import outside_lock
 
@@ -33,12 +32,15 @@ def side_by_side(read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iter
     items
         What has a location. Those of this machine are read one after the other.
     """
-    if len(items) <= 1 or not any(item.location.is_remote for item in items):
-        yield from map(read, items)
-        return
 
     def read_outside(item: _Item) -> _Read:
         return outside_lock(lambda: read(item))
 
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="cellfeed-open") as threads:
+    if not any(item.location.is_remote for item in items):
+        yield from map(read, items)
+        return
+    if len(items) == 1:
+        yield read_outside(items[0])
+        return
+    with threads_until_left(_AT_ONCE, "cellfeed-open") as threads:
         yield from ahead(read_outside, items, threads, _AT_ONCE)

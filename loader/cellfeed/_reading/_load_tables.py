@@ -1,8 +1,9 @@
 """Row pointers and chunk tables of many matrices, read side by side."""
 
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 
+from cellfeed._bytes import threads_until_left
 from cellfeed._progress import ProgressLine
 from cellfeed._remote import outside_lock
 from cellfeed._sources import StoredElement
@@ -35,7 +36,7 @@ def load_tables(elements: Sequence[StoredElement], *, are_remote: bool = False) 
         return
     n_threads = min(len(elements), _AT_ONCE if are_remote else usable_cpu_count())
     with (
-        ThreadPoolExecutor(n_threads, thread_name_prefix="cellfeed-tables") as threads,
+        threads_until_left(n_threads, "cellfeed-tables") as threads,
         ProgressLine() as line,
     ):
         jobs = [threads.submit(outside_lock, each.load_tables) for each in elements]

@@ -6,7 +6,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from threading import Event
 from typing import Any, TypeVar
+
+from cellfeed._bytes import until_left
 
 __all__ = ["Stage", "ahead", "in_stages"]
 
@@ -35,7 +38,8 @@ def in_stages(items: Iterable[Any], stages: Sequence[Stage]) -> Iterator[Iterato
     """Iterate over what the stages make of items, one after the other, each in a thread.
 
     Whoever iterates waits for nothing but the result that is due, and errors come in its place. On
-    leaving, what has not begun is given up, and what is under way is waited for.
+    leaving, what has not begun is given up, as is what a server has not sent, and what else is
+    under way is waited for.
 
     Examples
     --------
@@ -43,7 +47,13 @@ def in_stages(items: Iterable[Any], stages: Sequence[Stage]) -> Iterator[Iterato
     ...     print(list(made))
     [1, 1]
     """
-    threads = [ThreadPoolExecutor(1, thread_name_prefix="cellfeed-prefetch") for _ in stages]
+    left = Event()
+    threads = [
+        ThreadPoolExecutor(
+            1, thread_name_prefix="cellfeed-prefetch", initializer=until_left, initargs=(left,)
+        )
+        for _ in stages
+    ]
     begun: Iterator[Future[Any]] = map(_done, items)
     with ExitStack() as on_leaving:
         for thread in threads:
@@ -55,6 +65,7 @@ def in_stages(items: Iterable[Any], stages: Sequence[Stage]) -> Iterator[Iterato
         on_leaving.enter_context(closing(made))
         for thread in threads:  # before any of them is waited for
             on_leaving.callback(thread.shutdown, wait=False, cancel_futures=True)
+        on_leaving.callback(left.set)
         yield made
 
 

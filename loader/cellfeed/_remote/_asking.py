@@ -3,18 +3,18 @@
 import asyncio
 import importlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import cache
 from typing import Any, TypeVar
 
-from cellfeed._bytes import Location
+from cellfeed._bytes import Location, is_awaited
 from cellfeed._errors import CellfeedError
-from cellfeed._remote._failures import failure
-from cellfeed._remote._loop import result_of
+from cellfeed._remote._failures import failure, given_up
+from cellfeed._remote._loop import GivenUpError, result_of
 from cellfeed._remote._opening import Version, object_store, version_of
 from cellfeed._remote._retrying import Retries
 
-__all__ = ["ask_in_loop", "ask_in_thread", "open_object", "zarr_store"]
+__all__ = ["answer_of", "ask_in_loop", "ask_in_thread", "open_object", "zarr_store"]
 
 _Answer = TypeVar("_Answer")
 
@@ -30,16 +30,35 @@ def open_object(location: Location) -> Version:
         The server cannot be reached, or refuses.
     """
     store, path = object_store(location)
-    return version_of(result_of(ask_in_loop(location, lambda: store.head_async(path))))
+    return version_of(answer_of(location, ask_in_loop(location, lambda: store.head_async(path))))
 
 
-async def ask_in_loop(location: Location, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+def answer_of(location: Location, asking: Coroutine[Any, Any, _Answer]) -> _Answer:
+    """Wait for what `ask_in_loop` returns, as long as somebody wants it.
+
+    Raises
+    ------
+    CellfeedError
+        As of `ask_in_loop`; `RemoteError` if nobody does.
+    """
+    try:
+        return result_of(asking)
+    except GivenUpError:
+        raise given_up(location) from None
+
+
+async def ask_in_loop(
+    location: Location,
+    ask: Callable[[], Awaitable[_Answer]],
+    first: int | None = None,
+    stop: int | None = None,
+) -> _Answer:
     """Ask a server, again where that may help.
 
     Raises
     ------
     CellfeedError
-        It does not answer; names the object.
+        It does not answer; names the object, and the bytes from ``first`` to ``stop``.
     """
     retries, began, n = Retries.of(location), time.monotonic(), 0
     while True:
@@ -51,7 +70,7 @@ async def ask_in_loop(location: Location, ask: Callable[[], Awaitable[_Answer]])
         except Exception as error:  # noqa: BLE001 - whatever obstore raises
             pause = retries.pause_after(error, n, time.monotonic() - began)
             if pause is None:
-                raise failure(error, location) from None
+                raise failure(error, location, first, stop) from None
         await asyncio.sleep(pause)
 
 
@@ -74,6 +93,8 @@ def ask_in_thread(location: Location, ask: Callable[[], _Answer], first: int, st
             pause = retries.pause_after(error, n, time.monotonic() - began)
             if pause is None:
                 raise failure(error, location, first, stop) from None
+        if not is_awaited():
+            raise given_up(location)
         time.sleep(pause)
 
 

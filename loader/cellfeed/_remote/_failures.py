@@ -9,6 +9,7 @@ __all__ = [
     "ChangedError",
     "ShortError",
     "failure",
+    "given_up",
     "is_missing",
     "is_of_server",
     "is_overload",
@@ -131,6 +132,11 @@ def failure(
     return RemoteError(f"{where}: {what}; {remedy}")
 
 
+def given_up(location: Location) -> RemoteError:
+    """Return what is raised where reading is given up."""
+    return RemoteError(f"{location}: reading was given up, as nobody waits for it; read it again")
+
+
 def _said(error: BaseException) -> str:
     """Return what the server answered, or why it did not, without what it may have repeated.
 
@@ -145,6 +151,6 @@ def _said(error: BaseException) -> str:
     cause = next((words for sign, words in _CAUSES.items() if sign in details), None)
     if cause is not None:
         return cause
-    said = line.rpartition(" - ")[2]
+    said = re.sub(r"^Generic \w+ error: ", "", line.rpartition(" - ")[2])
     said = re.sub(r"https?://\S+", "", said)  # it is named already, and may be signed
     return " ".join(said.split())[:160]

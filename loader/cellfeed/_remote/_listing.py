@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from cellfeed._bytes import Location
 from cellfeed._errors import CellfeedError, PathError
-from cellfeed._remote._asking import ask_in_loop
-from cellfeed._remote._loop import result_of
-from cellfeed._remote._opening import Version, object_store, version_of
+from cellfeed._remote._asking import answer_of, ask_in_loop
+from cellfeed._remote._opening import Version, check_url, object_store, version_of
 
 __all__ = ["expand_url", "versions_below", "versions_of"]
 
@@ -39,6 +38,7 @@ def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
     RemoteError
         The server cannot be reached, or refuses.
     """
+    check_url(location)
     pattern = _MAGIC.search(location.text)
     text = location.text.rstrip("/")
     if pattern is None and text.endswith(tuple(suffixes)) and text == location.text:
@@ -84,7 +84,7 @@ def versions_below(folder: Location, most: int) -> dict[str, Version] | None:
                 break
         return found
 
-    found = result_of(ask_in_loop(folder, ask))
+    found = answer_of(folder, ask_in_loop(folder, ask))
     return None if len(found) > most else found
 
 
@@ -109,7 +109,7 @@ def versions_of(folder: Location, names: Sequence[str]) -> dict[str, Version]:
         return [task.result() for task in tasks]
 
     try:
-        found = zip(names, result_of(ask_all()), strict=True)
+        found = zip(names, answer_of(folder, ask_all()), strict=True)
     except* CellfeedError as errors:
         raise errors.exceptions[0] from None
     return {name: version for name, version in found if version is not None}
@@ -153,4 +153,4 @@ def _names_below(location: Location) -> list[str]:
         return [meta["path"] async for page in pages for meta in page]
 
     start = len(prefix) + 1 if prefix else 0
-    return [path[start:] for path in result_of(ask_in_loop(location, ask))]
+    return [path[start:] for path in answer_of(location, ask_in_loop(location, ask))]

@@ -9,9 +9,12 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, wait
 from typing import Any, TypeVar
 
-__all__ = ["ForkedError", "check_process", "in_loop", "is_forked", "result_of"]
+from cellfeed._bytes import LOOK_UP_SECONDS, is_awaited
+
+__all__ = ["ForkedError", "GivenUpError", "check_process", "in_loop", "is_forked", "result_of"]
 
 _Result = TypeVar("_Result")
 
@@ -19,6 +22,10 @@ _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _thread: threading.Thread | None = None
 _process = -1
+
+
+class GivenUpError(Exception):
+    """Nobody wants any more what is waited for."""
 
 
 class ForkedError(RuntimeError):
@@ -49,7 +56,12 @@ def result_of(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     """Return what a coroutine returns in the loop; Ctrl-C ends the wait, and what is under way."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _started())
     try:
+        while not wait([future], LOOK_UP_SECONDS).done:
+            if not is_awaited():
+                raise GivenUpError
         return future.result()
+    except CancelledError:  # the process ends
+        raise GivenUpError from None
     finally:
         future.cancel()
 

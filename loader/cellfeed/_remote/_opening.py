@@ -18,6 +18,7 @@ from cellfeed._remote._loop import ForkedError, check_process
 __all__ = [
     "Stores",
     "Version",
+    "check_url",
     "disk_cache",
     "object_store",
     "stores_of",
@@ -140,6 +141,17 @@ def stores_of(location: Location) -> tuple[Stores, str]:
 def disk_cache(name: str, max_bytes: int) -> DiskCache | None:
     """Return a cache on this machine's disk, one for the process; None if it may hold nothing."""
     return DiskCache(max_bytes, name=name) if max_bytes else None
+
+
+def check_url(location: Location) -> None:
+    """Check that a URL holds no credential, before it is shown anywhere.
+
+    Raises
+    ------
+    PathError
+        It does, or may.
+    """
+    _parted(location)
 
 
 def _parted(location: Location) -> tuple[str, str]:

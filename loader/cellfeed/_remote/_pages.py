@@ -5,8 +5,8 @@ each. So what a piece refers to is brought with one round trip before HDF5 asks 
 children of a node of a B-tree, or all chunks of a column. It is interpreted by HDF5 alone: a wrong
 guess costs bytes, and nothing else.
 
-Requests are made in the calling thread, and no other Python code runs for them: HDF5 is locked
-meanwhile, and a thread that let go of an object of h5py would wait for that.
+Where HDF5 is locked meanwhile, requests are made in the calling thread, and no other Python code
+runs for them: a thread that let go of an object of h5py would wait for that.
 """
 
 import io
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
-from cellfeed._remote._asking import ask_in_thread, open_object
+from cellfeed._remote._asking import answer_of, ask_in_loop, ask_in_thread, open_object
 from cellfeed._remote._disk_cache import KeptObject
 from cellfeed._remote._failures import ShortError
 from cellfeed._remote._joining import joined
@@ -73,7 +73,7 @@ class PagedFile(io.RawIOBase):
         self._location = location
         self._version = version
         stores, self._path = stores_of(location)
-        self._store = stores.blocking
+        self._stores = stores
         self._position = 0
         self._pages = dict[int, bytes]()
         self._n_dimensions = 0
@@ -167,13 +167,14 @@ class PagedFile(io.RawIOBase):
 
     def _bring_now(self, pages: Sequence[int]) -> bool:
         """Bring pages; return whether all that were brought before are still there."""
+        ask = self._ask_outside if brings_outside() else self._ask
         pages = self._not_kept(pages)
         offsets = np.array(pages, np.int64) * PAGE_BYTES
         sizes = np.minimum(PAGE_BYTES, self._version.size - offsets)
         order, bounds = joined(np.zeros(len(pages), np.int64), offsets, sizes, _GAP)
         firsts = offsets[order[bounds[:-1]]]
         lasts = order[bounds[1:] - 1]
-        contents = self._ask(firsts.tolist(), (offsets[lasts] + sizes[lasts]).tolist())
+        contents = ask(firsts.tolist(), (offsets[lasts] + sizes[lasts]).tolist())
         for first, content, begin, end in zip(
             firsts.tolist(), contents, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True
         ):
@@ -207,21 +208,36 @@ class PagedFile(io.RawIOBase):
             return ()
 
         def ask() -> list[memoryview]:
-            contents = list[memoryview]()
+            store, contents = self._stores.blocking, list[memoryview]()
             if len(firsts) > 1:
-                many = self._store.get_ranges(
+                many = store.get_ranges(self._path, starts=firsts[:-1], ends=stops[:-1], coalesce=0)
+                contents += map(memoryview, many)
+            last = store.get(self._path, options={"range": (firsts[-1], stops[-1])})
+            self._version.check(version_of(last.meta))
+            contents.append(memoryview(last.bytes()))
+            return _of_sizes(contents, firsts, stops)
+
+        return ask_in_thread(self._location, ask, min(firsts), max(stops))
+
+    def _ask_outside(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
+        """Return ranges, as `_ask` does; the wait for them can be given up."""
+        if not firsts:
+            return ()
+
+        async def ask() -> list[memoryview]:
+            store, contents = self._stores.store, list[memoryview]()
+            if len(firsts) > 1:
+                many = await store.get_ranges_async(
                     self._path, starts=firsts[:-1], ends=stops[:-1], coalesce=0
                 )
                 contents += map(memoryview, many)
-            last = self._store.get(self._path, options={"range": (firsts[-1], stops[-1])})
+            last = await store.get_async(self._path, options={"range": (firsts[-1], stops[-1])})
             self._version.check(version_of(last.meta))
-            contents.append(memoryview(last.bytes()))
-            for content, a, b in zip(contents, firsts, stops, strict=True):
-                if len(content) != b - a:
-                    raise ShortError
-            return contents
+            contents.append(memoryview(await last.bytes_async()))
+            return _of_sizes(contents, firsts, stops)
 
-        return ask_in_thread(self._location, ask, min(firsts), max(stops))
+        asking = ask_in_loop(self._location, ask, min(firsts), max(stops))
+        return answer_of(self._location, asking)
 
     def _bring_children(self, nodes: Sequence[bytes]) -> None:
         """Bring all nodes below nodes of a chunk index, level by level."""
@@ -245,3 +261,13 @@ class PagedFile(io.RawIOBase):
             nodes = [self._piece(start, start + node_bytes) for start in inside]
             if any(node[:5] != _NODE_OF_CHUNKS for node in nodes):
                 return
+
+
+def _of_sizes(
+    contents: list[memoryview], firsts: Sequence[int], stops: Sequence[int]
+) -> list[memoryview]:
+    """Return ranges, each of which has all of its bytes."""
+    for content, first, stop in zip(contents, firsts, stops, strict=True):
+        if len(content) != stop - first:
+            raise ShortError
+    return contents

@@ -14,17 +14,15 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from cellfeed._bytes import Location
-from cellfeed._errors import CellfeedError, RemoteError
-from cellfeed._remote._failures import ShortError, failure, is_missing, is_overload
+from cellfeed._bytes import LOOK_UP_SECONDS, Location, is_awaited
+from cellfeed._errors import CellfeedError
+from cellfeed._remote._failures import ShortError, failure, given_up, is_missing, is_overload
 from cellfeed._remote._link import Link, Window
 from cellfeed._remote._loop import in_loop, is_forked
 from cellfeed._remote._opening import Stores, Version, stores_of, version_of
 from cellfeed._remote._retrying import Retries
 
 __all__ = ["Batch", "Counters", "Request", "Scheduler", "requests_under_way", "scheduler_of"]
-
-_LOOK_UP_SECONDS = 0.2
 
 
 @dataclass(slots=True)
@@ -103,10 +101,10 @@ class Batch:
         Raises
         ------
         RemoteError
-            The process ends, or nobody waits for these any more.
+            Nobody wants these any more, as where the process ends.
         """
-        while not self._done.wait(_LOOK_UP_SECONDS):
-            if self._is_given_up or not threading.main_thread().is_alive():
+        while not self._done.wait(LOOK_UP_SECONDS):
+            if self._is_given_up or not is_awaited():
                 self.give_up()
                 raise given_up(self.requests[0].location)
         return self.answers
@@ -235,11 +233,6 @@ class Scheduler:
         self.link.note(len(content), answered - began, now - began)
         self._window.note(len(content), now, is_full=bool(self._waiting))
         return content
-
-
-def given_up(location: Location) -> RemoteError:
-    """Return what is raised where reading is given up."""
-    return RemoteError(f"{location}: reading was given up, as the process ends")
 
 
 _schedulers = WeakKeyDictionary[Stores, Scheduler]()

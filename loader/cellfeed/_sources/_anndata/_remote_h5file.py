@@ -27,8 +27,9 @@ _OPEN = weakref.WeakSet[h5py.File]()
 @atexit.register
 def _close() -> None:
     """Close what is open while there is Python: HDF5 would do so after that, and call it."""
-    for file in list(_OPEN):
-        file.close()
+    with phil:  # a thread that is stopped while it has this would keep it; it gives up soon
+        for file in list(_OPEN):
+            file.close()
 
 
 class RemoteH5File(H5File):

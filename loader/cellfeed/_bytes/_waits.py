@@ -1,0 +1,44 @@
+"""Whether a thread may go on waiting for bytes, which may never come."""
+
+import concurrent.futures.thread as futures_threads
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+__all__ = ["LOOK_UP_SECONDS", "is_awaited", "threads_until_left", "until_left"]
+
+LOOK_UP_SECONDS = 0.2  # between two looks at whether somebody still wants what is waited for
+
+
+class _Own(threading.local):
+    left: threading.Event | None = None
+
+
+_own = _Own()
+
+
+def until_left(left: threading.Event) -> None:
+    """Say that nothing this thread waits for is wanted once ``left`` is set."""
+    _own.left = left
+
+
+@contextmanager
+def threads_until_left(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """Have threads, which give up what they wait for when the block is left."""
+    left = threading.Event()
+    with ThreadPoolExecutor(
+        n_threads, thread_name_prefix=name, initializer=until_left, initargs=(left,)
+    ) as threads:
+        try:
+            yield threads
+        finally:
+            left.set()
+
+
+def is_awaited() -> bool:
+    """Return whether what this thread waits for is still wanted; nothing is once Python ends."""
+    # Python waits for the threads of executors before the main thread counts as ended.
+    is_ending = getattr(futures_threads, "_shutdown", False)
+    is_left = _own.left is not None and _own.left.is_set()
+    return not (is_ending or is_left) and threading.main_thread().is_alive()
