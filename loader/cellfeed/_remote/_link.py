@@ -9,9 +9,9 @@ _N_SAMPLES = 64
 _FEWEST_SAMPLES = 8
 _SMALLEST_GAP, _LARGEST_GAP = 1 << 14, 1 << 18
 _FIRST, _LEAST, _MOST = 8, 4, 256
-_GROWTH = 1.5
+_GROWTH = 2
 _RISE = 1.1
-_ROUNDS_ON_A_PLATEAU = 32
+_ROUNDS_ON_A_PLATEAU = 16
 
 
 class Link:
@@ -40,47 +40,47 @@ class Link:
 class Window:
     """How many requests may be under way: more as long as that raises throughput.
 
-    It grows by half after a round in which it was full and brought at least a tenth more than the
-    best round before; on a plateau it tries again after some rounds. It halves where the server
-    asks for fewer.
+    Throughput is the number of requests under way over the time that one takes, by Little's law.
+    The median time is that of requests which were sent at the present limit, and of which as many
+    were answered as may be under way; what opened a connection takes longer, and is not half of
+    them. The limit doubles until that brings less than a tenth more, and then goes back to what it
+    was; some rounds later it is tried again. It halves where the server asks for fewer.
     """
 
     def __init__(self) -> None:
         self.limit = _FIRST
-        self._best = 0.0
         self._before = _FIRST  # what the last growth began from
+        self._best = 0.0
         self._n_held = 0
-        self._was_full = True
-        self._begin_round(0.0)
+        self._seconds = list[float]()
+        self._since = 0.0
 
-    def note(self, n_bytes: int, now: float, *, is_full: bool) -> None:
+    def note(self, began: float, now: float, *, is_full: bool) -> None:
         """Note a request that was answered, and whether others wait for their turn."""
-        self._n_bytes += n_bytes
-        self._n_answered += 1
-        self._was_full = self._was_full and is_full
-        if self._n_answered < 2 * self.limit:
+        if began < self._since:
             return
-        if self._was_full and now > self._began:
-            self._end_round(self._n_bytes / (now - self._began))
-        self._begin_round(now)
+        if not is_full:  # times say nothing of a limit that does not bind
+            self._begin_round(now)
+            return
+        self._seconds.append(now - began)
+        if len(self._seconds) >= self.limit:
+            self._end_round(self.limit / max(median(self._seconds), 1e-6))
+            self._begin_round(now)
 
     def overloaded(self, now: float) -> None:
         """Note that the server asked for fewer requests."""
+        self._begin_round(now)
         self.limit = self._before = max(_LEAST, self.limit // 2)
         self._best, self._n_held = 0.0, 0
-        self._begin_round(now)
 
     def _end_round(self, rate: float) -> None:
-        if rate > self._best * _RISE:
-            self._best, self._n_held, self._before = rate, 0, self.limit
-            self.limit = min(int(self.limit * _GROWTH), _MOST)
-            return
         self._n_held += 1
-        if self._n_held == 1:
+        if rate > self._best * _RISE or self._n_held > _ROUNDS_ON_A_PLATEAU:
+            self._best, self._n_held, self._before = rate, 0, self.limit
+            self.limit = min(self.limit * _GROWTH, _MOST)
+        elif self._n_held == 1:
             self.limit = self._before  # what was added brought nothing
-        elif self._n_held > _ROUNDS_ON_A_PLATEAU:
-            self._best, self._n_held = rate, 0
-            self.limit = min(int(self.limit * _GROWTH), _MOST)
 
     def _begin_round(self, now: float) -> None:
-        self._began, self._n_bytes, self._n_answered, self._was_full = now, 0, 0, True
+        self._since = now
+        self._seconds.clear()
