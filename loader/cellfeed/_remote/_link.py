@@ -1,40 +1,48 @@
 """What a round trip costs on the way to a server, and how many requests are under way at a time."""
 
 from collections import deque
-from statistics import median, quantiles
+from statistics import median
 
 __all__ = ["Link", "Window"]
 
-_N_SAMPLES = 64
-_FEWEST_SAMPLES = 8
-_SMALLEST_GAP, _LARGEST_GAP = 1 << 14, 1 << 18
+_SMALLEST_GAP, _FIRST_GAP, _LARGEST_GAP = 1 << 12, 1 << 14, 1 << 18
+_SECONDS_OF_PROCESSORS = 5e-4  # of a request, at both ends
+_SECONDS_OF_A_PIECE = 0.2  # over which throughput is taken, so that one large answer is not all
+_N_PIECES = 16
 _FIRST, _LEAST, _MOST = 8, 4, 256
 _GROWTH = 2
-_RISE = 1.1
-_ROUNDS_ON_A_PLATEAU = 16
+_RISE = 1.4
+_ROUNDS_ON_A_PLATEAU = 8
 
 
 class Link:
-    """Latency and bandwidth of requests to one server, from the last of them.
+    """Latency and bandwidth of the way to one server, from the last requests.
 
-    A gap between two ranges is read in vain where that takes no longer than another request's
-    round trip: up to ``latency * bandwidth`` bytes, bandwidth being that of one request. Latency
-    is the lowest decile of times to the first byte, as other times have waiting in them;
-    bandwidth is the median of bytes over the time of a whole request.
+    A gap between two ranges is read in vain where that takes no longer than another request does:
+    up to ``bandwidth * (latency / 256 + 0.5 ms)`` bytes. Other requests, of which 256 may be under
+    way, hide latency; 0.5 ms are what processors do for a request, at both ends. Latency is the
+    shortest time to a first byte, as other times have waiting in them; bandwidth is the highest
+    throughput of all requests together, in pieces of 0.2 s.
     """
 
     def __init__(self) -> None:
-        self._latencies = deque[float](maxlen=_N_SAMPLES)
-        self._bandwidths = deque[float](maxlen=_N_SAMPLES)
-        self.worthwhile_gap = _SMALLEST_GAP
+        self._latency = float("inf")
+        self._throughputs = deque[float](maxlen=_N_PIECES)
+        self._n_bytes, self._began = 0, 0.0
+        self.worthwhile_gap = _FIRST_GAP
 
-    def note(self, n_bytes: int, seconds_to_first: float, seconds: float) -> None:
+    def note(self, n_bytes: int, seconds_to_first: float, now: float) -> None:
         """Note a request that was answered."""
-        self._latencies.append(seconds_to_first)
-        self._bandwidths.append(n_bytes / max(seconds, 1e-6))
-        if len(self._latencies) >= _FEWEST_SAMPLES:
-            gap = quantiles(self._latencies, n=10)[0] * median(self._bandwidths)
-            self.worthwhile_gap = int(min(max(gap, _SMALLEST_GAP), _LARGEST_GAP))
+        self._latency = min(self._latency, seconds_to_first)
+        self._n_bytes += n_bytes
+        if now - self._began < _SECONDS_OF_A_PIECE:
+            return
+        if self._began:
+            self._throughputs.append(self._n_bytes / (now - self._began))
+            seconds = self._latency / _MOST + _SECONDS_OF_PROCESSORS
+            gap = int(max(self._throughputs) * seconds)
+            self.worthwhile_gap = min(max(gap, _SMALLEST_GAP), _LARGEST_GAP)
+        self._n_bytes, self._began = 0, now
 
 
 class Window:
@@ -43,8 +51,8 @@ class Window:
     Throughput is the number of requests under way over the time that one takes, by Little's law.
     The median time is that of requests which were sent at the present limit, and of which as many
     were answered as may be under way; what opened a connection takes longer, and is not half of
-    them. The limit doubles until that brings less than a tenth more, and then goes back to what it
-    was; some rounds later it is tried again. It halves where the server asks for fewer.
+    them. The limit doubles until that brings less than two fifths more, and then goes back to what
+    it was; some rounds later it is tried again. It halves where the server asks for fewer.
     """
 
     def __init__(self) -> None:
