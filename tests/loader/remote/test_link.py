@@ -11,7 +11,7 @@ N_REQUESTS = 12_000
 
 def sent_over(window, link, *, latency, bandwidth, n_bytes):
     """Send requests over a link that answers one after the other; return how long they take."""
-    under_way = []
+    under_way = list[tuple[float, float, float]]()
     now, free_at = 1.0, 0.0
     n_sent = n_connections = 0
     while n_sent < N_REQUESTS or under_way:
