@@ -17,6 +17,15 @@ from bench.remote.clients import JOBS, Client, at_distance, client, served
 
 from cellfeed.machine import usable_cpu_count
 
+CAPTION = (
+    "Medians of the epochs after the first, in brackets the smallest and largest; ratios are of "
+    "the same rounds."
+)
+COLUMNS = (
+    "server", "round trip", "block", "prefetch", "cells/s", "of 0 ms", "first epoch, cells/s",
+    "first minibatch", "requests/s", "bytes/cell", "received / wanted", "CPU of client, us/cell",
+    "cores: client", "server", "proxy", "opening",
+)  # fmt: skip
 Key = tuple[str, float, int, int | None]  # target, round trip in ms (-1: none), block, prefetch
 
 
@@ -104,12 +113,9 @@ def _clients(
 def table(measured: dict[Key, list[dict]]) -> str:
     """Return what was measured, as Markdown."""
     lines = [
-        f"{usable_cpu_count()} cores. Medians of the epochs after the first, in brackets the "
-        "smallest and largest; ratios are of the same rounds.",
+        f"{usable_cpu_count()} cores. {CAPTION}",
         "",
-        "| server | round trip | block | prefetch | cells/s | of 0 ms | first epoch, cells/s "
-        "| first minibatch | requests/s | bytes/cell | received / wanted "
-        "| CPU of client, us/cell | cores: client | server | proxy | opening |",
+        f"| {' | '.join(COLUMNS)} |",
         "| --- " * 4 + "| ---: " * 12 + "|",
     ]
     for key, (opening, first, *others) in sorted(measured.items(), key=lambda item: item[0][:3]):
