@@ -230,8 +230,8 @@ class Scheduler:
         self.counters.n_requests += 1
         self.counters.n_bytes += len(content)
         self.counters.n_wanted += min(request.n_wanted, len(content))
-        self.link.note(len(content), answered - began, now - began)
-        self._window.note(len(content), now, is_full=bool(self._waiting))
+        self.link.note(len(content), answered - began, now)
+        self._window.note(began, now, is_full=bool(self._waiting))
         return content
 
 
