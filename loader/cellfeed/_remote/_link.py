@@ -51,9 +51,9 @@ class Window:
     Throughput is the number of requests under way over the time that one takes, by Little's law.
     The median time is that of requests which were sent at the present limit, and of which as many
     were answered as may be under way; what opened a connection takes longer, and is not half of
-    them. The limit doubles until that brings less than two fifths more, and goes back to what it was
-    where it brought less than a tenth; some rounds later it is tried again. It halves where the
-    server asks for fewer.
+    them. The limit doubles until that brings less than two fifths more, and goes back to what it
+    was where it brought less than a tenth; some rounds later it is tried again. It halves where
+    the server asks for fewer.
     """
 
     def __init__(self) -> None:
