@@ -11,7 +11,7 @@ _SECONDS_OF_A_PIECE = 0.2  # over which throughput is taken, so that one large a
 _N_PIECES = 16
 _FIRST, _LEAST, _MOST = 8, 4, 256
 _GROWTH = 2
-_RISE = 1.4
+_RISE, _GAIN = 1.4, 1.1  # of throughput: to double again, and to stay
 _ROUNDS_ON_A_PLATEAU = 8
 
 
@@ -51,8 +51,9 @@ class Window:
     Throughput is the number of requests under way over the time that one takes, by Little's law.
     The median time is that of requests which were sent at the present limit, and of which as many
     were answered as may be under way; what opened a connection takes longer, and is not half of
-    them. The limit doubles until that brings less than two fifths more, and then goes back to what
-    it was; some rounds later it is tried again. It halves where the server asks for fewer.
+    them. The limit doubles until that brings less than two fifths more, and goes back to what it
+    was where it brought less than a tenth; some rounds later it is tried again. It halves where
+    the server asks for fewer.
 
     Attributes
     ----------
@@ -93,7 +94,7 @@ class Window:
         if rate > self._best * _RISE or self._n_held > _ROUNDS_ON_A_PLATEAU:
             self._best, self._n_held, self._before = rate, 0, self.limit
             self.limit = min(self.limit * _GROWTH, _MOST)
-        elif self._n_held == 1:
+        elif self._n_held == 1 and rate < self._best * _GAIN:
             self.limit = self._before  # what was added brought nothing
 
     def _begin_round(self, now: float) -> None:
