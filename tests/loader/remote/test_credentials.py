@@ -64,7 +64,7 @@ def test_shown_nowhere(folder, fault, caplog):
         server.answer = lambda _: fault
         with pytest.raises(RemoteError) as raised:
             there[[599]]
-        trace = raised.value
+        trace: BaseException | None = raised.value
         while trace is not None:
             shown.append(repr(trace) + str(trace))
             trace = trace.__cause__ or trace.__context__
