@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from cellfeed._bytes import Location, is_awaited
 from cellfeed._errors import CellfeedError
 from cellfeed._remote._failures import failure, given_up
-from cellfeed._remote._loop import GivenUpError, result_of
+from cellfeed._remote._loop import GivenUpError, from_loop, result_of
 from cellfeed._remote._opening import Version, object_store, version_of
 from cellfeed._remote._retrying import Retries
 
@@ -123,14 +123,14 @@ def _asking_again() -> Any:
             self._root = root
 
         async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
-            return await ask_in_loop(
-                self._root / key, lambda: super(Objects, self).get(key, *arguments, **options)
+            get = super().get
+            return await from_loop(
+                ask_in_loop(self._root / key, lambda: get(key, *arguments, **options))
             )
 
         async def exists(self, key: str) -> bool:
-            found: bool = await ask_in_loop(
-                self._root / key, lambda: super(Objects, self).exists(key)
-            )
+            exists = super().exists
+            found: bool = await from_loop(ask_in_loop(self._root / key, lambda: exists(key)))
             return found
 
     return Objects

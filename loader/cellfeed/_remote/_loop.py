@@ -8,18 +8,44 @@ import asyncio
 import atexit
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, wait
 from typing import Any, TypeVar
 
 from cellfeed._bytes import LOOK_UP_SECONDS, is_awaited
 
-__all__ = ["ForkedError", "GivenUpError", "check_process", "in_loop", "is_forked", "result_of"]
+__all__ = [
+    "ForkedError",
+    "GivenUpError",
+    "check_process",
+    "from_loop",
+    "in_loop",
+    "is_forked",
+    "result_of",
+]
+
+_END_SECONDS, _END_STEP_SECONDS = 2.0, 0.005
 
 _Result = TypeVar("_Result")
 
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Knows the futures that obstore's threads have not let go of yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = weakref.WeakSet[asyncio.Future[Any]]()
+
+    def create_future(self) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = super().create_future()
+        self.held.add(future)
+        return future
+
+
 _lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
+_loop: _Loop | None = None
 _thread: threading.Thread | None = None
 _process = -1
 
@@ -52,6 +78,11 @@ def is_forked() -> bool:
     return _process not in (-1, os.getpid())
 
 
+async def from_loop(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Return what a coroutine returns in the loop, to a coroutine of another one."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, _started()))
+
+
 def result_of(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     """Return what a coroutine returns in the loop; Ctrl-C ends the wait, and what is under way."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _started())
@@ -73,13 +104,13 @@ def in_loop(call: Callable[..., object], *arguments: Any) -> None:
         loop.call_soon_threadsafe(call, *arguments)
 
 
-def _started() -> asyncio.AbstractEventLoop:
+def _started() -> _Loop:
     global _loop, _thread  # noqa: PLW0603 - one loop for the process
     if _loop is not None:  # without the lock, which the thread may hold where a destructor asks
         return _loop
     with _lock:
         if _loop is None:
-            loop = asyncio.new_event_loop()
+            loop = _Loop()
             _thread = threading.Thread(
                 target=loop.run_forever, name="cellfeed-requests", daemon=True
             )
@@ -95,12 +126,21 @@ def _end() -> None:
     if loop is None or thread is None or _process != os.getpid():
         return
 
-    def stop() -> None:
+    latest = time.monotonic() + _END_SECONDS
+
+    def cancel() -> None:
         for task in asyncio.all_tasks(loop):
             task.cancel()
-        loop.call_soon(loop.call_soon, loop.stop)  # once they have noticed
+        loop.call_soon(stop)
 
-    loop.call_soon_threadsafe(stop)
+    def stop() -> None:
+        # Threads of obstore that came back to a Python that has ended would say so loudly.
+        if loop.held and time.monotonic() < latest:
+            loop.call_later(_END_STEP_SECONDS, stop)
+        else:
+            loop.stop()
+
+    loop.call_soon_threadsafe(cancel)
     thread.join(timeout=5)
     if not thread.is_alive():
         loop.close()

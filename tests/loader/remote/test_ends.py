@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,19 +33,22 @@ def read(there):
     else:
         there[[599, 3]]
 
-def work():
+def work(wait):
     there = None if way == "opening" else opened()
     print("begun", flush=True)
-    sys.stdin.readline()
+    wait()
     read(opened() if there is None else there)
 
 if end == "interrupted":
     try:
-        work()
+        work(sys.stdin.readline)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 elif end == "thread":
-    threading.Thread(target=work, daemon=True).start()
+    told = threading.Event()
+    threading.Thread(target=work, args=(told.wait,), daemon=True).start()
+    sys.stdin.readline()
+    told.set()
     sys.stdin.readline()
     print("ended", flush=True)
 """
@@ -85,26 +89,27 @@ def run(tmp_path):
         process.communicate()
 
 
-def wait_for_request(server):
-    while not server.requests:
-        pass
+def wait_for_request(server, process, *methods):
+    while not any(request.method in methods for request in server.requests):
+        assert process.poll() is None
+        time.sleep(0.01)
 
 
-def hang(server, process, way):
+def hang(server, process):
     """Let the process go on to a request that nothing answers."""
     assert process.stdout.readline() == "begun\n"
     server.requests.clear()
     server.answer = lambda _: Hang()
     process.stdin.write("\n")
     process.stdin.flush()
-    wait_for_request(server)
+    wait_for_request(server, process, "GET", "HEAD")
 
 
 @pytest.mark.parametrize("way", ["opening", "rows", "iteration"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_interrupted(server, run, kind, way):
     process = run(f"{server.url}/{kind}", way, "interrupted")
-    hang(server, process, way)
+    hang(server, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=AT_MOST_S)
     assert (process.returncode, out) == (0, "interrupted\n")
@@ -116,7 +121,7 @@ def test_interrupted(server, run, kind, way):
 @pytest.mark.parametrize("kind", KINDS)
 def test_process_ends_while_a_thread_waits(server, run, kind, way):
     process = run(f"{server.url}/{kind}", way, "thread")
-    hang(server, process, way)
+    hang(server, process)
     out, err = process.communicate("\n", timeout=AT_MOST_S)
     assert (process.returncode, out) == (0, "ended\n")
     assert not [word for word in NOISE if word in err], err
@@ -132,8 +137,7 @@ def test_interrupted_while_metadata_is_read(server, run, kind):
         server.answer = lambda request: Hang() if request.method == "GET" else None
     process.stdin.write("\n")
     process.stdin.flush()
-    while not any(request.method == "GET" for request in server.requests):
-        pass
+    wait_for_request(server, process, "GET")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=AT_MOST_S)
     assert (process.returncode, out, err) == (0, "interrupted\n", "")

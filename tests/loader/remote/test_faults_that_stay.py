@@ -1,14 +1,15 @@
 """What goes wrong for good ends with one line: where, what, and the remedy."""
 
-import importlib
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.loader.remote.faulty import KINDS, VALUES, WAYS, quick, read, served
+from tests.servers import serving
+from tests.servers.answers import faulty
 from tests.servers.faults import (
     Close,
     ContentRange,
@@ -145,17 +146,11 @@ def test_replaced_while_it_is_read(tmp_path):
 
 @pytest.mark.parametrize("missing", ["ETag", "ETag and date"])
 def test_replaced_by_another_size_without_etag(tmp_path, monkeypatch, missing):
-    serving: Any = importlib.import_module("tests.servers.serving")  # what it sends is changed
-
     def without(answer, fault, state):
         gone = {"ETag"} if missing == "ETag" else {"ETag", "Last-Modified"}
         kept = {name: value for name, value in answer.headers.items() if name not in gone}
-        return faulty(serving.Answer(**{**fields(answer), "headers": kept}), fault, state)
+        return faulty(replace(answer, headers=kept), fault, state)
 
-    def fields(answer):
-        return {name: getattr(answer, name) for name in serving.Answer.__dataclass_fields__}
-
-    faulty = serving.faulty
     monkeypatch.setattr(serving, "faulty", without)
     folder = served(tmp_path)
     with WebServer(folder) as server:
