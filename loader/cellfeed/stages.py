@@ -12,9 +12,10 @@ from cellfeed._cells import Cells
 from cellfeed._cells._minibatch import Minibatch
 from cellfeed._collection import Collection
 from cellfeed._reading import PlannedRead, Reader
+from cellfeed._remote import begin_with_requests, requests_under_way
 from cellfeed.sampling import Fetch
 
-__all__ = ["FetchStages", "Volume"]
+__all__ = ["FetchStages", "Volume", "begin_with_requests", "requests_under_way"]
 
 
 @dataclass(frozen=True, slots=True)

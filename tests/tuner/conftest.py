@@ -25,6 +25,7 @@ from cellfeed_tuner import (
     LabelResult,
     Machine,
     Nearest,
+    PrefetchResult,
     Ranges,
     Recommended,
     Rival,
@@ -322,6 +323,28 @@ def with_too_few_rounds(each):
     )
 
 
+FROM_A_SERVER = replace(
+    RECOMMENDED,
+    cache="remote",
+    machine=replace(MACHINE, storage=()),
+    dataset=replace(
+        DATASET,
+        paths=("s3://cells/plate01.h5ad", "s3://cells/plate02.h5ad"),
+        has_storage_options=True,
+        cache_bytes=20 * 10**9,
+    ),
+    recommended=replace(CHOICE, prefetch=4),
+    prefetch_results=tuple(
+        PrefetchResult(
+            prefetch=depth,
+            cells_per_second=Estimate(speed, 0.9 * speed, 1.1 * speed) if speed else None,
+            n_rounds=20 if speed else 0,
+            n_turns=5,
+            peak_memory_bytes=400_000_000,
+        )
+        for depth, speed in ((1, 2_300.0), (2, 4_500.0), (4, 8_700.0), (8, 8_750.0), (16, 0.0))
+    ),
+)
 NOT_IN_TURNS = replace(
     RECOMMENDED,
     recommended=replace(
@@ -364,6 +387,10 @@ RESULTS = {
     ),
     "warm": replace(RECOMMENDED, cache="warm"),
     "unknown cache": replace(RECOMMENDED, cache="unknown"),
+    "remote": FROM_A_SERVER,
+    "remote, undecided": replace(
+        FROM_A_SERVER, recommended=CHOICE, prefetch_results=FROM_A_SERVER.prefetch_results[:1]
+    ),
     "wrong loader": replace(
         RECOMMENDED,
         configurations=(timed(4, 4, 0, 2_000.0, 0.97, "loader"), *GRID[1:]),

@@ -19,6 +19,7 @@ from cellfeed import CellDataset, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._history._fingerprint import data_fingerprint
+from cellfeed_tuner._measuring._labels import label_codes
 
 N_CELLS = 2000
 TOKEN = "token-that-nobody-sees"
@@ -156,7 +157,7 @@ def test_earlier_runs_are_shown_by_their_url(tuned):
 def test_a_url_is_known_again_until_another_file_is_there(server, folder):
     def fingerprint(name):
         collection = open_collection(f"{server.url}/{name}", obs=["plate"], storage_options=OPTIONS)
-        return data_fingerprint(collection, collection.obs["plate"].codes).digest
+        return data_fingerprint(collection, label_codes(collection, "plate")).digest
 
     write(folder / "p3.h5ad")
     first = fingerprint("p3.h5ad")

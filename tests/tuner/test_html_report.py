@@ -166,7 +166,7 @@ def test_nothing_leaves_the_page(any_kind, html_of):
     assert set(page.values("href")) <= places
     assert set(re.findall(r"url\(([^)]*)\)", html)) <= places
     assert "@import" not in html
-    assert "//" not in html
+    assert "//" not in html.replace("s3://cells/", "")  # which is text
     assert "default-src 'none'" in " ".join(page.values("content"))
 
 

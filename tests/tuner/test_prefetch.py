@@ -1,16 +1,20 @@
 """How many fetches to read ahead of a server, held against links of which the truth is known."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from tests.tuner.test_search import ModelProcess
 
 from cellfeed._dataset import _cell_dataset
+from cellfeed._remote._link import Window
+from cellfeed.stages import begin_with_requests
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._defaults import REMOTE_PREFETCH
 from cellfeed_tuner._measuring._counted_rounds import CountedRounds
 from cellfeed_tuner._measuring._measuring_process import Outcome
-from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
+from cellfeed_tuner._measuring._timing import Requests, Round, Started, TimingRequest
+from cellfeed_tuner._reports._terminal import print_report
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch
 from cellfeed_tuner._searching._time_budget import TimeBudget
@@ -132,3 +136,45 @@ def test_a_short_epoch_counts_as_a_whole_and_measuring_ends_with_one():
     assert first == [False] * 3
     assert all(rounds.counts(number, each) for number, each in enumerate(seconds))
     assert [rounds.may_end(number) for number in range(3)] == [False, False, True]
+
+
+def test_reports_say_what_was_measured_and_what_was_not(result_of, capsys):
+    choice = result_of("remote").recommended.configuration
+    print_report(result_of("remote"), Path("autotune.json"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Recommended: {choice}, prefetch 4" in said
+    assert "Reading 4 fetches ahead (prefetch) is as fast as any" in said
+    assert "1: 2,300 [2,070, 2,530], 2: 4,500 [4,050, 4,950], 4: 8,700" in said
+    assert "16: " not in said
+    assert "(up to 20.0 GB of it were kept on this machine's disk, and read from there)" in said
+    assert "storage_options=...)" in said
+    print_report(result_of("remote, undecided"), Path("autotune.json"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Recommended: {choice} " in said
+    assert "How many fetches to read ahead (prefetch) was not decided" in said
+
+
+def test_of_files_of_this_machine_nothing_is_said_of_it(result_of, capsys):
+    print_report(result_of("recommended"), Path("autotune.json"))
+    said = capsys.readouterr().out
+    assert "prefetch" not in said
+    assert "storage_options" not in said
+
+
+def test_requests_under_way_are_taken_over_by_the_next_measurement(monkeypatch):
+    monkeypatch.setattr(Window, "first", Window.first)
+    asked = []
+
+    class Noting(FarServer):
+        def run(self, request, *, limit_seconds):
+            asked.append(request.n_requests)
+            outcome = super().run(request, limit_seconds=limit_seconds)
+            return replace(outcome, events=(*outcome.events, Requests(40 + len(asked))))
+
+    search = search_on(Noting())
+    search.run([1, 2])
+    assert asked[:3] == [0, 41, 42]
+    begin_with_requests(42)
+    assert Window().limit == 42
+    begin_with_requests(10_000)
+    assert Window().limit == 256

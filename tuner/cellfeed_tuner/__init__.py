@@ -50,6 +50,7 @@ if typing.TYPE_CHECKING:
         LabelResult,
     )
     from cellfeed_tuner._results._dataset import Dataset, LabelCensus
+    from cellfeed_tuner._results._prefetch_result import PrefetchResult
     from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended, Rival
     from cellfeed_tuner._verdicts._verdict import Verdict
 
@@ -75,6 +76,7 @@ __all__ = [
     "Machine",
     "Measurement",
     "Nearest",
+    "PrefetchResult",
     "Ranges",
     "Recommended",
     "RecordedGrid",
@@ -137,6 +139,7 @@ _IMPORTED_WHEN_USED = {
     "Machine": "cellfeed_tuner._machine._description",
     "Measurement": "cellfeed_tuner._measuring._measure",
     "Nearest": "cellfeed_tuner._results._recommended",
+    "PrefetchResult": "cellfeed_tuner._results._prefetch_result",
     "Ranges": "cellfeed_tuner._results._autotune_result",
     "Recommended": "cellfeed_tuner._results._recommended",
     "RecordedGrid": "cellfeed_tuner._recording._recorded_grid",

@@ -1,86 +1,115 @@
 """What a round trip costs on the way to a server, and how many requests are under way at a time."""
 
 from collections import deque
-from statistics import median, quantiles
+from statistics import median
 
-__all__ = ["Link", "Window"]
+__all__ = ["Link", "Window", "begin_with_requests"]
 
-_N_SAMPLES = 64
-_FEWEST_SAMPLES = 8
-_SMALLEST_GAP, _LARGEST_GAP = 1 << 14, 1 << 18
+_SMALLEST_GAP, _FIRST_GAP, _LARGEST_GAP = 1 << 12, 1 << 14, 1 << 18
+_SECONDS_OF_PROCESSORS = 5e-4  # of a request, at both ends
+_SECONDS_OF_A_PIECE = 0.2  # over which throughput is taken, so that one large answer is not all
+_N_PIECES = 16
 _FIRST, _LEAST, _MOST = 8, 4, 256
-_GROWTH = 1.5
-_RISE = 1.1
-_ROUNDS_ON_A_PLATEAU = 32
+_GROWTH = 2
+_RISE = 1.4
+_ROUNDS_ON_A_PLATEAU = 8
 
 
 class Link:
-    """Latency and bandwidth of requests to one server, from the last of them.
+    """Latency and bandwidth of the way to one server, from the last requests.
 
-    A gap between two ranges is read in vain where that takes no longer than another request's
-    round trip: up to ``latency * bandwidth`` bytes, bandwidth being that of one request. Latency
-    is the lowest decile of times to the first byte, as other times have waiting in them;
-    bandwidth is the median of bytes over the time of a whole request.
+    A gap between two ranges is read in vain where that takes no longer than another request does:
+    up to ``bandwidth * (latency / 256 + 0.5 ms)`` bytes. Other requests, of which 256 may be under
+    way, hide latency; 0.5 ms are what processors do for a request, at both ends. Latency is the
+    shortest time to a first byte, as other times have waiting in them; bandwidth is the highest
+    throughput of all requests together, in pieces of 0.2 s.
     """
 
     def __init__(self) -> None:
-        self._latencies = deque[float](maxlen=_N_SAMPLES)
-        self._bandwidths = deque[float](maxlen=_N_SAMPLES)
-        self.worthwhile_gap = _SMALLEST_GAP
+        self._latency = float("inf")
+        self._throughputs = deque[float](maxlen=_N_PIECES)
+        self._n_bytes, self._began = 0, 0.0
+        self.worthwhile_gap = _FIRST_GAP
 
-    def note(self, n_bytes: int, seconds_to_first: float, seconds: float) -> None:
+    def note(self, n_bytes: int, seconds_to_first: float, now: float) -> None:
         """Note a request that was answered."""
-        self._latencies.append(seconds_to_first)
-        self._bandwidths.append(n_bytes / max(seconds, 1e-6))
-        if len(self._latencies) >= _FEWEST_SAMPLES:
-            gap = quantiles(self._latencies, n=10)[0] * median(self._bandwidths)
-            self.worthwhile_gap = int(min(max(gap, _SMALLEST_GAP), _LARGEST_GAP))
+        self._latency = min(self._latency, seconds_to_first)
+        self._n_bytes += n_bytes
+        if now - self._began < _SECONDS_OF_A_PIECE:
+            return
+        if self._began:
+            self._throughputs.append(self._n_bytes / (now - self._began))
+            seconds = self._latency / _MOST + _SECONDS_OF_PROCESSORS
+            gap = int(max(self._throughputs) * seconds)
+            self.worthwhile_gap = min(max(gap, _SMALLEST_GAP), _LARGEST_GAP)
+        self._n_bytes, self._began = 0, now
 
 
 class Window:
     """How many requests may be under way: more as long as that raises throughput.
 
-    It grows by half after a round in which it was full and brought at least a tenth more than the
-    best round before; on a plateau it tries again after some rounds. It halves where the server
-    asks for fewer.
+    Throughput is the number of requests under way over the time that one takes, by Little's law.
+    The median time is that of requests which were sent at the present limit, and of which as many
+    were answered as may be under way; what opened a connection takes longer, and is not half of
+    them. The limit doubles until that brings less than two fifths more, and then goes back to what
+    it was; some rounds later it is tried again. It halves where the server asks for fewer.
+
+    Attributes
+    ----------
+    first
+        What new ones of this process begin with.
     """
 
-    def __init__(self) -> None:
-        self.limit = _FIRST
-        self._best = 0.0
-        self._before = _FIRST  # what the last growth began from
-        self._n_held = 0
-        self._was_full = True
-        self._begin_round(0.0)
+    first = _FIRST
 
-    def note(self, n_bytes: int, now: float, *, is_full: bool) -> None:
+    def __init__(self) -> None:
+        self.limit = self.first
+        self._before = self.first  # what the last growth began from
+        self._best = 0.0
+        self._n_held = 0
+        self._seconds = list[float]()
+        self._since = 0.0
+
+    def note(self, began: float, now: float, *, is_full: bool) -> None:
         """Note a request that was answered, and whether others wait for their turn."""
-        self._n_bytes += n_bytes
-        self._n_answered += 1
-        self._was_full = self._was_full and is_full
-        if self._n_answered < 2 * self.limit:
+        if began < self._since:
             return
-        if self._was_full and now > self._began:
-            self._end_round(self._n_bytes / (now - self._began))
-        self._begin_round(now)
+        if not is_full:  # times say nothing of a limit that does not bind
+            self._begin_round(now)
+            return
+        self._seconds.append(now - began)
+        if len(self._seconds) >= self.limit:
+            self._end_round(self.limit / max(median(self._seconds), 1e-6))
+            self._begin_round(now)
 
     def overloaded(self, now: float) -> None:
         """Note that the server asked for fewer requests."""
+        self._begin_round(now)
         self.limit = self._before = max(_LEAST, self.limit // 2)
         self._best, self._n_held = 0.0, 0
-        self._begin_round(now)
 
     def _end_round(self, rate: float) -> None:
-        if rate > self._best * _RISE:
-            self._best, self._n_held, self._before = rate, 0, self.limit
-            self.limit = min(int(self.limit * _GROWTH), _MOST)
-            return
         self._n_held += 1
-        if self._n_held == 1:
+        if rate > self._best * _RISE or self._n_held > _ROUNDS_ON_A_PLATEAU:
+            self._best, self._n_held, self._before = rate, 0, self.limit
+            self.limit = min(self.limit * _GROWTH, _MOST)
+        elif self._n_held == 1:
             self.limit = self._before  # what was added brought nothing
-        elif self._n_held > _ROUNDS_ON_A_PLATEAU:
-            self._best, self._n_held = rate, 0
-            self.limit = min(int(self.limit * _GROWTH), _MOST)
 
     def _begin_round(self, now: float) -> None:
-        self._began, self._n_bytes, self._n_answered, self._was_full = now, 0, 0, True
+        self._since = now
+        self._seconds.clear()
+
+
+def begin_with_requests(n: int) -> None:
+    """Begin with so many requests under way at servers that this process has asked for nothing yet.
+
+    For short-lived processes, which would be over before they have found out how many a link bears:
+    take what `requests_under_way` returned in another one.
+
+    Parameters
+    ----------
+    n
+        How many; within 4 and 256.
+    """
+    Window.first = max(_LEAST, min(n, _MOST))

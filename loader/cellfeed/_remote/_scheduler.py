@@ -22,7 +22,7 @@ from cellfeed._remote._loop import in_loop, is_forked
 from cellfeed._remote._opening import Stores, Version, stores_of, version_of
 from cellfeed._remote._retrying import Retries
 
-__all__ = ["Batch", "Counters", "Request", "Scheduler", "scheduler_of"]
+__all__ = ["Batch", "Counters", "Request", "Scheduler", "requests_under_way", "scheduler_of"]
 
 
 @dataclass(slots=True)
@@ -154,6 +154,11 @@ class Scheduler:
         self.link = Link()
         self.counters = Counters()
 
+    @property
+    def limit(self) -> int:
+        """How many requests may be under way."""
+        return self._window.limit
+
     def submit(self, batch: Batch) -> None:
         """Send requests as soon as it is their turn; from any thread, and without waiting."""
         in_loop(self._submit, batch)
@@ -225,13 +230,19 @@ class Scheduler:
         self.counters.n_requests += 1
         self.counters.n_bytes += len(content)
         self.counters.n_wanted += min(request.n_wanted, len(content))
-        self.link.note(len(content), answered - began, now - began)
-        self._window.note(len(content), now, is_full=bool(self._waiting))
+        self.link.note(len(content), answered - began, now)
+        self._window.note(began, now, is_full=bool(self._waiting))
         return content
 
 
 _schedulers = WeakKeyDictionary[Stores, Scheduler]()
 _lock = threading.Lock()
+
+
+def requests_under_way() -> int:
+    """Return how many requests may be under way by now, at the server with most; 0 if at none."""
+    with _lock:
+        return max((each.limit for each in _schedulers.values()), default=0)
 
 
 def scheduler_of(location: Location) -> Scheduler:

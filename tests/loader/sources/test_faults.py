@@ -228,7 +228,7 @@ def leave_out(file: h5py.File, name: str) -> None:
 
 class TestRowPointers:
     def test_that_end_elsewhere_when_they_are_read(self, write, monkeypatch):
-        source: Any = open_sources(write())[0].elements["X"]
+        source: Any = open_sources(Location.of(write()))[0].elements["X"]
         monkeypatch.setattr(source, "_n_elements", source._n_elements + 1)
         with pytest.raises(FormatError, match="the row pointers do not ascend from 0 to"):
             source.row_lengths(np.array([[0, 1]]))

@@ -13,6 +13,7 @@ from tests.loader.sources.test_conformance_zarr import (
     write_store,
 )
 
+from cellfeed._bytes import Location
 from cellfeed._sources import open_sources
 from cellfeed._tables import _kept
 
@@ -22,7 +23,7 @@ def open_before(path, case):
     then = time.time() - 1000
     for file in [path, *path.rglob("*")]:
         os.utime(file, (then, then))
-    for source in open_sources(path, [case.element]):
+    for source in open_sources(Location.of(path), [case.element]):
         for element in source.elements.values():
             element.load_tables()
 

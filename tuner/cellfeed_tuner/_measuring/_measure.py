@@ -35,6 +35,7 @@ from cellfeed_tuner._measuring._timing import (
     Delivery,
     Entropies,
     MakeDataset,
+    Requests,
     Round,
     Sampled,
     Started,
@@ -116,6 +117,8 @@ class Measurement:
         What it failed of, or empty.
     n_killed
         How often the process or a worker was killed, and it was tried once more.
+    n_requests
+        Requests that were under way at a server at the end; 0 if none was asked.
     others
         What other programs took of the processors meanwhile.
     """
@@ -136,6 +139,7 @@ class Measurement:
     sampled: tuple[DeliveredCell, ...] = ()
     failure: str = ""
     n_killed: int = 0
+    n_requests: int = 0
     others: OtherPrograms = field(default_factory=OtherPrograms)
 
     @property
@@ -396,6 +400,9 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
         delivery_fault=next(filter(None, faults), ""),
         sampled=samples[0] if samples else (),
         failure=outcome.failure or "",
+        n_requests=max(
+            (each.n for each in outcome.events if isinstance(each, Requests)), default=0
+        ),
         n_killed=outcome.n_killed,
         others=outcome.others,
     )

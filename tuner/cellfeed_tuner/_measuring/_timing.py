@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellfeed import BlockShuffling, CellDataset, Collection, Minibatch, SamplingStrategy
+from cellfeed.stages import begin_with_requests, requests_under_way
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._defaults import REMOTE_PREFETCH
 from cellfeed_tuner._entropy._conditional_entropy import conditional_entropies_of
@@ -35,6 +36,7 @@ __all__ = [
     "Delivery",
     "Entropies",
     "MakeDataset",
+    "Requests",
     "Round",
     "Sampled",
     "Started",
@@ -86,6 +88,8 @@ class TimingRequest:
         What is called for the data set.
     prefetch
         Fetches that are read ahead; as many as that reads by itself if None.
+    n_requests
+        Requests under way at a server to begin with; 0 to find out how many it takes.
     """
 
     configuration: Configuration
@@ -102,6 +106,7 @@ class TimingRequest:
     strategy: SamplingStrategy | None = None
     make_dataset: MakeDataset = CellDataset
     prefetch: int | None = None
+    n_requests: int = 0
 
     @property
     def all_labels(self) -> tuple[str, ...]:
@@ -196,6 +201,19 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
+class Requests:
+    """How many requests were under way at a server at the end.
+
+    Parameters
+    ----------
+    n
+        How many; 0 if none was asked by this process.
+    """
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """Some cells of the last minibatch, with all that it has of them.
 
@@ -226,6 +244,8 @@ def run_timing(
     """
     configuration = request.configuration
     strategy = request.strategy
+    if request.n_requests:
+        begin_with_requests(request.n_requests)
     dataset = request.make_dataset(
         collection,
         BlockShuffling(block_size=configuration.block_size) if strategy is None else strategy,
@@ -244,6 +264,7 @@ def run_timing(
         late = time.perf_counter() > deadline and n_timed >= request.least_rounds
         if each.may_end and (late or n_timed >= request.most_rounds):
             break
+    report(Requests(requests_under_way()))
     plan = dataset.plan(epoch=request.first_epoch)
     fault = came.fault(collection, configuration, plan)
     report(Delivery(fault))

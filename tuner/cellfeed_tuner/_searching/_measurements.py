@@ -74,6 +74,8 @@ class Measurements:
     sampled: dict[Configuration, tuple[DeliveredCell, ...]] = field(
         default_factory=dict, init=False
     )
+    # Requests under way that a server was found to take.
+    _n_requests: int = field(default=0, init=False)
     _replicates: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
     # Those of them that were measured in turns with others.
     _in_turns: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
@@ -194,10 +196,12 @@ class Measurements:
                 step_seconds=step_seconds,
                 make_dataset=self.make_dataset,
                 prefetch=prefetch,
+                n_requests=self._n_requests,
             ),
             limit_seconds=limit_seconds or self.budget.limit_seconds,
         )
         self.others += found.others
+        self._n_requests = found.n_requests or self._n_requests
         if found.delivery_fault:
             self.faults.setdefault(configuration, found.delivery_fault)
         if found.sampled:

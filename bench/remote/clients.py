@@ -1,0 +1,141 @@
+"""Servers, the distance to them, and processes that read from them when it is their turn."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+from tests.servers.proxy import DelayingProxy
+from tests.servers.s3 import S3Server
+from tests.servers.web import WebServer
+
+JOBS = Path(__file__).parent / "jobs"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Files on a server.
+
+    Attributes
+    ----------
+    url
+        Of the server.
+    names
+        Of the files.
+    bucket
+        Of an object store; None for a web server.
+    options
+        That obstore needs, credentials among them.
+    """
+
+    url: str
+    names: list[str]
+    bucket: str | None = None
+    options: dict = field(default_factory=dict, repr=False)
+
+    def paths(self, url: str) -> list[str]:
+        """Return the URLs of the files, seen through a proxy with a URL of its own."""
+        base = url if self.bucket is None else f"s3://{self.bucket}"
+        return [f"{base}/{name}" for name in self.names]
+
+    def options_by(self, url: str) -> dict:
+        """Return the options that reach the server through a proxy."""
+        return self.options | {"endpoint": url} if self.options else {}
+
+
+@contextmanager
+def served(kind: str, files: list[Path]) -> Iterator[Target]:
+    """Serve files by a process of its own: the tests' web server, or SeaweedFS."""
+    names = [file.name for file in files]
+    if kind == "web":
+        with WebServer.in_process(files[0].parent) as url:
+            yield Target(url, names)
+        return
+    with TemporaryDirectory() as folder, S3Server(Path(folder)) as server:
+        for file in files:
+            server.put(file, file.name)
+        yield Target(server.url, names, server.bucket, server.options)
+
+
+def at_distance(target: Target, round_trip_ms: float) -> AbstractContextManager[DelayingProxy]:
+    """Put a distance before a server; at 0 ms, too, the way is through a proxy."""
+    return DelayingProxy(target.url, round_trip_ms / 1000)
+
+
+class Client:
+    """A process that reads epochs, one when it is asked to.
+
+    Parameters
+    ----------
+    job
+        Script, with the interpreter before it if that is another one.
+    settings
+        What it is told first.
+    """
+
+    def __init__(self, job: list[str], settings: dict) -> None:
+        self._process = subprocess.Popen(
+            job if len(job) > 1 else [sys.executable, *job],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        self._say(json.dumps(settings))
+
+    def opened(self) -> float:
+        """Wait until it has opened the collection; return the seconds that it took."""
+        return float(self._answer()["seconds"])
+
+    def epoch(self, number: int) -> dict:
+        """Return what it took to read an epoch; CPU of servers and proxies with it."""
+        before = _cpu_of_others()
+        self._say(str(number))
+        answer = self._answer()
+        after = _cpu_of_others()
+        return answer | {kind: after[kind] - before[kind] for kind in after}
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def _answer(self) -> dict:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"`{self._process.args}` ended with {self._process.wait()}")
+        return dict(json.loads(line))
+
+
+def client(opened: ExitStack, job: list[str], settings: dict) -> Client:
+    """Start a client that ends with an ExitStack."""
+    one = Client(job, settings)
+    opened.callback(one.close)
+    return one
+
+
+def _cpu_of_others() -> dict[str, float]:
+    """Return the CPU seconds of servers and of proxies so far."""
+    found = {"cpu_of_proxy": 0.0, "cpu_of_server": 0.0}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = " ".join(process.cmdline())
+            used = sum(process.cpu_times()[:2])
+            if "tests.servers.proxy" in command:
+                found["cpu_of_proxy"] += used
+            elif "tests.servers.serving" in command or Path(process.name()).name == "weed":
+                found["cpu_of_server"] += used
+    return found

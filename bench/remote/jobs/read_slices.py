@@ -1,0 +1,72 @@
+"""What one writes by hand: rows of random blocks, sliced from files or arrays on a web server.
+
+``h5py`` on files of fsspec, or zarr-python on obstore. An epoch is followed for some seconds.
+"""
+
+import json
+import sys
+import time
+
+import numpy as np
+
+FETCH_ROWS = 4096
+
+
+def opened(job):
+    """Return data, indices and indptr of each matrix."""
+    if job["kind"] == "h5py":
+        import fsspec  # noqa: PLC0415
+        import h5py  # noqa: PLC0415
+
+        files = [fsspec.open(url, "rb").open() for url in job["paths"]]
+        groups = [h5py.File(file, "r")["X"] for file in files]
+    else:
+        import obstore.store  # noqa: PLC0415
+        import zarr  # noqa: PLC0415
+
+        groups = []
+        for url in job["paths"]:
+            store = obstore.store.HTTPStore.from_url(url, client_options={"allow_http": True})
+            groups.append(
+                zarr.open_group(zarr.storage.ObjectStore(store, read_only=True), mode="r")["X"]
+            )
+    return [(group["data"], group["indices"], group["indptr"][:]) for group in groups]
+
+
+def blocks_of(matrices, block_size, random):
+    """Yield the blocks of an epoch, sorted within each fetch."""
+    blocks = np.array(
+        [
+            (number, row)
+            for number, (_, _, indptr) in enumerate(matrices)
+            for row in range(0, len(indptr) - 1, block_size)
+        ]
+    )
+    order = random.permutation(len(blocks))
+    for begin in range(0, len(blocks), FETCH_ROWS // block_size):
+        yield from blocks[np.sort(order[begin : begin + FETCH_ROWS // block_size])].tolist()
+
+
+def main():
+    job = json.loads(sys.stdin.readline())
+    began = time.perf_counter()
+    matrices = opened(job)
+    print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)  # noqa: T201
+    for line in sys.stdin:
+        random = np.random.default_rng(int(line))
+        began, cpu, n_cells = time.perf_counter(), time.process_time(), 0
+        for number, row in blocks_of(matrices, job["block_size"], random):
+            data, indices, indptr = matrices[number]
+            stop = min(row + job["block_size"], len(indptr) - 1)
+            first, last = int(indptr[row]), int(indptr[stop])
+            _ = data[first:last], indices[first:last]
+            n_cells += stop - row
+            if time.perf_counter() - began > job["seconds"]:
+                break
+        seconds = time.perf_counter() - began
+        answer = {"n_cells": n_cells, "seconds": seconds, "cpu": time.process_time() - cpu}
+        print(json.dumps(answer), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""An epoch read from a web server of this machine: what is asked for, and what that costs."""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from bench._profile import Sampled, parameters
+from bench._stores import N_CELLS
+from cellfeed import BlockShuffling, CellDataset, open_collection
+from cellfeed.synthetic import write_tahoe_like
+
+sys.path.append(str(Path(__file__).parents[1]))  # for the servers of the tests
+
+
+class FixedGap:
+    """In the place of what measures the way to a server."""
+
+    def __init__(self, gap):
+        self.worthwhile_gap = gap
+
+    def note(self, *_):
+        pass
+
+
+class Served(Sampled):
+    """Read an epoch over HTTP; the bytes of gaps depend on the machine, and are not counted."""
+
+    params = parameters(quick=[16], full=[1, 64])
+    param_names = ("block_size",)
+
+    def setup_cache(self):
+        folder = Path.cwd() / "served"
+        write_tahoe_like(folder, n_cells=N_CELLS, n_plates=2, seed=0)
+        return folder
+
+    setup_cache.timeout = 600
+
+    def setup(self, folder, block_size):
+        from tests.servers.web import WebServer  # noqa: PLC0415 - once the path is known
+
+        self.pages = tempfile.mkdtemp()
+        self.before = os.environ.get("CELLFEED_CACHE_DIR")
+        os.environ["CELLFEED_CACHE_DIR"] = self.pages  # every server is a new one, but for its port
+        self.server = WebServer(folder)
+        self.server.__enter__()
+        urls = [f"{self.server.url}/{path.name}" for path in sorted(folder.glob("*.h5ad"))]
+        collection = open_collection(urls, obs=["plate"])
+        collection.load_tables()
+        self.n_opening = len(self.server.requests)
+        strategy = BlockShuffling(block_size=block_size)
+        self.dataset = CellDataset(collection, strategy, 64, 16, seed=0)
+        self.loader = self.dataset.loader()
+
+    def teardown(self, *_):
+        self.server.close()
+        shutil.rmtree(self.pages, ignore_errors=True)
+        if self.before is None:
+            del os.environ["CELLFEED_CACHE_DIR"]
+        else:
+            os.environ["CELLFEED_CACHE_DIR"] = self.before
+
+    def time_epoch(self, *_):
+        for _minibatch in self.loader:
+            pass
+
+    def track_opening_requests(self, *_):
+        """Requests until it is known where chunks lie."""
+        return self.n_opening
+
+    track_opening_requests.unit = "requests"
+
+    def track_requests(self, *_):
+        """Requests where only ranges that touch are joined."""
+        return self.read_with_gaps(0)[0]
+
+    track_requests.unit = "requests per epoch"
+
+    def track_bytes(self, *_):
+        return self.read_with_gaps(0)[1] / N_CELLS
+
+    track_bytes.unit = "bytes per cell"
+
+    def track_requests_over_gaps(self, *_):
+        """Requests where gaps of 64 KiB are read in vain."""
+        return self.read_with_gaps(1 << 16)[0]
+
+    track_requests_over_gaps.unit = "requests per epoch"
+
+    def track_amplification(self, *_):
+        """Bytes with such gaps, over those without."""
+        return self.read_with_gaps(1 << 16)[1] / self.read_with_gaps(0)[1]
+
+    track_amplification.unit = "bytes received per byte wanted"
+
+    def read_with_gaps(self, gap):
+        """Return requests of an epoch and their bytes, joined over gaps of so many bytes."""
+        from cellfeed._remote import _scheduler  # noqa: PLC0415 - where obstore is
+
+        newest = list(_scheduler._schedulers.values())[-1]  # noqa: SLF001 - no public way
+        newest.link = FixedGap(gap)
+        self.dataset.set_epoch(0)
+        n_before = len(self.server.requests)
+        self.time_epoch()
+        asked = self.server.requests[n_before:]
+        return len(asked), sum(request.sent for request in asked)
