@@ -15,7 +15,7 @@ from asv_runner.statistics import compute_stats
 
 ROOT = Path(__file__).parents[2]
 SUITE = ROOT / "bench" / "suite"
-MODULES = ("entropy", "opening", "plan", "reading", "search", "start")
+MODULES = ("entropy", "opening", "plan", "reading", "search", "serving", "start")
 
 
 @pytest.fixture
