@@ -125,18 +125,17 @@ class SomaSource(Source):
         return table.set_index(pd.Index(index, dtype=object, name=None))
 
     def _read_joinids(self) -> NDArray[np.int64] | range:
-        obs = self._store().obs
+        with self._store.failures_named("obs"):
+            obs = self._store().obs
+            if self._query is None:
+                ids = read_joinids(obs, None)
+                return range(obs.count) if ids is None else ids
         try:
             ids = read_joinids(obs, self._query)
         except Exception as error:
-            if self._query is None:
-                msg = f"{self.location}: `obs` cannot be read by tiledbsoma ({one_line(error)})"
-                raise FormatError(f"{msg}; the experiment may be damaged") from error
             msg = f"{self.location}: obs_query={self._query!r} is no query ({one_line(error)})"
             raise ParameterError(f"{msg}; its obs columns are: {', '.join(obs.keys())}") from error
-        if ids is None:
-            return range(obs.count)
-        if not ids.size and self._query is not None:
+        if ids is None or not ids.size:
             msg = f"{self.location}: no cell fulfils obs_query={self._query!r}; give a wider one"
             raise ParameterError(msg)
         return ids
