@@ -73,7 +73,7 @@ def stored(tmp_path_factory):
 
 
 def values_of(array: Any):
-    return array.toarray() if sp.issparse(array) else np.asarray(array)
+    return array.toarray() if hasattr(array, "toarray") else np.asarray(array)
 
 
 def labels_of(collection, name, values):
