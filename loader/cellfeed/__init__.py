@@ -42,6 +42,7 @@ if typing.TYPE_CHECKING:
         hf_tahoe_to_tensor,
     )
     from cellfeed._preshuffle import Preshuffled, preshuffle
+    from cellfeed._sources import SomaSource
     from cellfeed._splits import Folds, Split, k_folds, random_split
     from cellfeed.sampling import (
         BlockShuffling,
@@ -82,6 +83,7 @@ __all__ = [
     "Preshuffled",
     "RemoteError",
     "SamplingStrategy",
+    "SomaSource",
     "Split",
     "StateError",
     "Streaming",
@@ -117,6 +119,7 @@ _IMPORTED_WHEN_USED = {
     "NumericColumn": "cellfeed._cells",
     "Preshuffled": "cellfeed._preshuffle",
     "SamplingStrategy": "cellfeed.sampling",
+    "SomaSource": "cellfeed._sources",
     "Split": "cellfeed._splits",
     "Streaming": "cellfeed.sampling",
     "adata_to_mindex": "cellfeed._indexables",

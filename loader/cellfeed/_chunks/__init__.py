@@ -8,6 +8,7 @@ destination.
 
 from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines may take
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks, chunk_codec
+from cellfeed._chunks._coordinates import rows_of_coordinates
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec, hdf5_slow_read
 from cellfeed._chunks._kept import KeptElements, kept_of
@@ -49,6 +50,7 @@ __all__ = [
     "kept_of",
     "place_elements",
     "place_kept",
+    "rows_of_coordinates",
     "sort_rows",
     "zarr_array",
     "zarr_codec",

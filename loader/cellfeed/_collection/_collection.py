@@ -18,7 +18,7 @@ from cellfeed._collection._element_names import require_elements
 from cellfeed._collection._join_elements import join_elements
 from cellfeed._collection._join_obs import JoinObs, read_obs
 from cellfeed._collection._join_var import Genes, JoinVars
-from cellfeed._collection._locations import PathLike, open_sources_of
+from cellfeed._collection._locations import Given, open_sources_of
 from cellfeed._collection._query import Query
 from cellfeed._collection._rows import known_mean, row_numbers
 from cellfeed._collection._where import rows_where
@@ -36,7 +36,7 @@ _ROWS_READ = 200  # where lengths are not known before rows are read
 
 
 def open_collection(
-    paths: PathLike | Iterable[PathLike],
+    paths: Given | Iterable[Given],
     *,
     obs: Sequence[str] = (),
     elements: Sequence[str] = ("X",),
@@ -56,8 +56,9 @@ def open_collection(
         its ``.h5ad`` and ``.h5mu`` files and ``.zarr`` stores, by name), or several of these. Also
         URLs of these on web servers (``https://``, each file by its URL) and in object stores
         (``s3://``, ``gs://``, ``az://``, with folders and patterns), read in ranges and never
-        downloaded as a whole; and whatever other packages open, by suffix or URL; see
-        `cellfeed.sources.Storage`.
+        downloaded as a whole; a folder that is a TileDB-SOMA experiment; and whatever other
+        packages open, by suffix or URL; see `cellfeed.sources.Storage`. In place of a path, an
+        open `cellfeed.sources.Source`, such as `SomaSource`.
     obs
         The obs columns that minibatches carry. Others are not read. In MuData, those of a
         modality are called such as ``"rna:plate"``, as mudata calls them.

@@ -17,17 +17,19 @@ from cellfeed._sources import (
     Storage,
     find_storage,
     open_location,
+    select_elements,
     storage_of,
     suffixes,
 )
 
-__all__ = ["PathLike", "open_sources_of"]
+__all__ = ["Given", "open_sources_of"]
 
 PathLike = str | os.PathLike[str]
+Given = PathLike | Source
 
 
 def open_sources_of(
-    given: PathLike | Iterable[PathLike],
+    given: Given | Iterable[Given],
     elements: Sequence[str],
     options: StorageOptions | None = None,
 ) -> list[Source]:
@@ -36,7 +38,7 @@ def open_sources_of(
     Parameters
     ----------
     given
-        Paths, folders, patterns and URLs.
+        Paths, folders, patterns and URLs, and sources that are open.
     elements
         What is read of each.
     options
@@ -49,19 +51,19 @@ def open_sources_of(
     FormatError
         Nothing opens a file, or what opens it cannot.
     """
-    one_or_more = [given] if isinstance(given, str | os.PathLike) else list(given)
+    one_or_more = [given] if isinstance(given, str | os.PathLike | Source) else list(given)
     if not one_or_more:
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
         raise PathError(msg)
-    found = [each for where in one_or_more for each in _expand(_located(where, options))]
+    found = [each for where in one_or_more for each in _found(where, options)]
     seen = set[Location | Path]()
-    for location, _ in found:
+    for location in (each.location for each in found if isinstance(each, _Found)):
         resolved = location.path.resolve() if location.path else location
         if resolved in seen:
             msg = f"{location}: given twice, so that its cells would count twice; give it once"
             raise PathError(msg)
         seen.add(resolved)
-    opened = side_by_side(partial(_open, elements=elements), [_Found(*each) for each in found])
+    opened = side_by_side(partial(_open, elements=elements), found)
     return [source for sources in opened for source in sources]
 
 
@@ -70,7 +72,15 @@ class _Found(NamedTuple):
     storage: Storage
 
 
-def _open(found: _Found, elements: Sequence[str]) -> list[Source]:
+def _found(where: Given, options: StorageOptions | None) -> "list[_Found | Source]":
+    if isinstance(where, Source):
+        return [where]
+    return [_Found(*each) for each in _expand(_located(where, options))]
+
+
+def _open(found: _Found | Source, elements: Sequence[str]) -> list[Source]:
+    if isinstance(found, Source):
+        return [select_elements(found, elements)]
     return open_location(found.storage, found.location, elements)
 
 

@@ -11,14 +11,17 @@ from cellfeed._sources._base import (
     find_storage,
     open_location,
     register,
+    select_elements,
     storage_of,
     suffixes,
 )
+from cellfeed._sources._soma import SOMA, SomaSource
 
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
     "Layout",
+    "SomaSource",
     "Source",
     "Storage",
     "StoredElement",
@@ -26,8 +29,10 @@ __all__ = [
     "open_location",
     "open_sources",
     "register",
+    "select_elements",
     "storage_of",
     "suffixes",
 ]
 
+register(SOMA)
 register(ANNDATA)

@@ -19,6 +19,7 @@ from cellfeed._chunks._kernels._codecs import (
     can_decode,
     hdf5_filter,
 )
+from cellfeed._chunks._kernels._coordinates import count_by_row, scatter_by_row
 from cellfeed._chunks._kernels._decoding import CHUNKS_OF_A_TASK, decode
 from cellfeed._chunks._kernels._decompression import lzf, unshuffle
 from cellfeed._chunks._kernels._native import function_addresses
@@ -180,6 +181,7 @@ __all__ = [
     "can_decode",
     "cast_address",
     "copy_all",
+    "count_by_row",
     "crossings_ascend",
     "decode",
     "densify",
@@ -191,6 +193,7 @@ __all__ = [
     "plan_flat",
     "plan_grid",
     "plan_kept",
+    "scatter_by_row",
     "sort_rows",
     "transform_rows",
     "trim",

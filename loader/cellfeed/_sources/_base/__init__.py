@@ -7,6 +7,7 @@ from cellfeed._sources._base._storages import (
     find_storage,
     open_location,
     register,
+    select_elements,
     storage_of,
     suffixes,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "find_storage",
     "open_location",
     "register",
+    "select_elements",
     "storage_of",
     "suffixes",
 ]

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -11,7 +12,15 @@ from cellfeed._bytes import Location
 from cellfeed._errors import FormatError, PathError
 from cellfeed._sources._base._source import Source
 
-__all__ = ["Storage", "find_storage", "open_location", "register", "storage_of", "suffixes"]
+__all__ = [
+    "Storage",
+    "find_storage",
+    "open_location",
+    "register",
+    "select_elements",
+    "storage_of",
+    "suffixes",
+]
 
 _ENTRY_POINTS = "cellfeed.sources"
 
@@ -129,13 +138,26 @@ def open_location(storage: Storage, location: Location, elements: Sequence[str])
     FormatError
         One of them lacks an element; and whatever the storage raises.
     """
-    sources = list(storage.open(location, elements))
-    for source in sources:
-        for name in elements:
-            if name not in source.elements:
-                there = ", ".join(f"`{each}`" for each in source.elements)
-                raise FormatError(f"{source.location}: has no `{name}`; its elements are: {there}")
-    return sources
+    return [select_elements(each, elements) for each in storage.open(location, elements)]
+
+
+def select_elements(source: Source, names: Sequence[str]) -> Source:
+    """Return a source with just these of its elements, in this order; itself if it has no others.
+
+    Raises
+    ------
+    FormatError
+        It lacks one.
+    """
+    if list(source.elements) == list(names):
+        return source
+    for name in names:
+        if name not in source.elements:
+            there = ", ".join(f"`{each}`" for each in source.elements)
+            raise FormatError(f"{source.location}: has no `{name}`; its elements are: {there}")
+    selected = copy(source)
+    selected.elements = {name: source.elements[name] for name in names}
+    return selected
 
 
 def _all() -> Iterator[Storage]:

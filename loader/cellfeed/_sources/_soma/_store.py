@@ -1,0 +1,107 @@
+"""An experiment that is open in this process, and what is said where tiledbsoma fails."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from cellfeed._bytes import Location
+from cellfeed._errors import CellfeedError, FormatError, PathError
+from cellfeed._torch import get_worker_info
+from cellfeed.machine import threads_per_process
+
+__all__ = ["SomaStore", "one_line"]
+
+_BUFFER_BYTES = 64 << 20  # for each column of a table that tiledbsoma returns; its default is 1 GiB
+_BUDGET_BYTES = 4 << 30  # of a query's decoded tiles; TileDB's default is 10 GiB
+
+# What a fork left here is never closed: its threads are not in this process, and closing waits for
+# them.
+_of_parents = list[Any]()
+
+
+class SomaStore:
+    """An experiment, opened anew in each process that reads it.
+
+    Parameters
+    ----------
+    location
+        What tiledbsoma opens: a folder or a URI.
+    config
+        What TileDB is configured with besides; there may be credentials in it.
+    """
+
+    def __init__(self, location: Location, config: Mapping[str, str]) -> None:
+        self.location = location
+        self._config = dict(config)
+        self._opened: tuple[int, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def __call__(self) -> Any:
+        """Return the `tiledbsoma.Experiment`."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            if self._opened is not None:
+                _of_parents.append(self._opened)
+            self._opened = os.getpid(), self._open()
+        return self._opened[1]
+
+    def at(self, path: str) -> Any:
+        """Return what is at a path of the experiment, such as ``ms/RNA/var``."""
+        found = self()
+        for name in path.split("/"):
+            found = found[name]
+        return found
+
+    @contextmanager
+    def failures_named(self, what: str) -> Iterator[None]:
+        """Say in one line where tiledbsoma failed.
+
+        Raises
+        ------
+        FormatError
+            In place of whatever it raises.
+        """
+        try:
+            yield
+        except CellfeedError:
+            raise
+        except Exception as error:
+            msg = f"{self.location}: `{what}` cannot be read by tiledbsoma ({one_line(error)})"
+            raise FormatError(f"{msg}; the experiment may be damaged") from error
+
+    def _open(self) -> Any:
+        try:
+            import tiledbsoma  # noqa: PLC0415 - it is large, and an extra
+        except ImportError as error:
+            msg = f"{self.location}: TileDB-SOMA is read with tiledbsoma"
+            raise FormatError(f"{msg}; install it: pip install 'cellfeed[soma]'") from error
+        worker = get_worker_info()
+        threads = threads_per_process(1 if worker is None else worker.num_workers)
+        config: dict[str, str | float] = {
+            "sm.compute_concurrency_level": str(threads),
+            "sm.io_concurrency_level": str(threads),
+            "soma.init_buffer_bytes": str(_BUFFER_BYTES),
+            "sm.mem.total_budget": str(_BUDGET_BYTES),
+            **self._config,
+        }
+        try:
+            context = tiledbsoma.SOMATileDBContext(tiledb_config=config)
+            opened = tiledbsoma.open(str(self.location), context=context)
+        except tiledbsoma.DoesNotExistError as error:
+            msg = f"{self.location}: there is no SOMA experiment; check the path"
+            raise PathError(msg) from error
+        except Exception as error:
+            msg = f"{self.location}: tiledbsoma cannot open it ({one_line(error)})"
+            raise FormatError(f"{msg}; it may be damaged") from error
+        if not isinstance(opened, tiledbsoma.Experiment):
+            msg = f"{self.location}: is a SOMA {type(opened).__name__}, and no experiment"
+            raise FormatError(f"{msg}; give the experiment that it is part of")
+        return opened
+
+
+def one_line(error: Exception) -> str:
+    """Return the first line of what an error says."""
+    said = str(error).strip().splitlines()
+    return said[0].rstrip(".") if said else type(error).__name__

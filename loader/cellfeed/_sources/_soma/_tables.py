@@ -1,0 +1,79 @@
+"""Tables of cells and of genes in an experiment: their rows, columns and names."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+__all__ = ["columns_of", "name_column", "read_joinids", "read_table"]
+
+_JOINID = "soma_joinid"
+_NAMES = ("obs_id", "var_id", "feature_id", "gene_id", "_index")  # of what was the index
+
+
+def name_column(table: Any) -> str | None:
+    """Return the column of a table that names its rows; None if there is none."""
+    return next((name for name in _NAMES if name in table.keys()), None)  # noqa: SIM118 - no mapping
+
+
+def columns_of(table: Any) -> list[str]:
+    """Return the columns of a table, without numbers and names of rows."""
+    left_out = (_JOINID, name_column(table))
+    return [name for name in table.keys() if name not in left_out]  # noqa: SIM118 - no mapping
+
+
+def read_joinids(table: Any, query: str | None) -> NDArray[np.int64] | None:
+    """Return the numbers of the rows that fulfil a query, ascending, int64.
+
+    Returns
+    -------
+    None if there is no query, and rows are numbered from 0 without gaps.
+    """
+    if query is None and table.index_column_names == (_JOINID,):
+        (extent,) = table.non_empty_domain()
+        if table.count == 0 or extent == (0, table.count - 1):
+            return None
+    found = table.read(column_names=[_JOINID], value_filter=query).concat()
+    ids = np.sort(found[_JOINID].to_numpy().astype(np.int64))
+    return None if query is None and np.array_equal(ids, np.arange(ids.size)) else ids
+
+
+def read_table(
+    table: Any, columns: Sequence[str], joinids: NDArray[np.int64] | None
+) -> pd.DataFrame:
+    """Read columns of the rows of some numbers.
+
+    Parameters
+    ----------
+    table
+        A `tiledbsoma.DataFrame`.
+    columns
+        Which.
+    joinids
+        Which rows, ascending, at least one; None for all.
+
+    Returns
+    -------
+    A row for each of ``joinids``, in their order, which are its index.
+
+    Raises
+    ------
+    ValueError
+        A row is missing.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - tiledbsoma needs it
+
+    by_number = table.index_column_names == (_JOINID,) and joinids is not None
+    coords = (pa.array(joinids),) if by_number else ()
+    found = table.read(coords=coords, column_names=[_JOINID, *columns]).concat()
+    read: pd.DataFrame = found.to_pandas().set_index(_JOINID)[[*columns]].sort_index()
+    if joinids is None:
+        return read
+    if not by_number:
+        read = read[read.index.isin(joinids)]
+    if not np.array_equal(read.index.to_numpy(), joinids):
+        msg = f"{len(read)} rows in place of {len(joinids)}, as if it had changed since"
+        raise ValueError(msg)
+    return read

@@ -1,0 +1,246 @@
+"""Experiments of TileDB-SOMA hold what the h5ad has that they were made from."""
+
+import multiprocessing
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from tests.loader.sources.somas import write_experiment
+
+from cellfeed import (
+    BlockShuffling,
+    CategoricalColumn,
+    CellDataset,
+    FormatError,
+    ParameterError,
+    PathError,
+    SomaSource,
+    open_collection,
+    preshuffle,
+)
+from cellfeed_tuner import autotune
+
+N_CELLS, N_GENES = 300, 40
+ELEMENTS = ["X", "layers/counts", "raw/X", "obsm/X_pca"]
+SMALL: dict[str, Any] = {
+    "block_sizes": [4],
+    "fetch_factors": [2],
+    "entropy_floor": 0.5,
+    "budget": 6,
+}
+OBS = ["plate", "donor", "n_counts", "dosage", "is_control"]
+
+pytest.importorskip("tiledbsoma")
+
+
+def make_adata():
+    random = np.random.default_rng(0)
+    X = sp.csr_matrix(random.poisson(0.3, (N_CELLS, N_GENES)).astype(np.float32))
+    plates = pd.Categorical.from_codes(
+        random.integers(-1, 3, N_CELLS), pd.Index(["p2", "p1", "p3"])
+    )
+    obs = pd.DataFrame(
+        {
+            "plate": plates,
+            "donor": [f"donor {k % 7}" for k in range(N_CELLS)],
+            "n_counts": np.asarray(X.sum(axis=1)).ravel().astype(np.int64),
+            "dosage": np.where(random.random(N_CELLS) < 0.2, np.nan, 0.5),
+            "is_control": random.random(N_CELLS) < 0.5,
+        },
+        index=[f"cell {k}" for k in range(N_CELLS)],
+    )
+    adata = ad.AnnData(X, obs=obs, var=pd.DataFrame(index=[f"gene {k}" for k in range(N_GENES)]))
+    adata.raw = ad.AnnData(X * 3, obs=obs, var=adata.var)
+    adata.layers["counts"] = X * 2
+    adata.obsm["X_pca"] = random.random((N_CELLS, 3)).astype(np.float32)
+    return adata
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("soma")
+    adata = make_adata()
+    adata.write_h5ad(folder / "cells.h5ad")
+    return write_experiment(folder / "experiment", adata), folder / "cells.h5ad", adata
+
+
+def values_of(array: Any):
+    return array.toarray() if hasattr(array, "toarray") else np.asarray(array)
+
+
+def labels_of(collection, name, values):
+    column = collection.obs[name]
+    if isinstance(column, CategoricalColumn):
+        return column.decode(values).tolist()
+    return values.tolist()
+
+
+def test_the_same_minibatches_as_from_the_h5ad(stored):
+    experiment, h5ad, _ = stored
+    both = [open_collection(path, obs=OBS, elements=ELEMENTS) for path in (experiment, h5ad)]
+    assert list(both[0].elements) == ELEMENTS
+    assert both[0].var_names.tolist() == both[1].var_names.tolist()
+    epochs = [
+        CellDataset(each, BlockShuffling(4), batch_size=16, fetch_factor=3, seed=1, as_torch=False)
+        for each in both
+    ]
+    n = 0
+    for some, others in zip(*epochs, strict=True):
+        assert some.rows.tolist() == others.rows.tolist()
+        for name in ELEMENTS:
+            assert np.array_equal(values_of(some[name]), values_of(others[name]))
+        for name in OBS:
+            pair = zip(both, (some, others), strict=True)
+            labels = [labels_of(each, name, cells.obs[name]) for each, cells in pair]
+            assert str(labels[0]) == str(labels[1])  # NaN equals NaN
+        n += len(some.rows)
+    assert n == N_CELLS
+
+
+@pytest.mark.parametrize(
+    ("query", "in_pandas"),
+    [
+        ("plate == 'p1'", "plate == 'p1'"),
+        ("n_counts > 12 and donor != 'donor 3'", "n_counts > 12 and donor != 'donor 3'"),
+    ],
+)
+def test_an_obs_query(stored, query, in_pandas):
+    experiment, _, adata = stored
+    rows = np.flatnonzero(adata.obs.eval(in_pandas))
+    assert 0 < rows.size < N_CELLS
+    source = SomaSource(experiment, obs_query=query)
+    collection = open_collection(source, obs=OBS, elements=["X", "layers/counts", "obsm/X_pca"])
+    assert len(collection) == rows.size
+    order = np.random.default_rng(0).permutation(rows.size)
+    cells = collection[order]
+    assert np.array_equal(cells.X.toarray(), adata.X[rows[order]].toarray())
+    assert np.array_equal(cells["layers/counts"].toarray(), 2 * adata.X[rows[order]].toarray())
+    assert np.array_equal(values_of(cells["obsm/X_pca"]), adata.obsm["X_pca"][rows[order]])
+    assert (
+        labels_of(collection, "donor", cells.obs["donor"])
+        == adata.obs["donor"].iloc[rows[order]].tolist()
+    )
+    names = source.read_obs_rows(["donor"], np.array([0, 2]))
+    assert names.index.tolist() == adata.obs.index[rows[[0, 2]]].tolist()
+
+
+def test_sources_beside_paths(stored):
+    experiment, h5ad, adata = stored
+    source = SomaSource(experiment, layer="counts", obs_query="plate == 'p1'")
+    collection = open_collection([h5ad, source])
+    rows = np.flatnonzero(adata.obs["plate"] == "p1")
+    assert len(collection) == N_CELLS + rows.size
+    assert np.array_equal(
+        collection[[N_CELLS + 1, 1]].X.toarray(),
+        np.vstack([2 * adata.X[rows[1]].toarray(), adata.X[1].toarray()]),
+    )
+    assert list(source.elements) == ["X", "layers/counts", "layers/data", "raw/X", "obsm/X_pca"]
+    with pytest.raises(FormatError, match=r"has no `layers/other`; its elements are: `X`, `lay"):
+        open_collection(source, elements=["layers/other"])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers(stored, method):
+    experiment, _, adata = stored
+    collection = open_collection(experiment, obs=["plate"])
+    collection[:5]  # so that there are threads of TileDB in this process
+    dataset = CellDataset(collection, BlockShuffling(4), batch_size=16, fetch_factor=2, seed=0)
+    context = multiprocessing.get_context(method)
+    seen = []
+    for minibatch in dataset.loader(num_workers=2, multiprocessing_context=context):
+        rows = np.asarray(minibatch.rows)
+        assert np.array_equal(minibatch.X.to_dense().numpy(), adata.X[rows].toarray())
+        seen += rows.tolist()
+    assert sorted(seen) == list(range(N_CELLS))
+
+
+def test_pickled(stored):
+    experiment, _, adata = stored
+    source = SomaSource(experiment, tiledb_config={"vfs.s3.aws_secret_access_key": "hidden"})
+    collection = open_collection(source)
+    for _ in range(2):
+        copy = pickle.loads(pickle.dumps(collection))
+        assert np.array_equal(copy[[9, 1]].X.toarray(), adata.X[[9, 1]].toarray())
+        collection[:3]
+    assert "hidden" not in f"{source!r} {collection!r} {collection.describe()}"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"measurement": "ATAC"}, "has no measurement 'ATAC'; give .* one of: 'RNA', 'raw'"),
+        ({"layer": "log"}, "has no layer 'log'; give `layer=`.* one of: 'counts', 'data'"),
+        ({"obs_query": "plate == 'p9' and n_counts < 0"}, "no cell fulfils obs_query="),
+        ({"obs_query": "tissue == 'lung'"}, "is no query .*; its obs columns are: .*plate"),
+        ({"obs_query": "plate =="}, "is no query"),
+    ],
+)
+def test_what_is_not_there(stored, options, said):
+    with pytest.raises(ParameterError, match=f"^{re.escape(str(stored[0]))}: .*{said}") as raised:
+        SomaSource(stored[0], **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_no_experiment(stored, tmp_path):
+    with pytest.raises(PathError, match=r"nowhere: there is no SOMA experiment; check the path$"):
+        SomaSource(tmp_path / "nowhere")
+    with pytest.raises(FormatError, match=r"is a SOMA Measurement, and no experiment; give"):
+        open_collection(stored[0] / "ms" / "RNA")
+
+
+def test_a_damaged_experiment(stored, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(stored[0], damaged)
+    for data in (damaged / "ms" / "RNA" / "X" / "data").rglob("a0.tdb"):
+        data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+    collection = open_collection(damaged)
+    with pytest.raises(FormatError, match=r"damaged: `ms/RNA/X/data` cannot be read by") as raised:
+        collection[:]
+    assert "\n" not in str(raised.value)
+    shutil.rmtree(damaged / "obs")
+    with pytest.raises(FormatError) as missing:
+        open_collection(damaged)
+    assert str(missing.value).startswith(f"{damaged}: ")
+    assert "\n" not in str(missing.value)
+
+
+WITHOUT = """
+import sys
+import cellfeed
+assert "tiledbsoma" not in sys.modules
+sys.modules["tiledbsoma"] = None
+try:
+    cellfeed.open_collection(sys.argv[1])
+except cellfeed.FormatError as error:
+    print(error)
+"""
+
+
+def test_without_tiledbsoma(stored):
+    command = [sys.executable, "-c", WITHOUT, str(stored[0])]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    expected = "TileDB-SOMA is read with tiledbsoma; install it: pip install 'cellfeed[soma]'"
+    assert said == f"{stored[0]}: {expected}\n"
+
+
+def test_autotune_and_preshuffle(stored, tmp_path, monkeypatch):
+    monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
+    experiment, _, adata = stored
+    collection = open_collection(experiment, obs=["donor"])
+    result = autotune(collection, label="donor", batch_size=16, **SMALL)
+    assert result.loader_fault is None
+    assert result.recommended is not None
+    preshuffle(experiment, tmp_path / "shuffled.zarr", seed=0)
+    shuffled = open_collection(tmp_path / "shuffled.zarr", obs=["source_row"])
+    rows = np.asarray(shuffled.obs["source_row"].values)
+    assert np.array_equal(np.sort(rows), np.arange(N_CELLS))
+    assert np.array_equal(shuffled[:].X.toarray(), adata.X[rows].toarray())
