@@ -34,5 +34,5 @@ __all__ = [
     "suffixes",
 ]
 
-register(SOMA)
 register(ANNDATA)
+register(SOMA)

@@ -7,7 +7,6 @@ from typing import Any
 
 from cellfeed._bytes import Location
 from cellfeed._errors import CellfeedError, FormatError, PathError
-from cellfeed._torch import get_worker_info
 from cellfeed.machine import threads_per_process
 
 __all__ = ["SomaStore", "one_line"]
@@ -77,6 +76,8 @@ class SomaStore:
         except ImportError as error:
             msg = f"{self.location}: TileDB-SOMA is read with tiledbsoma"
             raise FormatError(f"{msg}; install it: pip install 'cellfeed[soma]'") from error
+        from cellfeed._torch import get_worker_info  # noqa: PLC0415 - it imports torch
+
         worker = get_worker_info()
         threads = threads_per_process(1 if worker is None else worker.num_workers)
         config: dict[str, str | float] = {
