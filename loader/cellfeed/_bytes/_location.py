@@ -82,6 +82,13 @@ class Location:
         return found[1].lower() if found else ""
 
     @property
+    def shown(self) -> str:
+        """The URL without what may be a credential: a user and a query; or the path."""
+        if not self.scheme:
+            return self.text
+        return re.sub(r"//[^/@]*@", "//", re.split(r"[?#]", self.text)[0])
+
+    @property
     def is_remote(self) -> bool:
         """Whether it is on a server or in an object store, where each request takes a while."""
         return self.scheme in SCHEMES

@@ -36,6 +36,7 @@ _logger = logging.getLogger(__name__)
 _KEY = struct.Struct("<16sqq")  # digest of the object, first byte and number of bytes of a range
 _MOST_BYTES = 2**32 - 1  # of a range that is kept, and of a segment
 _FULL_SECONDS = 60.0  # for which a cache that was full is not asked again
+_BUSY_SECONDS = 10.0  # for which nothing is kept after that
 _LOCK_SECONDS = 1.0  # for which other processes are waited for; then ranges are not kept
 
 Buffer = bytes | memoryview | NDArray[np.uint8]
@@ -126,7 +127,7 @@ class DiskCache:
             found[each] = content
         wrong = [each for each in there if found[each] is None]
         if wrong:
-            with suppress(OSError, ValueError), self._locked(0.0):
+            with suppress(OSError, ValueError, LookupError), self._locked(0.0):
                 index = self._open()
                 index.forget(where[wrong], slots[wrong])
         return found
@@ -239,7 +240,9 @@ class DiskCache:
             os.close(descriptor)
 
     def _turn_off(self, error: Exception) -> None:
-        if not self._is_off and not isinstance(error, TimeoutError):
+        if isinstance(error, TimeoutError):  # whoever has the lock may keep it for long
+            self._full_until = time.monotonic() + _BUSY_SECONDS
+        elif not self._is_off:
             self._is_off = True
             _logger.info("remote bytes are not kept on disk: %s", error)
 

@@ -97,8 +97,8 @@ class KeptIndex:
             return False
 
     def fits(self, max_bytes: int) -> bool:
-        """Return whether it is neither too small nor too large for a cache of so many bytes."""
-        return self._n_buckets // 2 <= _n_buckets(max_bytes) <= 2 * self._n_buckets
+        """Return whether it is large enough for a cache of so many bytes."""
+        return _n_buckets(max_bytes) <= 2 * self._n_buckets
 
     def filling(self) -> tuple[int, int]:
         """Return the number of the segment that is being filled, and how many bytes it has."""

@@ -2,8 +2,8 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -12,9 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import ByteStore, LastingIdentity, Location, digest_of
+from cellfeed._bytes import (
+    LOOK_UP_SECONDS,
+    ByteStore,
+    LastingIdentity,
+    Location,
+    digest_of,
+    is_awaited,
+)
 from cellfeed._errors import CellfeedError
 from cellfeed._remote._disk_cache import DiskCache, KeptObject
+from cellfeed._remote._failures import given_up
 from cellfeed._remote._joining import joined
 from cellfeed._remote._opening import Version, disk_cache, stores_of
 from cellfeed._remote._scheduler import Batch, Counters, Request, scheduler_of
@@ -53,9 +61,14 @@ class Expected:
         The ranges: object, first byte and number of bytes.
     asked
         Where they come from, once that is known.
+    location
+        Of one of the objects, for messages.
     """
 
-    def __init__(self, wanted: Collection[_Range], asked: "Future[_Asked]") -> None:
+    def __init__(
+        self, wanted: Collection[_Range], asked: "Future[_Asked]", location: Location
+    ) -> None:
+        self._location = location
         self._wanted = wanted
         self._asked = asked
         giving_up = weakref.finalize(self, _give_up, asked)
@@ -72,6 +85,16 @@ class Expected:
         CellfeedError
             They cannot be had.
         """
+        try:
+            return self._read(wanted)
+        except CellfeedError:
+            self._wanted = frozenset()  # who tries again asks again
+            raise
+
+    def _read(self, wanted: _Range) -> tuple[_Content, bool]:
+        while not wait([self._asked], LOOK_UP_SECONDS).done:
+            if not is_awaited():
+                raise given_up(self._location)
         asked = self._asked.result()
         if wanted in asked.kept:
             return asked.kept[wanted], True
@@ -160,7 +183,7 @@ class RemoteObjects(ByteStore):
             asked.set_result(self._ask(ranges))
         else:  # which is read in a thread, as nobody may wait for that here
             asked = _disk_threads().submit(self._ask, ranges)
-        expected = Expected(set(ranges.listed), asked)
+        expected = Expected(set(ranges.listed), asked, self._locations(int(files[0])))
         with self._lock:
             self._expected.add(expected)
         return expected
@@ -246,10 +269,9 @@ class RemoteObjects(ByteStore):
         found = dict[_Range, bytes]()
         if self._cache() is None:
             return found
-        for file, version in versions.items():
-            kept = self._kept_object(file, version)
+        for file, own in _by_file(ranges.files):
+            kept = self._kept_object(file, versions[file])
             if kept is not None:
-                own = np.flatnonzero(ranges.files == file)
                 contents = kept.read(ranges.offsets[own], ranges.sizes[own])
                 for k, content in zip(own.tolist(), contents, strict=True):
                     if content is not None:
@@ -261,18 +283,24 @@ class RemoteObjects(ByteStore):
         if not arrived or self._cache() is None:
             return
         numbers = np.array(arrived, np.intp)
-        for file in np.unique(ranges.files[numbers]).tolist():
+        for file, own in _by_file(ranges.files[numbers]):
             kept = self._kept_object(file, self._versions(file))
             if kept is None:
                 continue
-            own = numbers[ranges.files[numbers] == file]
             whole = [
                 (k, content)
-                for k in own.tolist()
+                for k in numbers[own].tolist()
                 if (content := found[k]) is not None and len(content) == ranges.sizes[k]
             ]
             offsets = ranges.offsets[[k for k, _ in whole]]
             kept.write(offsets, [content for _, content in whole])
+
+
+def _by_file(files: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Iterate over objects, each with the positions at which it is."""
+    order = np.argsort(files, kind="stable")
+    numbers, begins = np.unique(files[order], return_index=True)
+    yield from zip(numbers.tolist(), np.split(order, begins[1:]), strict=True)
 
 
 class _Ranges:

@@ -158,14 +158,16 @@ def _parted(location: Location) -> tuple[str, str]:
     """Return the root of the store, and the path of the object in it."""
     parts = urlsplit(location.text)
     if "@" in parts.netloc and location.scheme in (*_WEB, "s3", "gs"):
-        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        msg = f"{shown}: URLs hold no credentials here; give them in `storage_options`"
+        msg = f"{location.shown}: URLs hold no credentials here; give them in `storage_options`"
         raise PathError(msg)
-    if location.scheme in _WEB and (parts.query or parts.fragment):
-        shown = location.text.partition("?")[0]
-        msg = f"{shown}: URLs with a query cannot be read in ranges here; give a plain one"
-        raise PathError(msg)
-    path = parts.path.strip("/")
+    is_web = location.scheme in _WEB
+    # A key, and a pattern, may have a question mark; a signature has an equals sign, too.
+    if (parts.query and (is_web or "=" in parts.query)) or (is_web and parts.fragment):
+        shown = location.shown
+        msg = f"{shown}: URLs with a query cannot be read here; give a plain one, and credentials "
+        raise PathError(f"{msg}in `storage_options`")
+    path = parts.path if is_web else location.text.partition("://")[2].partition("/")[2]
+    path = path.strip("/")
     root = f"{parts.scheme}://{parts.netloc}"
     if location.scheme in _AZURE:
         container, _, path = path.partition("/")

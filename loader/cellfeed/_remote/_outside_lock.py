@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-__all__ = ["MissingError", "brings_outside", "opened_outside", "outside_lock"]
+__all__ = ["MissingError", "at_end", "brings_outside", "opened_outside", "outside_lock"]
 
 _Read = TypeVar("_Read")
 _File = TypeVar("_File")
@@ -18,6 +18,7 @@ _File = TypeVar("_File")
 class _Local(threading.local):
     is_on = False
     files: dict[object, object] | None = None
+    at_end: dict[object, Callable[[], None]] | None = None
 
 
 _local = _Local()
@@ -44,6 +45,12 @@ def brings_outside() -> bool:
     return _local.is_on
 
 
+def at_end(key: object, call: Callable[[], None]) -> None:
+    """Have a function called once this thread has read what it reads outside the lock."""
+    if _local.at_end is not None:
+        _local.at_end[key] = call
+
+
 def opened_outside(key: object, make: Callable[[], _File]) -> _File:
     """Return a file that earlier attempts of this thread have made, so that its pages are there."""
     if _local.files is None:
@@ -65,6 +72,7 @@ def outside_lock(read: Callable[[], _Read]) -> _Read:
     if _local.files is not None:
         return read()
     _local.files, _local.is_on = {}, True
+    _local.at_end = {}
     try:
         while True:
             try:
@@ -73,4 +81,7 @@ def outside_lock(read: Callable[[], _Read]) -> _Read:
                 # More than there is room for is brought one after the other, under the lock.
                 _local.is_on = missing.bring()
     finally:
+        ended, _local.at_end = _local.at_end, None
         _local.files, _local.is_on = None, False
+        for call in ended.values():
+            call()

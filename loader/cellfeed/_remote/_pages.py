@@ -9,6 +9,7 @@ Where HDF5 is locked meanwhile, requests are made in the calling thread, and no 
 runs for them: a thread that let go of an object of h5py would wait for that.
 """
 
+import asyncio
 import io
 import struct
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from cellfeed._remote._disk_cache import KeptObject
 from cellfeed._remote._failures import ShortError
 from cellfeed._remote._joining import joined
 from cellfeed._remote._opening import Version, disk_cache, stores_of, version_of
-from cellfeed._remote._outside_lock import MissingError, brings_outside, opened_outside
+from cellfeed._remote._outside_lock import MissingError, at_end, brings_outside, opened_outside
 
 __all__ = ["PagedFile", "paged_file"]
 
@@ -32,6 +33,7 @@ PAGE_BYTES = 1 << 14
 _PAGES_OF_A_MISS = 16
 _MOST_AHEAD = 256  # pages
 _GAP = 1 << 18
+_AT_ONCE = 32  # requests of one file
 _PIECE = 1 << 20  # of a large read, which is asked for in pieces side by side
 _MOST_IN_PAGES = 1 << 26  # bytes of a read
 _MOST_PAGES = 1 << 15  # 512 MiB
@@ -140,18 +142,26 @@ class PagedFile(io.RawIOBase):
 
     def _piece(self, first: int, stop: int) -> bytes:
         pages = range(first // PAGE_BYTES, (stop - 1) // PAGE_BYTES + 1)
+        begin = first - pages.start * PAGE_BYTES
+        while True:
+            self._bring_missing(pages)
+            try:
+                content = b"".join(self._pages[page] for page in pages)
+            except KeyError:  # another thread made room meanwhile
+                continue
+            return content[begin : begin + stop - first]
+
+    def _bring_missing(self, pages: range) -> None:
+        """Bring pages that are read now, and some after them."""
         if not all(page in self._pages for page in pages):
             self._make_room(_PAGES_OF_A_MISS + len(pages))
             n_pages = -(-self._version.size // PAGE_BYTES)
-            missing = next(page for page in pages if page not in self._pages)
+            missing = next((page for page in pages if page not in self._pages), pages.start)
             # What is read in a row, such as the names of genes, is brought in ever larger pieces.
             goes_on = 0 <= missing - self._ahead_to < _PAGES_OF_A_MISS
             self._n_ahead = min(2 * self._n_ahead, _MOST_AHEAD) if goes_on else _PAGES_OF_A_MISS
             end = self._ahead_to = min(max(pages.stop, missing + self._n_ahead), n_pages)
             self._bring_pages([k for k in range(missing, end) if k not in self._pages])
-        content = b"".join(self._pages[page] for page in pages)
-        begin = first - pages.start * PAGE_BYTES
-        return content[begin : begin + stop - first]
 
     def _make_room(self, n_pages: int) -> None:
         if len(self._pages) + n_pages > _MOST_PAGES:
@@ -167,7 +177,10 @@ class PagedFile(io.RawIOBase):
 
     def _bring_now(self, pages: Sequence[int]) -> bool:
         """Bring pages; return whether all that were brought before are still there."""
-        ask = self._ask_outside if brings_outside() else self._ask
+        is_outside = brings_outside()
+        ask = self._ask_outside if is_outside else self._ask
+        if is_outside:
+            at_end(self, self._forget)
         pages = self._not_kept(pages)
         offsets = np.array(pages, np.int64) * PAGE_BYTES
         sizes = np.minimum(PAGE_BYTES, self._version.size - offsets)
@@ -175,15 +188,23 @@ class PagedFile(io.RawIOBase):
         firsts = offsets[order[bounds[:-1]]]
         lasts = order[bounds[1:] - 1]
         contents = ask(firsts.tolist(), (offsets[lasts] + sizes[lasts]).tolist())
+        brought = dict[int, bytes]()
         for first, content, begin, end in zip(
             firsts.tolist(), contents, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True
         ):
             for k in order[begin:end].tolist():
                 start = int(offsets[k]) - first
-                self._pages[pages[k]] = bytes(content[start : start + int(sizes[k])])
-        if self._kept is not None:
-            self._kept.write(offsets, [self._pages[page] for page in pages])
+                brought[pages[k]] = bytes(content[start : start + int(sizes[k])])
+        self._pages |= brought
+        # Only what is known to be of this version: of several ranges `_ask` checks the last.
+        if self._kept is not None and (is_outside or len(firsts) == 1):
+            self._kept.write(offsets, [brought[page] for page in pages])
         return self._has_all
+
+    def _forget(self) -> None:
+        """Let go of pages that this machine's disk has."""
+        if self._kept is not None:
+            self._pages.clear()
 
     def _not_kept(self, pages: Sequence[int]) -> list[int]:
         """Take pages that this machine's disk has, and return the others."""
@@ -220,24 +241,25 @@ class PagedFile(io.RawIOBase):
         return ask_in_thread(self._location, ask, min(firsts), max(stops))
 
     def _ask_outside(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
-        """Return ranges, as `_ask` does; the wait for them can be given up."""
-        if not firsts:
-            return ()
+        """Return ranges, each of the version; the wait for them can be given up."""
 
         async def ask() -> list[memoryview]:
-            store, contents = self._stores.store, list[memoryview]()
-            if len(firsts) > 1:
-                many = await store.get_ranges_async(
-                    self._path, starts=firsts[:-1], ends=stops[:-1], coalesce=0
-                )
-                contents += map(memoryview, many)
-            last = await store.get_async(self._path, options={"range": (firsts[-1], stops[-1])})
-            self._version.check(version_of(last.meta))
-            contents.append(memoryview(await last.bytes_async()))
-            return _of_sizes(contents, firsts, stops)
+            gate = asyncio.Semaphore(_AT_ONCE)
+            return await asyncio.gather(
+                *(self._range(gate, *each) for each in zip(firsts, stops, strict=True))
+            )
 
-        asking = ask_in_loop(self._location, ask, min(firsts), max(stops))
-        return answer_of(self._location, asking)
+        return answer_of(self._location, ask()) if firsts else ()
+
+    async def _range(self, gate: asyncio.Semaphore, first: int, stop: int) -> memoryview:
+        async def ask() -> memoryview:
+            got = await self._stores.store.get_async(self._path, options={"range": (first, stop)})
+            self._version.check(version_of(got.meta))
+            content = memoryview(await got.bytes_async())
+            return _of_sizes([content], [first], [stop])[0]
+
+        async with gate:
+            return await ask_in_loop(self._location, ask, first, stop)
 
     def _bring_children(self, nodes: Sequence[bytes]) -> None:
         """Bring all nodes below nodes of a chunk index, level by level."""

@@ -104,8 +104,7 @@ class Batch:
             Nobody wants these any more, as where the process ends.
         """
         while not self._done.wait(LOOK_UP_SECONDS):
-            if self._is_given_up or not is_awaited():
-                self.give_up()
+            if self._is_given_up or not is_awaited():  # others may still wait for it
                 raise given_up(self.requests[0].location)
         return self.answers
 

@@ -88,6 +88,23 @@ def test_not_taken_in_a_url(folder, url):
         assert not server.requests
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "az://account/container/p.h5ad?sv=2024&sig={0}",
+        "abfs://container/p.h5ad?sig={0}",
+        "s3://bucket/p.h5ad?X-Amz-Signature={0}",
+        "s3://key:{0}@bucket/p.h5ad",
+        "s3a://key:{0}@bucket/p.h5ad",
+        "ftp://user:{0}@host/p.h5ad?token={0}",
+    ],
+)
+def test_not_shown_of_a_url_that_is_refused(url):
+    with pytest.raises(PathError) as raised:
+        open_collection(url.format(SECRET))
+    assert SECRET not in str(raised.value)
+
+
 def test_refused_by_an_object_store(folder, s3_server):
     url = s3_server.put(folder / "p.h5ad", "credentials/p.h5ad")
     options = s3_server.options | {"secret_access_key": SECRET}

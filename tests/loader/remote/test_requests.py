@@ -1,13 +1,16 @@
 """Requests that are given up, and ranges at the edges of objects."""
 
 import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tests.servers.faults import Hang
+from tests.servers.faults import Delay, Hang, Status
 from tests.servers.web import WebServer
 
-from cellfeed._bytes import Location
+from cellfeed import PathError, RemoteError
+from cellfeed._bytes import Location, until_left
 from cellfeed._remote import RemoteObjects, open_object
 
 CONTENT = np.random.default_rng(3).bytes(50_000)
@@ -49,6 +52,39 @@ def test_what_is_given_up_before_it_begins_leaves_room_for_others(server):
     gc.collect()
     server.answer = None
     assert read(objects, (7, 10)) == [CONTENT[7:17]]
+
+
+def test_who_tries_again_asks_again(server):
+    """Also where the errors of before are kept, and with them what they came from."""
+    objects, errors = objects_of(server), list[Exception]()
+    for _ in range(5):
+        server.answer = lambda _: Status(404)
+        with pytest.raises(PathError) as raised:
+            read(objects, (7, 10))
+        errors.append(raised.value)
+        server.answer = None
+        assert read(objects, (7, 10)) == [CONTENT[7:17]]
+    assert len(errors) == 5
+
+
+def test_who_leaves_takes_nothing_from_others(server):
+    objects, left, came = objects_of(server), threading.Event(), threading.Event()
+    server.answer = lambda _: Delay(1.0)
+    expected = objects.expect(*ranges((7, 10)))
+    assert expected is not None
+
+    def leaving():
+        until_left(left)
+        came.set()
+        with pytest.raises(RemoteError, match="given up"):
+            read(objects, (7, 10))
+
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.submit(leaving), threads.submit(read, objects, (7, 10))
+        came.wait()
+        left.set()
+        one.result()
+        assert other.result() == [CONTENT[7:17]]
 
 
 @pytest.mark.parametrize("versioned", [True, False])

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from typing import Any
 
 import anndata as ad
@@ -161,6 +162,24 @@ def test_workers(stored, method):
         assert np.array_equal(minibatch.X.to_dense().numpy(), adata.X[rows].toarray())
         seen += rows.tolist()
     assert sorted(seen) == list(range(N_CELLS))
+
+
+def test_what_is_written_meanwhile_is_not_seen(tmp_path):
+    """Not by a process that opens the experiment anew, either."""
+    soma, arrow = pytest.importorskip("tiledbsoma"), pytest.importorskip("pyarrow")
+    adata = make_adata()
+    where = str(write_experiment(tmp_path / "changing", adata))
+    opened = open_collection(SomaSource(where))
+    kept = pickle.dumps(opened)
+    time.sleep(0.01)  # timestamps are in ms
+    with soma.open(f"{where}/ms/RNA/X/data", "w") as values:
+        rows = np.arange(N_CELLS)
+        table = {"soma_dim_0": rows, "soma_dim_1": 0 * rows, "soma_data": 99 + 0 * rows}
+        schema = arrow.schema([(name, values.schema.field(name).type) for name in table])
+        values.write(arrow.table(table, schema=schema))
+    for each in (opened, pickle.loads(kept)):
+        np.testing.assert_array_equal(each[:].X.toarray(), adata.X.toarray())
+    assert (open_collection(where)[:].X.toarray()[:, 0] == 99).all()
 
 
 def test_pickled(stored):

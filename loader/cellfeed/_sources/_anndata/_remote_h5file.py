@@ -77,7 +77,8 @@ class RemoteH5File(H5File):
         return str(self.location)
 
     def _version_of(self, file: int) -> Version:  # noqa: ARG002 - there is one
-        self()
+        if self._version is None:
+            self()
         if self._version is None:
             raise AssertionError
         return self._version

@@ -118,7 +118,7 @@ def storage_of(location: Location) -> Storage:
         return storage
     known = "; ".join(map(str, _all()))
     if location.scheme:
-        msg = f"{location}: nothing is known that opens {location.scheme}://"
+        msg = f"{location.shown}: nothing is known that opens {location.scheme}://"
         raise PathError(f"{msg}; known are {known}; install the package that does")
     raise FormatError(
         f"{location}: nothing is known that opens it; known are {known}; give one of these"

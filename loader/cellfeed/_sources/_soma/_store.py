@@ -34,6 +34,7 @@ class SomaStore:
         self.location = location
         self._config = dict(config)
         self._opened: tuple[int, Any] | None = None
+        self._timestamp: int | None = None  # in ms, of the state that every process reads
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -89,7 +90,9 @@ class SomaStore:
         }
         try:
             context = tiledbsoma.SOMATileDBContext(tiledb_config=config)
-            opened = tiledbsoma.open(str(self.location), context=context)
+            opened = tiledbsoma.open(
+                str(self.location), context=context, tiledb_timestamp=self._timestamp
+            )
         except tiledbsoma.DoesNotExistError as error:
             msg = f"{self.location}: there is no SOMA experiment; check the path"
             raise PathError(msg) from error
@@ -99,6 +102,7 @@ class SomaStore:
         if not isinstance(opened, tiledbsoma.Experiment):
             msg = f"{self.location}: is a SOMA {type(opened).__name__}, and no experiment"
             raise FormatError(f"{msg}; give the experiment that it is part of")
+        self._timestamp = opened.tiledb_timestamp_ms
         return opened
 
 
