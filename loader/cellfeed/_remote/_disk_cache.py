@@ -69,6 +69,7 @@ class DiskCache:
         self._current = dict[int, int]()  # hash of the identity by hash of the URL
         self._index: KeptIndex | None = None
         self._is_off = index_bytes(max_bytes) >= max_bytes
+        self._busy_until = 0.0
         self._full_until = 0.0  # in seconds of `time.monotonic`
         if self._path.is_dir() and not self._is_off:
             try:
@@ -144,7 +145,7 @@ class DiskCache:
         buffers
             Bytes of each, above 0.
         """
-        if self._is_off or time.monotonic() < self._full_until:
+        if self._is_off or time.monotonic() < max(self._full_until, self._busy_until):
             return
         try:
             self._write(slots, seeds, buffers)
@@ -241,7 +242,7 @@ class DiskCache:
 
     def _turn_off(self, error: Exception) -> None:
         if isinstance(error, TimeoutError):  # whoever has the lock may keep it for long
-            self._full_until = time.monotonic() + _BUSY_SECONDS
+            self._busy_until = time.monotonic() + _BUSY_SECONDS
         elif not self._is_off:
             self._is_off = True
             _logger.info("remote bytes are not kept on disk: %s", error)

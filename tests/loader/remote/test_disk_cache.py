@@ -279,6 +279,7 @@ class TestWhereItDoesNotWork:
 
     def test_a_process_that_holds_the_lock_is_not_waited_for(self, tmp_path, monkeypatch):
         monkeypatch.setattr(_disk_cache, "_LOCK_SECONDS", 0.01)
+        monkeypatch.setattr(_disk_cache, "_BUSY_SECONDS", 0.0)
         cache = DiskCache(PLENTY, tmp_path)
         write(cache, chunks(10))
         with (tmp_path / "bytes" / "lock").open() as lock:
