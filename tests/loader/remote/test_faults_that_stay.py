@@ -72,7 +72,8 @@ def test_given_up_after_some_attempts(server, kind, way, fault, said):
         read(server, kind, way, lambda _: fault, quick())
     assert_one_line(raised.value, server, kind)
     if not said.startswith("redirects"):
-        assert max(request.asked for request in server.requests) == 3
+        # An attempt on a connection that was reset before does not come to the server.
+        assert 1 < max(request.asked for request in server.requests) <= 3
 
 
 @pytest.mark.parametrize(("fault", "said"), FINAL.values(), ids=FINAL)
