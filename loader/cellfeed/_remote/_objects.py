@@ -92,7 +92,8 @@ class Expected:
             raise
 
     def _read(self, wanted: _Range) -> tuple[_Content, bool]:
-        while not wait([self._asked], LOOK_UP_SECONDS).done:
+        # Asked for each range, so that it costs little where nothing is waited for.
+        while not self._asked.done() and not wait([self._asked], LOOK_UP_SECONDS).done:
             if not is_awaited():
                 raise given_up(self._location)
         asked = self._asked.result()
