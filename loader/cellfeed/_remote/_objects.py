@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ __all__ = ["Expected", "RemoteObjects"]
 
 _Range = tuple[int, int, int]
 _Content = memoryview | bytes | None
+_numbers = count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Expected:
     def __init__(
         self, wanted: Collection[_Range], asked: "Future[_Asked]", location: Location
     ) -> None:
+        self.number = next(_numbers)
         self._location = location
         self._wanted = wanted
         self._asked = asked
@@ -200,8 +202,8 @@ class RemoteObjects(ByteStore):
             return []
         stores_of(self._locations(int(files[0])))  # what was expected is of no use in a fork
         ranges = _Ranges(files, offsets, sizes)
-        with self._lock:
-            expected = list(self._expected)
+        with self._lock:  # a chunk may be wanted by several fetches: the oldest has it first
+            expected = sorted(self._expected, key=lambda each: each.number)
         sources = [next((one for one in expected if each in one), None) for each in ranges.listed]
         missing = np.array([k for k, each in enumerate(sources) if each is None], np.intp)
         asked = self.expect(files[missing], offsets[missing], sizes[missing])
