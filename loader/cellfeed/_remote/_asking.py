@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from cellfeed._bytes import Location, is_awaited
 from cellfeed._errors import CellfeedError
-from cellfeed._remote._failures import failure, given_up
+from cellfeed._remote._failures import given_up
 from cellfeed._remote._loop import GivenUpError, from_loop, result_of
 from cellfeed._remote._opening import Version, object_store, version_of
-from cellfeed._remote._retrying import Retries
+from cellfeed._remote._retrying import Attempts
 
 __all__ = ["answer_of", "ask_in_loop", "ask_in_thread", "open_object", "zarr_store"]
 
@@ -60,17 +60,14 @@ async def ask_in_loop(
     CellfeedError
         It does not answer; names the object, and the bytes from ``first`` to ``stop``.
     """
-    retries, began, n = Retries.of(location), time.monotonic(), 0
+    attempts = Attempts(location, first, stop)
     while True:
-        n += 1
         try:
             return await ask()
         except CellfeedError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever obstore raises
-            pause = retries.pause_after(error, n, time.monotonic() - began)
-            if pause is None:
-                raise failure(error, location, first, stop) from None
+            pause = attempts.pause_after(error)
         await asyncio.sleep(pause)
 
 
@@ -82,17 +79,14 @@ def ask_in_thread(location: Location, ask: Callable[[], _Answer], first: int, st
     CellfeedError
         It does not answer; names the object, and the bytes from ``first`` to ``stop``.
     """
-    retries, began, n = Retries.of(location), time.monotonic(), 0
+    attempts = Attempts(location, first, stop)
     while True:
-        n += 1
         try:
             return ask()
         except CellfeedError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever obstore raises
-            pause = retries.pause_after(error, n, time.monotonic() - began)
-            if pause is None:
-                raise failure(error, location, first, stop) from None
+            pause = attempts.pause_after(error)
         if not is_awaited():
             raise given_up(location)
         time.sleep(pause)

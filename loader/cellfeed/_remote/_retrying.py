@@ -1,13 +1,14 @@
 """How often a server is asked again, and after which pauses."""
 
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from cellfeed._bytes import Location
-from cellfeed._remote._failures import is_overload, may_pass
+from cellfeed._remote._failures import failure, is_overload, may_pass
 
-__all__ = ["Retries"]
+__all__ = ["Attempts", "Retries"]
 
 _OVERLOAD_FACTOR = 5
 
@@ -66,6 +67,40 @@ class Retries:
             return None
         pause = self.first_pause * self.factor ** (n - 1)
         return min(pause * (_OVERLOAD_FACTOR if is_overload(error) else 1), self.longest_pause)
+
+
+class Attempts:
+    """The attempts at one question.
+
+    Parameters
+    ----------
+    location
+        The object.
+    first, stop
+        The bytes that are asked for, if it is some; for messages.
+    """
+
+    def __init__(
+        self, location: Location, first: int | None = None, stop: int | None = None
+    ) -> None:
+        self._where = location, first, stop
+        self._retries = Retries.of(location)
+        self._began = time.monotonic()
+        self._n = 0
+
+    def pause_after(self, error: BaseException) -> float:
+        """Return how long to wait before the next attempt, in seconds, after one that failed.
+
+        Raises
+        ------
+        CellfeedError
+            There is none; names the object, and the bytes.
+        """
+        self._n += 1
+        pause = self._retries.pause_after(error, self._n, time.monotonic() - self._began)
+        if pause is None:
+            raise failure(error, *self._where) from None
+        return pause
 
 
 def _seconds(given: Any, otherwise: float) -> float:

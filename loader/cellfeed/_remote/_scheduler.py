@@ -20,7 +20,7 @@ from cellfeed._remote._failures import ShortError, failure, given_up, is_missing
 from cellfeed._remote._link import Link, Window
 from cellfeed._remote._loop import in_loop, is_forked
 from cellfeed._remote._opening import Stores, Version, stores_of, version_of
-from cellfeed._remote._retrying import Retries
+from cellfeed._remote._retrying import Attempts
 
 __all__ = ["Batch", "Counters", "Request", "Scheduler", "requests_under_way", "scheduler_of"]
 
@@ -198,18 +198,14 @@ class Scheduler:
 
     async def _bytes_of(self, request: Request) -> memoryview | None:
         """Return the bytes, None if there is no such object and there need not be."""
-        retries, began, n = Retries.of(request.location), time.monotonic(), 0
+        attempts = Attempts(request.location, request.first, request.stop)
         while True:
-            n += 1
             try:
                 return await self._ask(request)
             except Exception as error:  # noqa: BLE001 - whatever obstore raises
                 if request.version is None and is_missing(error):
                     return None
-                pause = retries.pause_after(error, n, time.monotonic() - began)
-                if pause is None:
-                    named = failure(error, request.location, request.first, request.stop)
-                    raise named from None
+                pause = attempts.pause_after(error)
                 if is_overload(error):
                     self._window.overloaded(time.monotonic())
             self.counters.n_repeated += 1

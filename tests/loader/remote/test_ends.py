@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.loader.remote.faulty import KINDS, served
+from tests.loader.remote.faulty import KINDS
 from tests.servers.faults import Hang
-from tests.servers.web import WebServer
 
 ROOT = Path(__file__).parents[3]
 AT_MOST_S = 60  # an attempt alone takes longer than that, with the time-outs of the scripts
@@ -52,17 +51,6 @@ elif end == "thread":
     sys.stdin.readline()
     print("ended", flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return served(tmp_path_factory.mktemp("served"))
-
-
-@pytest.fixture
-def server(folder):
-    with WebServer(folder) as server:
-        yield server
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
 """What goes wrong once is asked for again, and the rows are right."""
 
 import pytest
-from tests.loader.remote.faulty import KINDS, WAYS, quick, read, served
+from tests.loader.remote.faulty import KINDS, WAYS, quick, read
 from tests.servers.faults import Close, ContentRange, Hang, Reset, Short, Status
-from tests.servers.web import WebServer
 
 FAULTS = {
     "408": Status(408),
@@ -20,17 +19,6 @@ RANGED = {
     "no Content-Range": ContentRange(None),
     "senseless Content-Range": ContentRange("bytes and more"),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return served(tmp_path_factory.mktemp("served"))
-
-
-@pytest.fixture
-def server(folder):
-    with WebServer(folder) as server:
-        yield server
 
 
 def first_fails(fault, *, gets_only=False):

@@ -46,17 +46,6 @@ OF_RANGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return served(tmp_path_factory.mktemp("served"))
-
-
-@pytest.fixture
-def server(folder):
-    with WebServer(folder) as server:
-        yield server
-
-
 def assert_one_line(error, server, kind):
     said = str(error)
     assert "\n" not in said

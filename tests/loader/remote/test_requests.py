@@ -67,6 +67,16 @@ def test_who_tries_again_asks_again(server):
     assert len(errors) == 5
 
 
+def test_what_several_fetches_want_comes_with_the_first(server):
+    objects = objects_of(server)
+    first = objects.expect(*ranges((7, 10)))
+    assert read(objects, (7, 10)) == [CONTENT[7:17]]
+    server.answer = lambda _: Hang()
+    later = [objects.expect(*ranges((7, 10))) for _ in range(20)]
+    assert read(objects, (7, 10)) == [CONTENT[7:17]]
+    assert all([first, *later])
+
+
 def test_who_leaves_takes_nothing_from_others(server):
     objects, left, came = objects_of(server), threading.Event(), threading.Event()
     server.answer = lambda _: Delay(1.0)
