@@ -4,6 +4,7 @@ from cellfeed._sources._anndata import ANNDATA, open_sources
 from cellfeed._sources._base import (
     ChunkedCsr,
     ChunkedDense,
+    DirectCsr,
     Layout,
     Source,
     Storage,
@@ -15,11 +16,13 @@ from cellfeed._sources._base import (
     storage_of,
     suffixes,
 )
+from cellfeed._sources._cellstream import CELLSTREAM
 from cellfeed._sources._soma import SOMA, SomaSource
 
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
+    "DirectCsr",
     "Layout",
     "SomaSource",
     "Source",
@@ -36,3 +39,4 @@ __all__ = [
 
 register(ANNDATA)
 register(SOMA)
+register(CELLSTREAM)

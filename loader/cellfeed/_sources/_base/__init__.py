@@ -1,6 +1,8 @@
 """What a source is, and which storages there are."""
 
 from cellfeed._sources._base._chunked import ChunkedCsr, ChunkedDense
+from cellfeed._sources._base._direct import DirectCsr
+from cellfeed._sources._base._libraries import library
 from cellfeed._sources._base._source import Layout, Source, StoredElement
 from cellfeed._sources._base._storages import (
     Storage,
@@ -15,11 +17,13 @@ from cellfeed._sources._base._storages import (
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
+    "DirectCsr",
     "Layout",
     "Source",
     "Storage",
     "StoredElement",
     "find_storage",
+    "library",
     "open_location",
     "register",
     "select_elements",
