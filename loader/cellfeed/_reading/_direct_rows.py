@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._buffers import array_at
+from cellfeed._buffers import array_at, destination
 from cellfeed._cells import CsrRows
 from cellfeed._chunks import ChunkReads
 from cellfeed._layouts import CsrTarget
@@ -181,13 +181,13 @@ def read_in_threads(part: Part, stored: DirectCsr, threads: Executor, n_threads:
     indices, data = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], stored.dtype)
     target = CsrTarget(
         lengths=lengths,
-        index_destinations=indices.ctypes.data + indptr[:-1] * indices.itemsize,
-        data_destinations=data.ctypes.data + indptr[:-1] * data.itemsize,
+        index_destinations=destination(np.zeros_like(lengths), indptr[:-1] * indices.itemsize),
+        data_destinations=destination(np.ones_like(lengths), indptr[:-1] * data.itemsize),
         index_dtype=indices.dtype,
         dtype=data.dtype,
     )
     rows = DirectRows(replace(part, column_map=None), stored, target)
-    decode([rows], np.zeros(1, np.int64), threads, n_threads)
+    decode([rows], np.array([indices.ctypes.data, data.ctypes.data]), threads, n_threads)
     return CsrRows(indptr, indices, data, stored.shape[1])
 
 
