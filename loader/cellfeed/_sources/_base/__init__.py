@@ -6,6 +6,8 @@ from cellfeed._sources._base._libraries import library
 from cellfeed._sources._base._source import Layout, Source, StoredElement
 from cellfeed._sources._base._storages import (
     Storage,
+    StorageFacts,
+    built_in,
     find_storage,
     open_location,
     register,
@@ -21,7 +23,9 @@ __all__ = [
     "Layout",
     "Source",
     "Storage",
+    "StorageFacts",
     "StoredElement",
+    "built_in",
     "find_storage",
     "library",
     "open_location",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cellfeed._bytes import Location
-from cellfeed._sources._base import Source, Storage
+from cellfeed._sources._base import Source, Storage, StorageFacts
 from cellfeed._sources._cellstream._source import CellstreamSource
 
 __all__ = ["CELLSTREAM"]
@@ -29,4 +29,9 @@ CELLSTREAM = Storage(
     open=_open,
     suffixes=(".csad", ".shad"),
     recognizes=_is_archive,
+    extra="cellstream",
+    facts=StorageFacts(
+        recognized="a file that begins as `.csad` and `.shad` do, with a frame for each cell",
+        reading="fast: cellstream's compiled decoder writes into minibatches",
+    ),
 )
