@@ -48,14 +48,18 @@ def minibatches(path, size, threads, *, block_size, fetch, seed):
             yield len(minibatch.rows)
 
 
-def cells_per_second(turn, seconds, least=20):
-    next(turn)  # opens, and takes memory
-    start, n, k = time.perf_counter(), 0, 0
+def rates_of(turn, seconds, *, first, least=20):
+    """Return cells/s, and cells per second of a processor, after the first cells."""
+    n = 0
+    while n < first:  # all is open then, and memory is used again
+        n += next(turn)
+    start, used, n, k = time.perf_counter(), time.process_time(), 0, 0
     while k < least or time.perf_counter() - start < seconds:
         n += next(turn)
         k += 1
+    rates = n / (time.perf_counter() - start), n / (time.process_time() - used)
     turn.close()
-    return n / (time.perf_counter() - start)
+    return rates
 
 
 def contenders(path, size, threads, fetch, seed):
@@ -106,17 +110,30 @@ def main():
         rates = {}
         for seed in range(options.rounds):
             for name, turn in contenders(path, size, threads, options.fetch, seed).items():
+                # Cold, only what is new may be read.
+                first = 0 if options.cold else 4 * options.fetch
                 if options.cold:
                     drop(path)
-                rates.setdefault(name, []).append(cells_per_second(turn, options.seconds))
-        best = [max(a, b) for a, b in zip(*list(rates.values())[:2], strict=True)]
-        for name, each in rates.items():
-            ratio = statistics.median(own / other for own, other in zip(each, best, strict=True))
-            sys.stdout.write(
-                f"{size} cells, {threads} threads, {name}: "
-                f"{statistics.median(each):,.0f}/s, {ratio:.2f}\n"
-            )
-            sys.stdout.flush()
+                rates.setdefault(name, []).append(rates_of(turn, options.seconds, first=first))
+        report(f"{size} cells, {threads} threads", rates)
+
+
+def report(what, rates):
+    """Print medians, and ratios to whichever way to gather was faster in the same round."""
+    gathers = list(rates.values())[:2]
+    best = [[max(pair) for pair in zip(*both, strict=True)] for both in zip(*gathers, strict=True)]
+    for name, each in rates.items():
+        own = [statistics.median(rate) for rate in zip(*each, strict=True)]
+        ratios = [
+            [mine / other for mine, other in zip(*pair, strict=True)]
+            for pair in zip(each, best, strict=True)
+        ]
+        wall, processor = (statistics.median(ratio) for ratio in zip(*ratios, strict=True))
+        sys.stdout.write(
+            f"{what}, {name}: {own[0]:,.0f}/s, {wall:.2f}; "
+            f"{own[1]:,.0f} for a second of a processor, {processor:.2f}\n"
+        )
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ _WHAT = "an archive of cellstream"
 _PAYLOAD = "x_payload"
 
 
+Decode = Callable[[NDArray[np.int64], NDArray[Any], NDArray[Any]], None]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Opened:
     """What one process has of an archive.
@@ -50,8 +53,8 @@ class Opened:
     payload
         These frames, uint8, mapped.
     decode
-        cellstream's decoder into memory that it is given; None where this version of it, or what
-        the archive holds, knows none.
+        cellstream's decoder of rows into memory for values and column indices; None where this
+        version of it, or what the archive holds, knows none.
     """
 
     packed: Any
@@ -62,7 +65,7 @@ class Opened:
     owner: object
     first: int
     payload: NDArray[np.uint8]
-    decode: Callable[..., None] | None
+    decode: Decode | None
 
     @property
     def manifest(self) -> Any:
@@ -168,7 +171,7 @@ class Archive(ByteStore):
         if n_bytes:
             mapped = mmap.mmap(descriptor, n_bytes, offset=first, access=mmap.ACCESS_READ)
             payload = np.frombuffer(mapped, np.uint8)
-        decode = _decoder(packed.manifest)
+        decode = _decoder(packed.manifest, payload, offsets, indptr, shape[1])
         return Opened(packed, shape, offsets, indptr, descriptor, owner, first, payload, decode)
 
     def gather(self, rows: NDArray[np.int64], dtype: np.dtype[Any]) -> Any:
@@ -184,17 +187,35 @@ class Archive(ByteStore):
             raise replaced(self.location)
 
 
-def _decoder(manifest: Any) -> Callable[..., None] | None:
+def _decoder(
+    manifest: Any,
+    payload: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    indptr: NDArray[np.int64],
+    n_genes: int,
+) -> Decode | None:
     """Return cellstream's compiled decoder, if it is there and knows what the archive holds.
 
     Its own `gather_rows` calls it, with memory that it takes for each call.
     """
     try:
         dispatch = import_module("cellstream.cell._rust_dispatch")
-        decode, is_decodable = dispatch.decode_cells, dispatch.use_rust_for_cell_decode
+        decode_cells, is_decodable = dispatch.decode_cells, dispatch.use_rust_for_cell_decode
     except (ImportError, AttributeError):  # of another version
         return None
-    stored = [manifest[f"{name}_dtype_on_disk"] for name in ("index", "value")]
-    is_known = is_decodable(manifest["codec"], *stored, np.float32, np.int32)
-    found: Callable[..., None] | None = decode if is_known else None
-    return found
+    codec, dtypes = manifest["codec"], [manifest[f"{k}_dtype_on_disk"] for k in ("index", "value")]
+    if not is_decodable(codec, *dtypes, np.float32, np.int32):
+        return None
+    options = {
+        "codec": codec,
+        "value_dtype_on_disk": dtypes[1],
+        "n_vars": n_genes,
+        "allow_lossy": True,  # as of float64 values that are asked for as float32
+        "n_threads": 1,
+    }
+
+    def decode(rows: NDArray[np.int64], data: NDArray[Any], indices: NDArray[Any]) -> None:
+        ends = np.empty(rows.size + 1, np.int64)
+        decode_cells(payload, offsets, indptr, rows, data, indices, ends, **options)
+
+    return decode
