@@ -48,15 +48,14 @@ def minibatches(path, size, threads, *, block_size, fetch, seed):
             yield len(minibatch.rows)
 
 
-def rates_of(turn, seconds, *, first, least=20):
-    """Return cells/s, and cells per second of a processor, after the first cells."""
+def rates_of(turn, seconds, *, first, least):
+    """Return cells/s, and cells per second of a processor, of at least so many after the first."""
     n = 0
     while n < first:  # all is open then, and memory is used again
         n += next(turn)
-    start, used, n, k = time.perf_counter(), time.process_time(), 0, 0
-    while k < least or time.perf_counter() - start < seconds:
+    start, used, n = time.perf_counter(), time.process_time(), 0
+    while n < least or time.perf_counter() - start < seconds:
         n += next(turn)
-        k += 1
     rates = n / (time.perf_counter() - start), n / (time.process_time() - used)
     turn.close()
     return rates
@@ -114,7 +113,9 @@ def main():
                 first = 0 if options.cold else 4 * options.fetch
                 if options.cold:
                     drop(path)
-                rates.setdefault(name, []).append(rates_of(turn, options.seconds, first=first))
+                rates.setdefault(name, []).append(
+                    rates_of(turn, options.seconds, first=first, least=4 * options.fetch)
+                )
         report(f"{size} cells, {threads} threads", rates)
 
 
