@@ -4,6 +4,7 @@ from cellfeed._sources._anndata import ANNDATA, open_sources
 from cellfeed._sources._base import (
     ChunkedCsr,
     ChunkedDense,
+    ChunkedRagged,
     Layout,
     Source,
     Storage,
@@ -16,15 +17,20 @@ from cellfeed._sources._base import (
     suffixes,
 )
 from cellfeed._sources._soma import SOMA, SomaSource
+from cellfeed._sources._tokens import TOKENS, Span, TokenStream, TokenStreamWriter
 
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
+    "ChunkedRagged",
     "Layout",
     "SomaSource",
     "Source",
+    "Span",
     "Storage",
     "StoredElement",
+    "TokenStream",
+    "TokenStreamWriter",
     "find_storage",
     "open_location",
     "open_sources",
@@ -36,3 +42,4 @@ __all__ = [
 
 register(ANNDATA)
 register(SOMA)
+register(TOKENS)

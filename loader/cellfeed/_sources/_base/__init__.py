@@ -1,6 +1,11 @@
 """What a source is, and which storages there are."""
 
-from cellfeed._sources._base._chunked import ChunkedCsr, ChunkedDense
+from cellfeed._sources._base._chunked import (
+    ChunkedCsr,
+    ChunkedDense,
+    ChunkedRagged,
+    read_ragged,
+)
 from cellfeed._sources._base._source import Layout, Source, StoredElement
 from cellfeed._sources._base._storages import (
     Storage,
@@ -15,12 +20,14 @@ from cellfeed._sources._base._storages import (
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
+    "ChunkedRagged",
     "Layout",
     "Source",
     "Storage",
     "StoredElement",
     "find_storage",
     "open_location",
+    "read_ragged",
     "register",
     "select_elements",
     "storage_of",
