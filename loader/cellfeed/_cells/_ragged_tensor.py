@@ -65,6 +65,6 @@ class RaggedTensor:
 
 
 def _same_bits(dtype: torch.dtype) -> torch.dtype:
-    """Return a dtype of the same size by which torch can index, which it cannot by unsigned ones."""
+    """Return a dtype of the same size that torch can index, as it cannot some unsigned ones."""
     signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
     return signed.get(dtype, dtype)

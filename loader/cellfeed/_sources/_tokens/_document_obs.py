@@ -9,7 +9,7 @@ from cellfeed._errors import ParameterError
 from cellfeed._sources._tokens._files import WrittenFile
 from cellfeed._sources._tokens._format import ShardObs
 
-__all__ = ["DocumentObs"]
+__all__ = ["DocumentObs", "require_kinds"]
 
 
 class DocumentObs:
@@ -19,68 +19,81 @@ class DocumentObs:
     ----------
     folder
         Where they are written.
+    kinds
+        The names, and ``str`` or ``float``.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._columns: dict[str, _Column] | None = None
+    def __init__(self, folder: Path, kinds: Mapping[str, type]) -> None:
+        self._columns = {
+            name: _Column(name, kind, WrittenFile(folder / f"obs-{number}.bin"))
+            for number, (name, kind) in enumerate(kinds.items())
+        }
 
     @property
     def files(self) -> list[WrittenFile]:
         """The file of each column."""
-        return [each.file for each in (self._columns or {}).values()]
+        return [each.file for each in self._columns.values()]
 
-    def append(self, values: Mapping[str, str | float | None], n_before: int) -> None:
-        """Append the attributes of a document, of which there were some before.
+    def append(self, values: Mapping[str, str | float | None]) -> None:
+        """Append the attributes of a document; those that it lacks are missing.
 
         Raises
         ------
         ParameterError
-            They have other names than those of the first document, or are of another kind.
+            There is no such column, or it holds values of the other kind.
         """
-        if self._columns is None:
-            self._columns = {}
-            for number, name in enumerate(values):
-                self._columns[name] = _Column(name, WrittenFile(self._folder / f"obs-{number}.bin"))
-        if set(values) != set(self._columns):
-            msg = (
-                f"`obs` of document {n_before} has {sorted(values)}, but that of the first "
-                f"{sorted(self._columns)}; give all documents the same names, None if missing"
-            )
-            raise ParameterError(msg)
-        codes = {name: each.code_of(values[name]) for name, each in self._columns.items()}
-        for name, each in self._columns.items():
-            each.file.write(codes[name])
+        for name in values:
+            if name not in self._columns:
+                there = ", ".join(map(repr, self._columns)) or "none"
+                msg = f"`obs` of a document names {name!r}, but the writer's `obs` are: {there}"
+                raise ParameterError(msg)
+        encoded = [each.encoded(values.get(name)) for name, each in self._columns.items()]
+        for file, value in zip(self.files, encoded, strict=True):
+            file.write(value)
 
     def described(self) -> dict[str, ShardObs]:
         """Return what the header says of them."""
         return {
             name: ShardObs(
                 file=each.file.name,
-                categories=None if each.is_number else list(each.categories),
+                categories=list(each.categories) if each.kind is str else None,
             )
-            for name, each in (self._columns or {}).items()
+            for name, each in self._columns.items()
         }
 
 
-class _Column:
-    def __init__(self, name: str, file: WrittenFile) -> None:
-        self.name, self.file = name, file
-        self.categories = dict[str, int]()
-        self.is_number: bool | None = None
+def require_kinds(kinds: Mapping[str, type], *, has_documents: bool) -> None:
+    """Check that columns are of text or numbers, and that there are documents that have them.
 
-    def code_of(self, value: str | float | None) -> bytes:
+    Raises
+    ------
+    ParameterError
+        It is otherwise.
+    """
+    if kinds and not has_documents:
+        msg = "`obs` are attributes of documents; give `documents=True`, too"
+        raise ParameterError(msg)
+    for name, kind in kinds.items():
+        if kind not in (str, float):
+            msg = f"`obs` must give str or float for each column, but got {kind!r} for {name!r}"
+            raise ParameterError(msg)
+
+
+class _Column:
+    def __init__(self, name: str, kind: type, file: WrittenFile) -> None:
+        self._name, self.kind, self.file = name, kind, file
+        self.categories = dict[str, int]()
+
+    def encoded(self, value: str | float | None) -> bytes:
         """Return a value as it is written, 8 bytes: a number, or the number of a category."""
         if value is None:
             return _MISSING
-        is_number = isinstance(value, Real)
-        if not (is_number or isinstance(value, str)) or self.is_number not in (None, is_number):
-            msg = f"`obs` {self.name!r} must be text or numbers throughout, but got {value!r}"
-            raise ParameterError(msg)
-        self.is_number = is_number
-        if isinstance(value, str):
+        if isinstance(value, str) and self.kind is str:
             return struct.pack("<q", self.categories.setdefault(value, len(self.categories)))
-        return struct.pack("<d", value)
+        if isinstance(value, Real) and self.kind is float:
+            return struct.pack("<d", value)
+        msg = f"`obs` {self._name!r} must be {self.kind.__name__} or None, but got {value!r}"
+        raise ParameterError(msg)
 
 
 _MISSING = struct.pack("<q", -1)  # all bits are set, which is NaN as a float64

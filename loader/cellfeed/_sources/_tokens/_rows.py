@@ -114,7 +114,7 @@ def pieces_of(
     Parameters
     ----------
     bounds
-        Where each shard begins, ascending strictly, int64, shape (n_shards + 1,).
+        Where each shard begins, ascending, int64, shape (n_shards + 1,).
     starts, lengths
         The ranges, int64, shape (n,).
 
@@ -129,12 +129,14 @@ def pieces_of(
     rows = np.repeat(np.arange(starts.size), n_pieces)
     shards = expand(np.stack([first, first + n_pieces], axis=1))
     begins = np.maximum(starts[rows], bounds[shards])
-    ends = np.minimum((starts + lengths)[rows], bounds[shards + 1])
+    counts = np.minimum((starts + lengths)[rows], bounds[shards + 1]) - begins
+    there = np.flatnonzero(counts)  # shards may be empty
+    rows, shards, begins = rows[there], shards[there], begins[there]
     return Pieces(
         rows=rows,
         files=shards,
         firsts=begins - bounds[shards],
-        counts=ends - begins,
+        counts=counts[there],
         within=begins - starts[rows],
     )
 

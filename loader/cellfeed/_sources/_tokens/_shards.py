@@ -25,7 +25,7 @@ __all__ = ["ShardTables", "Shards"]
 
 
 class Shards:
-    """All finished shards of a folder that have tokens, by name.
+    """All finished shards of a folder, by name.
 
     Parameters
     ----------
@@ -71,10 +71,8 @@ class Shards:
         if not found:
             msg = f"{folder}: has no finished shard; write one with `TokenStreamWriter`"
             raise FormatError(msg)
-        headers = [read_header(folder / name) for name in found]
-        there = [k for k, header in enumerate(headers) if header.n_tokens] or [0]
-        self.names = [found[k] for k in there]
-        self.headers = [headers[k] for k in there]
+        self.names = found
+        self.headers = [read_header(folder / name) for name in found]
         self.dtype = self._common_dtype()
         sizes = [header.n_tokens for header in self.headers]
         self.bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

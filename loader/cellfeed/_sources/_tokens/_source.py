@@ -155,7 +155,7 @@ class TokenStream(Source):
 
     @property
     def shard_names(self) -> tuple[str, ...]:
-        """Names of the shards that have tokens, in their order: what numbers of shards mean."""
+        """Names of the shards, in their order: what numbers of shards mean."""
         return tuple(name.rpartition(".")[0] for name in self._shards.names)
 
     def spans(self, rows: Any) -> list[list[Span]]:

@@ -6,13 +6,14 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ParameterError, PathError, require_positive
-from cellfeed._sources._tokens._document_obs import DocumentObs
+from cellfeed._sources._tokens._document_obs import DocumentObs, require_kinds
 from cellfeed._sources._tokens._files import WrittenFile, sync_folder
 from cellfeed._sources._tokens._format import (
     BLOCK,
@@ -54,6 +55,9 @@ class TokenStreamWriter:
         Name of the shard; shards are read in the order of their names. A random one if None.
     documents
         Whether each call of `append` is a document.
+    obs
+        Attributes that documents have, which become obs columns: their names, with ``str`` or
+        ``float``.
     encoder
         Turns the metadata of a span into bytes; ``json.dumps`` if None. It is called here, and
         `TokenStream` is given the decoder.
@@ -86,6 +90,7 @@ class TokenStreamWriter:
         *,
         shard: str | None = None,
         documents: bool = False,
+        obs: Mapping[str, type] = MappingProxyType({}),
         encoder: Callable[[Any], bytes] | None = None,
         encoding: str | None = None,
         block: int = BLOCK,
@@ -93,6 +98,7 @@ class TokenStreamWriter:
         if (encoder is None) != (encoding is None):
             msg = "`encoder` and `encoding` go together; give the encoder's name, such as 'msgpack'"
             raise ParameterError(msg)
+        require_kinds(obs, has_documents=documents)
         self._dtype = require_dtype(dtype)
         self._encoder = _as_json if encoder is None else encoder
         self._encoding = encoding or "json"
@@ -104,8 +110,8 @@ class TokenStreamWriter:
         self._make_folder(name)
         self._tokens = self._new(TOKENS)
         self._documents = self._new(DOCUMENTS) if documents else None
-        self._obs = DocumentObs(self._folder)
         self._spans, self._metadata = self._new("added-spans"), self._new("added-metadata")
+        self._obs = DocumentObs(self._folder, obs)
         if self._documents is not None:
             self._documents.write(np.zeros(1, "<i8"))
 
@@ -129,7 +135,7 @@ class TokenStreamWriter:
         *,
         metadata: Any = None,
         spans: Iterable[tuple[int, int, Any]] = (),
-        obs: Mapping[str, str | float | None] | None = None,
+        obs: Mapping[str, str | float | None] = MappingProxyType({}),
     ) -> None:
         """Append tokens to the stream, as a document if the shard has such.
 
@@ -142,8 +148,7 @@ class TokenStreamWriter:
         spans
             Start, stop and metadata of spans, counted from the first of these tokens.
         obs
-            Attributes of the document, text or numbers, which become obs columns; the same names
-            for each document, None where one is missing.
+            Attributes of the document by name; those that are left out or None are missing.
 
         Raises
         ------
@@ -152,23 +157,18 @@ class TokenStreamWriter:
         """
         values = self._as_tokens(tokens)
         first, n = self._n_tokens, len(values)
-        checked = [(int(start), int(stop), each) for start, stop, each in spans]
-        for start, stop, _ in checked:
-            _require_within(start, stop, n)
-        if self._documents is None and obs is not None:
-            msg = "`obs` are attributes of documents; give `documents=True` to the writer"
-            raise ParameterError(msg)
+        if metadata is not None and n:
+            spans = [(0, n, metadata), *spans]
+        encoded = [self._span(start, stop, each, n) for start, stop, each in spans]
+        self._obs.append(obs)  # nothing is written before all is known to be right
         if self._documents is not None:
-            self._obs.append(obs or {}, self._n_documents)
             self._n_documents += 1
             self._longest = max(self._longest, n)
             self._documents.write(np.array([first + n], "<i8"))
         self._tokens.write(values)
         self._n_tokens += n
-        if metadata is not None and n:
-            self.add_span(first, first + n, metadata)
-        for start, stop, each in checked:
-            self.add_span(first + start, first + stop, each)
+        for start, stop, each in encoded:
+            self._write_span(first + start, first + stop, each)
 
     def add_span(self, start: int, stop: int, metadata: Any) -> None:
         """Say something of tokens that were appended, however many and however long ago.
@@ -185,8 +185,16 @@ class TokenStreamWriter:
         ParameterError
             There are no such tokens, or the metadata cannot be encoded or takes more than 1 MiB.
         """
-        _require_within(start, stop, self._n_tokens)
-        encoded = self._encoded(metadata)
+        self._write_span(*self._span(start, stop, metadata, self._n_tokens))
+
+    def _span(self, start: int, stop: int, metadata: Any, n: int) -> tuple[int, int, bytes]:
+        """Return a span of ``n`` tokens, checked, with its metadata encoded."""
+        if not 0 <= start < stop <= n:
+            msg = f"a span must have 0 <= start < stop <= {n}, but got ({start}, {stop})"
+            raise ParameterError(msg)
+        return int(start), int(stop), self._encoded(metadata)
+
+    def _write_span(self, start: int, stop: int, encoded: bytes) -> None:
         self._spans.write(np.array([(start, stop, self._n_metadata, len(encoded))], ADDED))
         self._metadata.write(encoded)
         self._n_spans += 1
@@ -284,12 +292,6 @@ class TokenStreamWriter:
 
 def _as_json(metadata: Any) -> bytes:
     return json.dumps(metadata, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _require_within(start: int, stop: int, n_tokens: int) -> None:
-    if not 0 <= start < stop <= n_tokens:
-        msg = f"a span must have 0 <= start < stop <= {n_tokens}, but got ({start}, {stop})"
-        raise ParameterError(msg)
 
 
 def _can_hold(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:
