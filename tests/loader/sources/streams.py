@@ -3,9 +3,12 @@
 import itertools
 import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from cellfeed import TokenStreamWriter
 
@@ -22,10 +25,10 @@ DTYPES = (
 class Written:
     """Tokens of each document, its shard, and spans as (shard, start, stop, metadata)."""
 
-    folder: object
-    documents: list
-    shards: list
-    spans: list
+    folder: Path
+    documents: list[NDArray[Any]]
+    shards: list[int]
+    spans: list[tuple[int, int, int, Any]]
 
     @property
     def tokens(self):

@@ -152,7 +152,8 @@ class Windows(TokenStream):
     def __init__(self, folder, case):
         super().__init__(folder, case.n_vars)
         self._obs = case.obs
-        self.elements["X"].var_names = partial(np.array, case.var.index.tolist(), object)
+        names = partial(np.array, case.var.index.tolist(), object)
+        vars(self.elements["X"])["var_names"] = names
 
     def obs_names(self):
         return list(self._obs)

@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader.sources.streams import DTYPES, LENGTHS, delivered, write_stream
 
-from cellfeed import BlockShuffling, CellDataset, ParameterError, TokenStream, open_collection
+from cellfeed import (
+    BlockShuffling,
+    CategoricalColumn,
+    CellDataset,
+    ParameterError,
+    TokenStream,
+    open_collection,
+)
 from cellfeed.transforms import Log1p
 
 ALL = ["X", "spans", "metadata"]
@@ -51,9 +58,12 @@ def test_documents(new_folder, data):
         assert cells.X.row(k).tobytes() == stream.documents[row].tobytes()
         assert delivered(spans) == stream.overlapping(starts[row], starts[row + 1])
     obs = collection.obs
-    shards = obs["shard"].decode(cells.obs["shard"]).tolist()
-    assert shards == [f"{stream.shards[row]:03}" for row in asked]
-    assert obs["kind"].decode(cells.obs["kind"]).tolist() == ["ab"[row % 2] for row in asked]
+    shards, kinds = obs["shard"], obs["kind"]
+    assert isinstance(shards, CategoricalColumn)
+    assert isinstance(kinds, CategoricalColumn)
+    own = [f"{stream.shards[row]:03}" for row in asked]
+    assert shards.decode(cells.obs["shard"]).tolist() == own
+    assert kinds.decode(cells.obs["kind"]).tolist() == ["ab"[row % 2] for row in asked]
     lengths = [len(stream.documents[row]) if row % 3 else np.nan for row in asked]
     np.testing.assert_array_equal(cells.obs["length"], lengths)
 

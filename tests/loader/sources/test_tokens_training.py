@@ -43,7 +43,7 @@ class Reads:
     """Counts reads of each file, as they are told to the compiled threads."""
 
     def __init__(self, monkeypatch):
-        self.files = {}
+        self.files = dict[str, int]()
         own = ChunkReads.run
 
         def run(reads, *arguments):
@@ -131,7 +131,7 @@ def test_workers_deliver_the_same(stream, method):
 def test_documents_by_class(stream):
     opened = TokenStream(stream.folder, documents=True)
     collection = open_collection(opened, obs=["kind"])
-    strategy = ClassBalancedSampling(collection.obs["kind"].codes)
+    strategy = ClassBalancedSampling(collection.obs["kind"].values)
     kinds = [
         kind
         for minibatch in CellDataset(collection, strategy, batch_size=10, seed=0)

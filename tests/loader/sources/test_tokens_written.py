@@ -107,23 +107,23 @@ def test_a_shard_is_there_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("dtype", "options", "message"),
     [
-        ({"dtype": "O"}, "must be of integers, floats or booleans"),
-        ({"dtype": [("a", "O")]}, "must be of integers, floats or booleans"),
-        ({"dtype": "S4"}, "must be of integers, floats or booleans"),
-        ({"dtype": "c8"}, "must be of integers, floats or booleans"),
-        ({"shard": "../a"}, "`shard` must be letters"),
-        ({"shard": ".a"}, "`shard` must be letters"),
-        ({"obs": {"a": str}}, "give `documents=True`"),
-        ({"obs": {"a": dict}, "documents": True}, "must give str or float"),
-        ({"encoder": bytes}, "`encoder` and `encoding` go together"),
-        ({"block": 0}, "`block >= 1` must hold"),
+        ("O", {}, "must be of integers, floats or booleans"),
+        ([("a", "O")], {}, "must be of integers, floats or booleans"),
+        ("S4", {}, "must be of integers, floats or booleans"),
+        ("c8", {}, "must be of integers, floats or booleans"),
+        ("uint16", {"shard": "../a"}, "`shard` must be letters"),
+        ("uint16", {"shard": ".a"}, "`shard` must be letters"),
+        ("uint16", {"obs": {"a": str}}, "give `documents=True`"),
+        ("uint16", {"obs": {"a": dict}, "documents": True}, "must give str or float"),
+        ("uint16", {"encoder": bytes}, "`encoder` and `encoding` go together"),
+        ("uint16", {"block": 0}, "`block >= 1` must hold"),
     ],
 )
-def test_what_a_writer_cannot_be(tmp_path, options, message):
+def test_what_a_writer_cannot_be(tmp_path, dtype, options, message):
     with pytest.raises(ParameterError, match=message):
-        TokenStreamWriter(tmp_path, **{"dtype": "uint16"} | options)
+        TokenStreamWriter(tmp_path, options.pop("dtype", "uint16"), **options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,7 +145,7 @@ def test_big_endian_and_padded_dtypes_are_stored_packed(tmp_path):
 
 def test_the_user_s_own_encoding(tmp_path):
     options = {"encoder": lambda text: text[::-1].encode(), "encoding": "reversed"}
-    with TokenStreamWriter(tmp_path, "uint16", **options) as writer:
+        TokenStreamWriter(tmp_path, dtype, **options)
         writer.append([1, 2], metadata="ab")
     rows = open_collection(TokenStream(tmp_path, 2), elements=ALL)[:]
     with pytest.raises(ParameterError, match="encoded as 'reversed'; give its `decoder`"):

@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Mapping
-from numbers import Real
 from pathlib import Path
 
 from cellfeed._errors import ParameterError
@@ -90,8 +89,8 @@ class _Column:
             return _MISSING
         if isinstance(value, str) and self.kind is str:
             return struct.pack("<q", self.categories.setdefault(value, len(self.categories)))
-        if isinstance(value, Real) and self.kind is float:
-            return struct.pack("<d", value)
+        if self.kind is float and not isinstance(value, str):
+            return struct.pack("<d", float(value))
         msg = f"`obs` {self._name!r} must be {self.kind.__name__} or None, but got {value!r}"
         raise ParameterError(msg)
 
