@@ -123,7 +123,7 @@ def test_a_shard_is_there_once(tmp_path):
 )
 def test_what_a_writer_cannot_be(tmp_path, dtype, options, message):
     with pytest.raises(ParameterError, match=message):
-        TokenStreamWriter(tmp_path, options.pop("dtype", "uint16"), **options)
+        TokenStreamWriter(tmp_path, dtype, **options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,8 +144,11 @@ def test_big_endian_and_padded_dtypes_are_stored_packed(tmp_path):
 
 
 def test_the_user_s_own_encoding(tmp_path):
-    options = {"encoder": lambda text: text[::-1].encode(), "encoding": "reversed"}
-        TokenStreamWriter(tmp_path, dtype, **options)
+    def encoder(text):
+        return text[::-1].encode()
+
+    writer = TokenStreamWriter(tmp_path, "uint16", encoder=encoder, encoding="reversed")
+    with writer:
         writer.append([1, 2], metadata="ab")
     rows = open_collection(TokenStream(tmp_path, 2), elements=ALL)[:]
     with pytest.raises(ParameterError, match="encoded as 'reversed'; give its `decoder`"):
