@@ -95,6 +95,14 @@ def test_numpy_or_jax(plates):
     assert second < first
 
 
+def test_tokens(plates):
+    printed = run(EXAMPLES / "tokens.py", plates)
+    losses = losses_in(printed)
+    assert losses[-1] < losses[0]
+    assert "14 shards, 2000 cells" in printed
+    assert "padded to (8, " in printed
+
+
 @needs("transformers")
 def test_huggingface(plates, tmp_path):
     printed = run(EXAMPLES / "huggingface.py", plates, tmp_path / "run")
