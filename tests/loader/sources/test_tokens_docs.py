@@ -8,7 +8,7 @@ BLOCKS = re.findall(r"^```(python|text)\n(.*?)^```$", PAGE.read_text(), re.MULTI
 
 
 def test_the_page_runs_and_prints_what_it_says(capsys):
-    names, n_compared = {}, 0
+    names, n_compared = dict[str, object](), 0
     for (language, block), following in zip(BLOCKS, [*BLOCKS[1:], ("", "")], strict=True):
         if language == "python":
             exec(compile(block, PAGE.name, "exec"), names)

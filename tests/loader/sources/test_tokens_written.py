@@ -19,6 +19,7 @@ from cellfeed import (
     TokenStream,
     TokenStreamWriter,
     open_collection,
+    preshuffle,
 )
 
 ALL = ["X", "spans", "metadata"]
@@ -170,6 +171,13 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
     stream = TokenStream(tmp_path, 2)
     with pytest.raises(ValueError, match=r"codec can't decode|Expecting value"):
         stream.spans(open_collection(stream, elements=ALL)[:])
+
+
+def test_values_with_fields_are_not_preshuffled(tmp_path):
+    with TokenStreamWriter(tmp_path / "stream", [("a", "u2"), ("b", "f4")]) as writer:
+        writer.append(np.zeros(5000, [("a", "u2"), ("b", "f4")]))
+    with pytest.raises(ParameterError, match="it can be read as it is, without shuffling"):
+        preshuffle(tmp_path / "stream", tmp_path / "out")
 
 
 def test_spans_take_their_elements(tmp_path):
