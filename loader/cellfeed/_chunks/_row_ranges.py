@@ -84,15 +84,16 @@ class RowRanges:
         """
         pieces = self.pieces(rows)
         n_pieces = pieces.rows.size
-        chunks = np.zeros((n_pieces + 1, kernels.N_CHUNK_COLUMNS), np.int64)
+        chunks = np.zeros((n_pieces, kernels.N_CHUNK_COLUMNS), np.int64)
         handles, in_memory = self.files.handles(pieces.files), 0
         if handles is None:  # the bytes are brought to memory before they are placed
             handles, in_memory = (pieces.files, None), kernels.IN_MEMORY
-        chunks[:-1, kernels.FD], keep_alive = handles
-        chunks[:-1, kernels.OFFSET] = pieces.firsts * self.dtype.itemsize
-        chunks[:-1, kernels.SIZE] = pieces.counts * self.dtype.itemsize
-        chunks[:-1, kernels.FLAGS] = in_memory
-        chunks[:, kernels.FIRST_SEGMENT] = np.arange(n_pieces + 1)
+        chunks[:, kernels.FD], keep_alive = handles
+        chunks[:, kernels.OFFSET] = pieces.firsts * self.dtype.itemsize
+        chunks[:, kernels.SIZE] = pieces.counts * self.dtype.itemsize
+        chunks[:, kernels.FLAGS] = in_memory
+        chunks[:, kernels.FIRST_SEGMENT] = np.arange(n_pieces)
+        chunks[:, kernels.END_SEGMENT] = np.arange(n_pieces) + 1
         segments = np.zeros((n_pieces, kernels.N_SEGMENT_COLUMNS), np.int64)
         segments[:, kernels.COUNT] = pieces.counts
         segments[:, kernels.TO] = destinations[pieces.rows] + pieces.within * out_dtype.itemsize

@@ -12,6 +12,7 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed._chunks import ChunkReads
+from cellfeed._chunks import _kernels as kernels
 
 ALL = ["X", "spans", "metadata"]
 
@@ -47,7 +48,7 @@ class Reads:
         own = ChunkReads.run
 
         def run(reads, *arguments):
-            for array in reads.chunks[:-1, 4].tolist():  # whose chunk each is
+            for array in reads.chunks[:, kernels.ARRAY].tolist():
                 name = reads.owners[array].name
                 self.files[name] = self.files.get(name, 0) + 1
             return own(reads, *arguments)
