@@ -5,8 +5,8 @@
 minibatches of 64 windows of 4,096 tokens of uint16, shuffled, each run in a process of its own, of
 so many windows that none is read twice. Before each run the page cache is told to drop the files
 (posix_fadvise), so that every window comes from the disk, as of a stream that is larger than
-memory; ``--warm`` leaves it. Reads are system calls of the process; a memory map makes none, but
-page faults that wait for the disk. Ratios count, not figures.
+memory; with ``--warm`` all files are read once before. Reads are system calls of the process; a
+memory map makes none, but page faults that wait for the disk. Ratios count, not figures.
 """
 
 import argparse
@@ -110,7 +110,9 @@ def main():
     found = {name: [] for name in kinds}
     for seed in range(options.rounds):
         for name, (python, code) in kinds.items():
-            if not options.warm:
+            if options.warm:
+                warm(options.folder)
+            else:
                 drop(options.folder)
             arguments = [python, "-c", code, options.folder, options.windows, seed]
             ran = subprocess.run(
@@ -156,6 +158,15 @@ def drop(folder):
             with path.open("rb") as opened:
                 os.fsync(opened.fileno())
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def warm(folder):
+    """Have the page cache hold all files of a folder, which must fit."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as opened:
+                while opened.read(1 << 24):
+                    pass
 
 
 if __name__ == "__main__":

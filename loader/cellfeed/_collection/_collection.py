@@ -56,9 +56,9 @@ def open_collection(
         its ``.h5ad`` and ``.h5mu`` files and ``.zarr`` stores, by name), or several of these. Also
         URLs of these on web servers (``https://``, each file by its URL) and in object stores
         (``s3://``, ``gs://``, ``az://``, with folders and patterns), read in ranges and never
-        downloaded as a whole; a folder that is a TileDB-SOMA experiment; and whatever other
-        packages open, by suffix or URL; see `cellfeed.sources.Storage`. In place of a path, an
-        open `cellfeed.sources.Source`, such as `SomaSource`.
+        downloaded as a whole; a folder that is a TileDB-SOMA experiment or a token stream; and
+        whatever other packages open, by suffix or URL; see `cellfeed.sources.Storage`. In place of
+        a path, an open `cellfeed.sources.Source`, such as `SomaSource` or `TokenStream`.
     obs
         The obs columns that minibatches carry. Others are not read. In MuData, those of a
         modality are called such as ``"rna:plate"``, as mudata calls them.

@@ -256,6 +256,17 @@ def test_a_header_of_which_a_byte_is_another(shard):
             assert json.loads(changed) == json.loads(content)
 
 
+def test_bytes_that_changed_are_found(shard):
+    stream = TokenStream(shard.parent, 7)
+    stream.verify()
+    for path in shard.glob("*.bin"):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(FormatError, match=rf"{path.name}: holds other bytes than were written"):
+            stream.verify()
+        path.write_bytes(content)
+
+
 def test_a_later_version(shard):
     header = json.loads((shard / "shard.json").read_text())
     (shard / "shard.json").write_text(json.dumps(header | {"version": 2}))

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from cellfeed._sources._tokens._format import (
 )
 
 __all__ = ["ShardTables", "Shards"]
+
+_PIECE_BYTES = 1 << 22
 
 
 class Shards:
@@ -81,6 +84,17 @@ class Shards:
     def n_tokens(self) -> int:
         """Tokens of all shards."""
         return int(self.bounds[-1])
+
+    def verify(self) -> None:
+        """Compare all files with their checksums; see `TokenStream.verify`."""
+        for shard, header in enumerate(self.headers):
+            for name, (_, expected) in header.files.items():
+                found = 0
+                with (self._folder / self.names[shard] / name).open("rb") as file:
+                    while piece := file.read(_PIECE_BYTES):
+                        found = zlib.crc32(piece, found)
+                if found != expected:
+                    raise self.damaged(shard, name, "holds other bytes than were written")
 
     def files(self, name: str) -> ZarrFiles:
         """Return the files of one name, by the number of the shard."""

@@ -158,6 +158,16 @@ class TokenStream(Source):
         """Names of the shards, in their order: what numbers of shards mean."""
         return tuple(name.rpartition(".")[0] for name in self._shards.names)
 
+    def verify(self) -> None:
+        """Read every file whole, and compare it with its checksum.
+
+        Raises
+        ------
+        FormatError
+            A file holds other bytes than were written.
+        """
+        self._shards.verify()
+
     def spans(self, rows: Any) -> list[list[Span]]:
         """Return the spans of each row of a minibatch, with their metadata decoded.
 
