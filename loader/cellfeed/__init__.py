@@ -27,6 +27,7 @@ from cellfeed._version import __version__
 if typing.TYPE_CHECKING:
     from cellfeed._cells import CategoricalColumn, Cells, NumericColumn
     from cellfeed._cells._minibatch import Minibatch
+    from cellfeed._cells._ragged_tensor import RaggedTensor
     from cellfeed._collection import Collection, open_collection
     from cellfeed._dataset import (
         CellDataset,
@@ -42,7 +43,7 @@ if typing.TYPE_CHECKING:
         hf_tahoe_to_tensor,
     )
     from cellfeed._preshuffle import Preshuffled, preshuffle
-    from cellfeed._sources import SomaSource
+    from cellfeed._sources import SomaSource, Span, TokenStream, TokenStreamWriter
     from cellfeed._splits import Folds, Split, k_folds, random_split
     from cellfeed.sampling import (
         BlockShuffling,
@@ -81,12 +82,16 @@ __all__ = [
     "ParameterError",
     "PathError",
     "Preshuffled",
+    "RaggedTensor",
     "RemoteError",
     "SamplingStrategy",
     "SomaSource",
+    "Span",
     "Split",
     "StateError",
     "Streaming",
+    "TokenStream",
+    "TokenStreamWriter",
     "__version__",
     "adata_to_mindex",
     "estimate_sample_size",
@@ -118,10 +123,14 @@ _IMPORTED_WHEN_USED = {
     "MultiIndexable": "cellfeed._indexables",
     "NumericColumn": "cellfeed._cells",
     "Preshuffled": "cellfeed._preshuffle",
+    "RaggedTensor": "cellfeed._cells._ragged_tensor",
     "SamplingStrategy": "cellfeed.sampling",
     "SomaSource": "cellfeed._sources",
+    "Span": "cellfeed._sources",
     "Split": "cellfeed._splits",
     "Streaming": "cellfeed.sampling",
+    "TokenStream": "cellfeed._sources",
+    "TokenStreamWriter": "cellfeed._sources",
     "adata_to_mindex": "cellfeed._indexables",
     "estimate_sample_size": "cellfeed._dataset",
     "hf_tahoe_to_tensor": "cellfeed._indexables",

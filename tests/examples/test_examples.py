@@ -107,6 +107,14 @@ def test_soma(plates, tmp_path):
     assert "the last labels: ['plate01', 'plate01', 'plate01']" in printed
 
 
+def test_tokens(plates):
+    printed = run(EXAMPLES / "tokens.py", plates)
+    losses = losses_in(printed)
+    assert losses[-1] < losses[0]
+    assert "14 shards, 2000 cells" in printed
+    assert "padded to (8, " in printed
+
+
 @needs("transformers")
 def test_huggingface(plates, tmp_path):
     printed = run(EXAMPLES / "huggingface.py", plates, tmp_path / "run")

@@ -142,6 +142,7 @@ class _Base:
             "data": (address, False),
             "shape": (n,),
             "typestr": dtype.str,
+            "descr": dtype.descr,  # of its fields, if it has some
         }
         self._buffer = buffer
 

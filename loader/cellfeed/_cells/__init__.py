@@ -4,6 +4,7 @@ from cellfeed._cells._cells import Cells
 from cellfeed._cells._csr_rows import CsrRows, summable
 from cellfeed._cells._limits import require_int64, require_torch_dtype
 from cellfeed._cells._obs import CategoricalColumn, NumericColumn, ObsColumn
+from cellfeed._cells._ragged_rows import RaggedRows
 
 __all__ = [
     "CategoricalColumn",
@@ -11,6 +12,7 @@ __all__ = [
     "CsrRows",
     "NumericColumn",
     "ObsColumn",
+    "RaggedRows",
     "require_int64",
     "require_torch_dtype",
     "summable",

@@ -3,7 +3,7 @@
 from __future__ import annotations  # which name what is not there without torch
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from cellfeed._cells._by_element import ByElement
 from cellfeed._cells._csr_rows import CsrRows
 from cellfeed._cells._limits import require_int64, require_torch_dtype
+from cellfeed._cells._ragged_rows import RaggedRows
+from cellfeed._cells._ragged_tensor import RaggedTensor
 from cellfeed._torch import require_torch, torch
 
 __all__ = ["Minibatch", "minibatch_of"]
@@ -31,7 +33,9 @@ class Minibatch(ByElement):
         By name, such as ``"X"``, in the order of the collection, each of shape
         (n_cells, n_columns), or of more dimensions as it is stored, such as images: sparse CSR with
         int32 indices (int64 where that does not suffice) where it is stored sparse, dense where it
-        is stored dense or dense was asked for. torch itself can make no dense tensor
+        is stored dense or dense was asked for; `RaggedTensor` where rows are of any length. Values
+        with fields, which torch does not have, come as an element for each: ``"X/token"``. torch
+        itself can make no dense tensor
         of unsigned 16 to 64 bit sparse ones; ask for dense there.
     obs
         One tensor for each obs column of the collection, shape (n_cells,): int64 codes (-1
@@ -40,14 +44,14 @@ class Minibatch(ByElement):
         Row of each cell in the collection, int64, shape (n_cells,).
     """
 
-    elements: Mapping[str, torch.Tensor]
+    elements: Mapping[str, Any]
     obs: Mapping[str, torch.Tensor]
     rows: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Any:
         return self.elements[name]
 
     def to(
@@ -69,8 +73,7 @@ class Minibatch(ByElement):
         if not dense:
             return moved
         elements = {
-            name: each.to_dense() if each.layout == torch.sparse_csr else each
-            for name, each in moved.items()
+            name: each.to_dense() if _is_sparse(each) else each for name, each in moved.items()
         }
         return Minibatch(elements, moved.obs, moved.rows)
 
@@ -110,14 +113,33 @@ def minibatch_of(
     """Return cells as tensors; see `Cells`, of which these are the parts."""
     require_torch("`to_torch`")
     return Minibatch(
-        {name: _element_tensor(each, dense=dense) for name, each in elements.items()},
+        {
+            own_name: _element_tensor(own, dense=dense)
+            for name, each in elements.items()
+            for own_name, own in _fields(name, each)
+        },
         {name: _obs_tensor(name, values) for name, values in obs.items()},
         torch.from_numpy(rows),
     )
 
 
-def _element_tensor(rows: Any, *, dense: bool) -> torch.Tensor:
+def _fields(name: str, rows: Any) -> Iterator[tuple[str, Any]]:
+    """Yield rows whose values have fields as rows of each field, which torch does not have."""
+    if isinstance(rows, RaggedRows) and rows.dtype.names is not None:
+        for field in rows.dtype.names:
+            values = np.ascontiguousarray(rows.values[field])
+            yield f"{name}/{field}", RaggedRows(rows.offsets, values)
+    elif isinstance(rows, np.ndarray) and rows.dtype.names is not None:
+        for field in rows.dtype.names:
+            yield f"{name}/{field}", np.ascontiguousarray(rows[field])
+    else:
+        yield name, rows
+
+
+def _element_tensor(rows: Any, *, dense: bool) -> Any:
     require_torch_dtype((rows.data if isinstance(rows, CsrRows) else rows).dtype)
+    if isinstance(rows, RaggedRows):
+        return RaggedTensor(torch.from_numpy(rows.offsets), torch.from_numpy(rows.values))
     if isinstance(rows, np.ndarray):
         return torch.from_numpy(rows)
     if dense:
@@ -128,17 +150,25 @@ def _element_tensor(rows: Any, *, dense: bool) -> torch.Tensor:
     return _csr_tensor(crow, col, values, csr.shape)
 
 
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the plain tensors that a tensor consists of: three if it is sparse CSR."""
+def _is_sparse(element: Any) -> bool:
+    return not isinstance(element, RaggedTensor) and element.layout == torch.sparse_csr
+
+
+def _parts(tensor: Any) -> list[torch.Tensor]:
+    """Return the plain tensors that an element consists of: three if CSR, two if ragged."""
+    if isinstance(tensor, RaggedTensor):
+        return [tensor.offsets, tensor.values]
     if tensor.layout == torch.sparse_csr:
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     return [tensor]
 
 
-def _joined(parts: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-    """Return the tensor of some `_parts`."""
+def _joined(parts: Sequence[torch.Tensor], shape: Sequence[int]) -> Any:
+    """Return the element of some `_parts`."""
     if len(parts) == 1:
         return parts[0]
+    if len(parts) == _N_OF_RAGGED:
+        return RaggedTensor(*parts)
     crow_indices, col_indices, values = parts
     return _csr_tensor(crow_indices, col_indices, values, shape)
 
@@ -151,6 +181,7 @@ def _obs_tensor(name: str, values: NDArray[Any]) -> torch.Tensor:
 
 _Place: TypeAlias = "tuple[int, int, torch.dtype, torch.Size]"
 _ALIGNMENT = 16
+_N_OF_RAGGED = 2
 
 
 def _pack(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, tuple[_Place, ...]]:
@@ -174,7 +205,7 @@ def _unpack_minibatch(
     obs_names: Sequence[str],
 ) -> Minibatch:
     tensors = [packed[start:stop].view(dtype).view(size) for start, stop, dtype, size in places]
-    unpacked, first = dict[str, torch.Tensor](), 0
+    unpacked, first = dict[str, Any](), 0
     for name, n_parts, shape in elements:
         unpacked[name] = _joined(tensors[first : first + n_parts], shape)
         first += n_parts

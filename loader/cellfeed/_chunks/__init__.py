@@ -20,6 +20,7 @@ from cellfeed._chunks._kernels import (
 )
 from cellfeed._chunks._placing import place_elements, place_kept
 from cellfeed._chunks._reads import ChunkReads
+from cellfeed._chunks._row_ranges import Pieces, RowRanges
 from cellfeed._chunks._slow_read import SlowRead
 from cellfeed._chunks._transforming import RowGroup, ValueSteps
 from cellfeed._chunks._zarr import zarr_array
@@ -32,7 +33,9 @@ __all__ = [
     "ChunkedArray",
     "ContiguousChunks",
     "KeptElements",
+    "Pieces",
     "RowGroup",
+    "RowRanges",
     "SlowRead",
     "ValueSteps",
     "ZarrFiles",

@@ -8,7 +8,7 @@ import sys
 import time
 import weakref
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ from cellfeed._bytes import (
     replaced,
 )
 from cellfeed._bytes._descriptors import closed_with
-from cellfeed._chunks._zarr_layout import ZarrLayout
 
 __all__ = ["ZarrFiles", "identity_of_files"]
 
@@ -33,6 +32,24 @@ _CHECK_AGAIN_AFTER = 1.0  # seconds
 _MOST_LOOKED_AT = 100_000  # files of an array, which takes 0.2 s
 
 _ABSENT: Identity = (-1, -1)
+
+
+class FileNames(Protocol):
+    """Which files an array has: what `ZarrLayout` says of them."""
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each is read often, and stays open."""
+        ...
+
+    @property
+    def file_grid(self) -> tuple[int, ...]:
+        """Files along each dimension."""
+        ...
+
+    def file_names(self, files: NDArray[np.int64]) -> NDArray[np.bytes_]:
+        """Return the names of files within the folder."""
+        ...
 
 
 class ZarrFiles(ByteStore):
@@ -49,7 +66,7 @@ class ZarrFiles(ByteStore):
         What is in it.
     """
 
-    def __init__(self, folder: Path, layout: ZarrLayout) -> None:
+    def __init__(self, folder: Path, layout: FileNames) -> None:
         self._folder = folder
         self._absolute = folder.absolute()  # it stays the same where the working folder changes
         self._layout = layout

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location, StorageOptions
-from cellfeed._cells import Cells, CsrRows, ObsColumn
+from cellfeed._cells import Cells, CsrRows, ObsColumn, RaggedRows
 from cellfeed._collection._describe import described, slow_names, slow_reading, table_of
 from cellfeed._collection._element_names import require_elements
 from cellfeed._collection._join_elements import join_elements
@@ -56,9 +56,9 @@ def open_collection(
         its ``.h5ad`` and ``.h5mu`` files and ``.zarr`` stores, by name), or several of these. Also
         URLs of these on web servers (``https://``, each file by its URL) and in object stores
         (``s3://``, ``gs://``, ``az://``, with folders and patterns), read in ranges and never
-        downloaded as a whole; a folder that is a TileDB-SOMA experiment; and whatever other
-        packages open, by suffix or URL; see `cellfeed.sources.Storage`. In place of a path, an
-        open `cellfeed.sources.Source`, such as `SomaSource`.
+        downloaded as a whole; a folder that is a TileDB-SOMA experiment or a token stream; and
+        whatever other packages open, by suffix or URL; see `cellfeed.sources.Storage`. In place of
+        a path, an open `cellfeed.sources.Source`, such as `SomaSource` or `TokenStream`.
     obs
         The obs columns that minibatches carry. Others are not read. In MuData, those of a
         modality are called such as ``"rna:plate"``, as mudata calls them.
@@ -183,9 +183,15 @@ class Collection:
         files = "1 file" if len(self._sources) == 1 else f"{len(self._sources)} files"
         slow = slow_names(described(self._sources, dtypes_of(self._elements, None)))
         return (
-            f"Collection({len(self):,} cells x {self.n_vars:,} genes, {files}, "
+            f"Collection({self._shown_shape}, {files}, "
             f"{elements}, obs={list(self._obs)}{slow and f', read slowly: {slow}'})"
         )
+
+    @property
+    def _shown_shape(self) -> str:
+        if self.layout == "ragged":
+            return f"{len(self):,} rows"
+        return f"{len(self):,} cells x {self.n_vars:,} genes"
 
     def __getitem__(self, rows: NDArray[np.integer] | Sequence[int] | slice) -> Cells:
         distinct, order = np.unique(row_numbers(rows, len(self)), return_inverse=True)
@@ -270,7 +276,7 @@ class Collection:
 
     @property
     def layout(self) -> Layout:
-        """How the first element is read: "csr" if any file is stored so, else "dense"."""
+        """How the first element is read: "csr" if any file is stored so, "dense" or "ragged"."""
         return self._first.layout
 
     @property
@@ -301,10 +307,11 @@ class Collection:
         Returns
         -------
         One row for each element of each of the `locations`, with the columns ``location``,
-        ``element``, ``n_cells``, ``layout`` ("csr" or "dense"), ``dtype``, ``codec`` ("gzip 4"),
-        ``chunk_shape`` (of the values; None if they are in one piece), ``rows_per_chunk`` (on
-        average), ``is_fast`` (whether chunks are decoded by threads of cellfeed) and ``reason``
-        (why they are not, such as "through h5py: filter blosc2 is not supported"; else None).
+        ``element``, ``n_cells``, ``layout`` ("csr", "dense" or "ragged"), ``dtype``, ``codec``
+        ("gzip 4"), ``chunk_shape`` (of the values; None if they are in one piece),
+        ``rows_per_chunk`` (on average), ``is_fast`` (whether chunks are decoded by threads of
+        cellfeed) and ``reason`` (why they are not, such as "through h5py: filter blosc2 is not
+        supported"; else None).
 
         Examples
         --------
@@ -381,7 +388,9 @@ class Collection:
         n_bytes, index_bytes = 0.0, np.dtype(np.int32).itemsize
         for name, value_dtype in dtypes_of(self._elements, dtype).items():
             element = self._elements[name]
-            if dense or element.layout == "dense":
+            if element.layout == "ragged":
+                n_bytes += self.mean_row_lengths[name] * value_dtype.itemsize
+            elif dense or element.layout == "dense":
                 n_bytes += element.n_columns * value_dtype.itemsize
             else:
                 n_bytes += self.mean_row_lengths[name] * (value_dtype.itemsize + index_bytes)
@@ -394,21 +403,21 @@ class Collection:
 
     @cached_property
     def mean_row_lengths(self) -> Mapping[str, float]:
-        """How many values a cell stores of each sparse element, by up to 10,000 cells."""
+        """How many values a cell stores of each sparse or ragged element, by up to 10,000 cells."""
         rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
         sampled = self.parts(merge_consecutive(rows))
         means = {
             name: known_mean(sampled[name])
             for name, element in self._elements.items()
-            if element.layout == "csr"
+            if element.layout != "dense"
         }
         if None not in means.values():
             return {name: mean for name, mean in means.items() if mean is not None}
         few = self[rows[:: max(1, rows.size // _ROWS_READ)]]
-        return {name: few[name].nnz / len(few) for name in means}
+        return {name: _n_values(few[name]) / len(few) for name in means}
 
     def row_lengths(self, name: str, runs: Runs) -> NDArray[np.int64]:
-        """Return how many values of a sparse element each row of ``runs`` stores.
+        """Return how many values of a sparse or ragged element each row of ``runs`` stores.
 
         Rows that do not tell before they are read are read for it.
 
@@ -424,8 +433,11 @@ class Collection:
             known = part.stored.row_lengths(part.runs)
             if known is None:
                 rows = part.read_rows()
-                is_csr = isinstance(rows, CsrRows)
-                known = np.diff(rows.indptr) if is_csr else np.count_nonzero(rows, axis=1)
+                if isinstance(rows, RaggedRows):
+                    known = rows.lengths
+                else:
+                    is_csr = isinstance(rows, CsrRows)
+                    known = np.diff(rows.indptr) if is_csr else np.count_nonzero(rows, axis=1)
             lengths[part.rows] = known
         return lengths
 
@@ -461,3 +473,7 @@ class Collection:
         """
         stored = (each for source in self._sources for each in source.elements.values())
         load_tables([each for each in stored if each.shape[0]], are_remote=self.is_remote)
+
+
+def _n_values(rows: Any) -> int:
+    return int(rows.offsets[-1] if isinstance(rows, RaggedRows) else rows.nnz)

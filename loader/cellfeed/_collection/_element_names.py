@@ -29,7 +29,8 @@ def require_elements(names: Sequence[str]) -> tuple[str, ...]:
         if not _is_element(name):
             msg = (
                 "`elements` must be 'X', 'raw/X', 'layers/NAME' or 'obsm/NAME', each of MuData "
-                f"after 'mod/MODALITY/', but got {name!r}; name each as it lies in the file"
+                "after 'mod/MODALITY/', and of token streams 'spans' and 'metadata', but got "
+                f"{name!r}; name each as it lies in the file"
             )
             raise ParameterError(msg)
     if not names or len(set(names)) < len(names):
@@ -41,6 +42,8 @@ def require_elements(names: Sequence[str]) -> tuple[str, ...]:
 def _is_element(name: object) -> bool:
     if not isinstance(name, str):
         return False
+    if name in ("spans", "metadata"):
+        return True
     folder, _, rest = name.partition("/")
     if folder == "mod":
         modality, _, name = rest.partition("/")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,8 @@ from cellfeed._bytes import Location
 from cellfeed._collection._join_var import Genes, join_var, listed
 from cellfeed._collection._side_by_side import side_by_side
 from cellfeed._errors import FormatError, MismatchError
-from cellfeed._layouts import ColumnMap, ColumnNames, Element
-from cellfeed._sources import Source
+from cellfeed._layouts import ColumnMap, ColumnNames, Element, Layout
+from cellfeed._sources import Source, StoredElement
 
 __all__ = ["join_elements"]
 
@@ -34,9 +35,11 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
     for name, first in sources[0].elements.items():
         stored = [source.elements[name] for source in sources]
         _check_same_kind(name, sources)
-        if first.var is None:
+        if first.layout == "ragged":
+            columns: _Columns = 0, ColumnNames(_no_names), None
+        elif first.var is None:
             _check_same_shape(name, sources, 1)
-            columns: _Columns = first.shape[1], ColumnNames(first.var_names), None
+            columns = first.shape[1], ColumnNames(first.var_names), None
         elif first.var == first.stored_as:
             columns = _join_frames(name, sources)
         else:
@@ -57,14 +60,38 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
             raise MismatchError(msg)
         elements[name] = Element(
             name=name,
-            dtype=np.result_type(*(each.dtype for each in stored)),
-            layout="csr" if any(each.layout == "csr" for each in stored) else "dense",
-            row_shape=(n_columns, *first.shape[2:]),
+            dtype=_dtype_of(name, sources),
+            layout=_layout_of(stored),
+            row_shape=() if first.layout == "ragged" else (n_columns, *first.shape[2:]),
             names=names,
             stored_as=tuple(each.stored_as for each in stored),
             column_maps=maps,
         )
     return elements
+
+
+def _no_names() -> NDArray[np.object_]:
+    return np.empty(0, object)
+
+
+def _layout_of(stored: Sequence[StoredElement]) -> Layout:
+    layouts = [each.layout for each in stored]
+    return "csr" if "csr" in layouts else layouts[0]
+
+
+def _dtype_of(name: str, sources: Sequence[Source]) -> np.dtype[Any]:
+    """Return a dtype that holds the values of all sources."""
+    dtypes = [source.elements[name].dtype for source in sources]
+    if all(each.names is None for each in dtypes):
+        return np.result_type(*dtypes)
+    for source, dtype in zip(sources, dtypes, strict=True):
+        if dtype != dtypes[0]:
+            msg = (
+                f"{source.location}: `{name}` has values of {dtype}, but of {dtypes[0]} in "
+                f"{sources[0].location}; open those together that have the same fields"
+            )
+            raise MismatchError(msg)
+    return dtypes[0]
 
 
 def _modality(table: str) -> str:
@@ -133,6 +160,12 @@ def _check_same_kind(name: str, sources: Sequence[Source]) -> None:
     first = sources[0].elements[name]
     for source in sources[1:]:
         stored = source.elements[name]
+        if (stored.layout == "ragged") != (first.layout == "ragged"):
+            msg = (
+                f"{source.location}: `{name}` is {stored.layout}, but {first.layout} in "
+                f"{sources[0].location}; open those together that are alike"
+            )
+            raise MismatchError(msg)
         if (stored.var is None) != (first.var is None):
             frame, array = (source, sources[0]) if first.var is None else (sources[0], source)
             msg = (

@@ -64,6 +64,10 @@ def _sequence(transform: Any) -> tuple[Transform, ...]:
 
 
 def _require_fit(element: Element, transforms: Sequence[Transform], *, is_made_dense: bool) -> None:
+    if transforms and (element.layout == "ragged" or element.dtype.names is not None):
+        what = "rows of any length" if element.layout == "ragged" else "values with fields"
+        msg = f"{element.name!r} has {what}, which `transform` cannot take; use `batch_transform`"
+        raise ParameterError(msg)
     for each in transforms:
         if isinstance(each, Scale) and each.n_columns != element.n_columns:
             msg = (

@@ -6,12 +6,19 @@ of delivery, so that what is read is shuffled by being written, once. It is plan
 memory (see `cellfeed._buffers`), and bound to memory when that is there.
 """
 
-from cellfeed._layouts._chunked import CsrChunks, DenseChunks
+from cellfeed._layouts._chunked import (
+    CsrChunks,
+    DenseChunks,
+    RaggedChunks,
+    RaggedRanges,
+    RaggedRuns,
+)
 from cellfeed._layouts._column_maps import ColumnMap, column_maps
 from cellfeed._layouts._copies import Copies
 from cellfeed._layouts._csr import CsrGroup, CsrTarget, csr_groups
 from cellfeed._layouts._dense import DenseGroup, DenseTarget, dense_groups
 from cellfeed._layouts._element import ColumnNames, Dtypes, Element, Layout, dtypes_of
+from cellfeed._layouts._ragged import RaggedGroup, RaggedTarget, ragged_groups
 
 __all__ = [
     "ColumnMap",
@@ -25,12 +32,22 @@ __all__ = [
     "DenseTarget",
     "Dtypes",
     "Element",
+    "Group",
     "Layout",
+    "RaggedChunks",
+    "RaggedGroup",
+    "RaggedRanges",
+    "RaggedRuns",
+    "RaggedTarget",
     "RowTarget",
     "column_maps",
     "csr_groups",
     "dense_groups",
     "dtypes_of",
+    "ragged_groups",
 ]
 
-RowTarget = CsrTarget | DenseTarget
+Group = CsrGroup | DenseGroup | RaggedGroup
+"""Rows that leave together, in memory."""
+
+RowTarget = CsrTarget | DenseTarget | RaggedTarget

@@ -1,13 +1,15 @@
 """How rows are stored in chunks that are decoded here."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._chunks import ChunkedArray
+from cellfeed._chunks import ChunkedArray, ChunkReads, RowRanges
 
-__all__ = ["CsrChunks", "DenseChunks"]
+__all__ = ["CsrChunks", "DenseChunks", "RaggedChunks", "RaggedRanges", "RaggedRuns"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,5 +44,86 @@ class DenseChunks:
         Number of columns.
     """
 
-    values: ChunkedArray
+    values: ChunkedArray | RowRanges
     n_columns: int
+
+
+class RaggedChunks(ABC):
+    """Rows of any length, whose lengths are known before they are read."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """Native dtype of the values."""
+
+    @abstractmethod
+    def lengths_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many values each of these rows has, int64, shape (n,)."""
+
+    @abstractmethod
+    def reads_of_rows(
+        self, rows: NDArray[np.int64], destinations: NDArray[np.int64], dtype: np.dtype[Any]
+    ) -> ChunkReads:
+        """Return what to read so that rows, which ascend, come to destinations as a dtype."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedRuns(RaggedChunks):
+    """Rows that lie one after the other in an array of chunks.
+
+    Parameters
+    ----------
+    indptr
+        Where each row begins, ascending, int64, shape (n_rows + 1,).
+    values
+        Values of all rows, of one dimension.
+    """
+
+    indptr: NDArray[np.int64]
+    values: ChunkedArray
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """See `RaggedChunks`."""
+        return self.values.dtype
+
+    def lengths_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `RaggedChunks`."""
+        return self.indptr[rows + 1] - self.indptr[rows]
+
+    def reads_of_rows(
+        self, rows: NDArray[np.int64], destinations: NDArray[np.int64], dtype: np.dtype[Any]
+    ) -> ChunkReads:
+        """See `RaggedChunks`."""
+        lengths = self.lengths_of(rows)
+        return self.values.reads_of_ranges(self.indptr[rows], lengths, destinations, dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedRanges(RaggedChunks):
+    """Rows that each lie in byte ranges of plain files.
+
+    Parameters
+    ----------
+    values
+        The ranges.
+    """
+
+    values: RowRanges
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """See `RaggedChunks`."""
+        return self.values.dtype
+
+    def lengths_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `RaggedChunks`."""
+        pieces, lengths = self.values.pieces(rows), np.zeros(rows.size, np.int64)
+        np.add.at(lengths, pieces.rows, pieces.counts)
+        return lengths
+
+    def reads_of_rows(
+        self, rows: NDArray[np.int64], destinations: NDArray[np.int64], dtype: np.dtype[Any]
+    ) -> ChunkReads:
+        """See `RaggedChunks`."""
+        return self.values.reads_of_rows(rows, destinations, dtype)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind, destination
-from cellfeed._chunks import ChunkReads, RowGroup, can_cast, place_elements
+from cellfeed._chunks import ChunkReads, RowGroup, RowRanges, can_cast, place_elements
 from cellfeed._layouts._chunked import DenseChunks
 from cellfeed._layouts._copies import Copies, first_deliveries
 from cellfeed._runs import Runs, expand
@@ -67,6 +67,8 @@ class DenseTarget:
         values, rows = stored.values, expand(runs)
         if not can_cast(values.dtype, self.dtype):
             return None
+        if isinstance(values, RowRanges):  # columns have no names to be aligned by
+            return values.reads_of_rows(rows, self.destinations, self.dtype)
         if len(values.shape) > 1:
             return values.reads_of_rows(rows, self.destinations, self.dtype, column_map=column_map)
         n = stored.n_columns

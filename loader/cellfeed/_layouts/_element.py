@@ -13,7 +13,7 @@ from cellfeed._layouts._column_maps import ColumnMap
 
 __all__ = ["ColumnNames", "Dtypes", "Element", "Layout", "dtypes_of"]
 
-Layout = Literal["csr", "dense"]
+Layout = Literal["csr", "dense", "ragged"]
 
 Dtypes = np.dtype[Any] | Mapping[str, np.dtype[Any]] | None
 """One dtype for all elements, or some by name; those that are not named stay as they are."""
@@ -53,10 +53,10 @@ class Element:
     dtype
         Dtype of the values: one that holds those of every file.
     layout
-        How rows are read: "csr" if any file is stored so, else "dense".
+        How rows are read: "csr" if any file is stored so, else "dense"; or "ragged".
     row_shape
         Shape of a row: the number of columns, or, of an array of three and more dimensions such as
-        images, several numbers.
+        images, several numbers; of ragged rows, which have none, ``()``.
     names
         Returns `column_names`.
     stored_as
@@ -88,7 +88,8 @@ class Element:
 
     def __repr__(self) -> str:
         columns = " x ".join(f"{n:,}" for n in self.row_shape)
-        return f"Element({self.name!r}, {columns} columns, {self.layout} {self.dtype})"
+        columns = f"{columns} columns, " if columns else ""
+        return f"Element({self.name!r}, {columns}{self.layout} {self.dtype})"
 
 
 def dtypes_of(elements: Mapping[str, Element], dtype: Dtypes) -> dict[str, np.dtype[Any]]:
@@ -97,7 +98,7 @@ def dtypes_of(elements: Mapping[str, Element], dtype: Dtypes) -> dict[str, np.dt
     Raises
     ------
     ParameterError
-        A dtype is given for an element that is not there.
+        A dtype is given for an element that is not there, or whose values have fields.
     """
     if isinstance(dtype, Mapping):
         for name in dtype:
@@ -105,5 +106,15 @@ def dtypes_of(elements: Mapping[str, Element], dtype: Dtypes) -> dict[str, np.dt
                 there = ", ".join(map(repr, elements))
                 msg = f"`dtype` names {name!r}, which is not among the elements read: {there}"
                 raise ParameterError(msg)
-        return {name: dtype.get(name, each.dtype) for name, each in elements.items()}
-    return {name: each.dtype if dtype is None else dtype for name, each in elements.items()}
+        dtypes = {name: dtype.get(name, each.dtype) for name, each in elements.items()}
+    else:
+        dtypes = {name: each.dtype if dtype is None else dtype for name, each in elements.items()}
+    for name, each in elements.items():
+        if each.dtype.names is not None and dtypes[name] != each.dtype:
+            fields = ", ".join(map(repr, each.dtype.names))
+            msg = (
+                f"`dtype` must leave out {name!r}, whose values have fields ({fields}); give "
+                "dtypes of other elements by name, and cast fields by `batch_transform`"
+            )
+            raise ParameterError(msg)
+    return dtypes

@@ -216,6 +216,12 @@ def describe_job(
         )
         raise ParameterError(msg)
     row_shape = collection.elements[element].row_shape
+    if collection.layout == "ragged" or collection.dtype.names is not None:
+        msg = (
+            f"`element` must be a matrix of numbers, but {element!r} has rows of any length or "
+            "values with fields; it can be read as it is, without shuffling it first"
+        )
+        raise ParameterError(msg)
     if len(row_shape) > 1:
         msg = (
             f"`element` must have two dimensions, cells x genes, but {element!r} has "

@@ -20,14 +20,20 @@ from cellfeed._chunks import ChunkReads, ValueSteps
 from cellfeed._errors import ParameterError
 from cellfeed._layouts import (
     Copies,
-    CsrGroup,
     DenseChunks,
-    DenseGroup,
+    Group,
     csr_groups,
     dense_groups,
+    ragged_groups,
 )
 from cellfeed._reading._direct_rows import DirectRows
 from cellfeed._reading._parts import Part, PlacedRows, StoredRows
+from cellfeed._reading._ragged_rows import (
+    ArrivingRagged,
+    KnownRagged,
+    RaggedPart,
+    ragged_part,
+)
 from cellfeed._reading._sparse_rows import (
     ArrivingRows,
     KnownRows,
@@ -64,7 +70,7 @@ class LaidOut:
         (n,); all of them if None.
     """
 
-    groups: Sequence[CsrGroup | DenseGroup]
+    groups: Sequence[Group]
     reads: Sequence[ChunkReads]
     placed: Sequence[PlacedRows]
     copies: Sequence[Copies]
@@ -242,6 +248,31 @@ class ElementPlan:
             as_stored=as_stored,
         )
 
+    def ragged(self, parts: Sequence[Part]) -> ElementRead:
+        """Plan to read rows of any length; see `dense`."""
+        rows = [ragged_part(part, self.dtype) for part in parts]
+        known = [each for each in rows if isinstance(each, KnownRagged)]
+        arriving = [each for each in rows if isinstance(each, ArrivingRagged)]
+        return _ArrivingRagged(self, known, arriving) if arriving else self.laid_out_ragged(known)
+
+    def laid_out_ragged(self, rows: Sequence[RaggedPart]) -> LaidOut:
+        """Lay out rows of any length, in whatever order they are given."""
+        lengths = np.empty(self.n_distinct, np.int64)
+        for each in rows:
+            lengths[each.part.rows] = each.lengths
+        self._check_fit(float(lengths[self.order].sum(dtype=np.float64)))
+        groups, target, copies = ragged_groups(
+            lengths, self.order, self.bounds, dtype=self.dtype, first_number=self.first_number
+        )
+        reads, placed = list[ChunkReads](), list[PlacedRows]()
+        for each in rows:
+            found = each.to(target[each.part.rows])
+            if isinstance(found, ChunkReads):
+                reads.append(found)
+            else:
+                placed.append(found)
+        return LaidOut(groups=groups, reads=reads, placed=placed, copies=copies)
+
     def _check_fit(self, n_values: float) -> None:
         """Check that rows are not larger than all memory, before destinations are computed."""
         n_bytes = n_values * self.dtype.itemsize
@@ -299,6 +330,25 @@ class _Arriving:
                 n_elements = 0
             n_elements += n
         return [*bounds, len(self.selected)] if self.selected else []
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ArrivingRagged:
+    """Rows of any length, of which some are to be read before they can be laid out."""
+
+    plan: ElementPlan
+    known: Sequence[KnownRagged]
+    arriving: Sequence[ArrivingRagged]
+    is_decoded_here = False
+
+    @property
+    def chunks(self) -> Sequence[ChunkReads]:
+        """See `ElementRead`."""
+        return [reads for rows in self.known for reads in rows.chunks()]
+
+    def lay_out(self, threads: Executor, n_threads: int) -> LaidOut:  # noqa: ARG002 - of the protocol
+        """See `ElementRead`."""
+        return self.plan.laid_out_ragged([*self.known, *(each.read() for each in self.arriving)])
 
 
 @cache

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
-from cellfeed._cells import CsrRows
+from cellfeed._cells import CsrRows, RaggedRows
 from cellfeed._errors import FormatError
 from cellfeed._layouts import ColumnMap, RowTarget
 from cellfeed._runs import Runs, count_rows, expand, merge_consecutive
@@ -58,7 +58,7 @@ class Part:
         return self.column_map is None or self.column_map.keeps_all
 
     def read_rows(self) -> Any:
-        """Return the rows, as the source reads them by itself: `CsrRows` or an array.
+        """Return the rows, as the source reads them by itself: as their layout has them.
 
         Raises
         ------
@@ -66,7 +66,7 @@ class Part:
             The storage is damaged, or they are not the rows that were asked for.
         """
         rows, layout = self.stored.read_rows(self.runs), self.stored.layout
-        if isinstance(rows, CsrRows) != (layout == "csr"):
+        if not isinstance(rows, _TYPES[layout]):
             raise self.wrong(f"{type(rows).__name__} for an element of layout {layout!r}")
         expected = (count_rows(self.runs), *self.stored.shape[1:])
         if rows.shape != expected:
@@ -80,6 +80,9 @@ class Part:
             f"{what}; the storage may be damaged"
         )
         return FormatError(msg)
+
+
+_TYPES = {"csr": CsrRows, "dense": np.ndarray, "ragged": RaggedRows}
 
 
 class PlacedRows(Protocol):

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, BufferPool, bind
-from cellfeed._cells import Cells, CsrRows, ObsColumn
+from cellfeed._cells import Cells, CsrRows, ObsColumn, RaggedRows
 from cellfeed._chunks import ChunkReads, copy_all
-from cellfeed._layouts import CsrGroup, DenseGroup, Dtypes, Element, dtypes_of
+from cellfeed._layouts import CsrGroup, DenseGroup, Dtypes, Element, Group, RaggedGroup, dtypes_of
 from cellfeed._reading._ahead import Ahead
 from cellfeed._reading._direct_rows import decode
 from cellfeed._reading._laid_out import ElementPlan, ElementRead, LaidOut
@@ -228,7 +228,8 @@ class Reader:
                 steps=self._steps.get(name),
             )
             own = parts[name]
-            reads[name] = plan.csr(own) if element.layout == "csr" else plan.dense(own)
+            plans = {"csr": plan.csr, "dense": plan.dense, "ragged": plan.ragged}
+            reads[name] = plans[element.layout](own)
         delivered = rows[order]
         return PlannedRead(
             elements=reads,
@@ -329,7 +330,7 @@ class Reader:
             located = [
                 group.located(memory)
                 for group, memory, is_done in zip(groups, buffers[name], is_distinct, strict=True)
-                if is_done
+                if is_done and not isinstance(group, RaggedGroup)  # which go through none
             ]
             transforms.stored.apply(located, rows, self._threads, self._n_threads)
 
@@ -338,7 +339,7 @@ class Reader:
     ) -> dict[str, list[bool]]:
         """Sort sparse rows by column; return for each group whether columns are distinct."""
 
-        def sort(group: CsrGroup | DenseGroup, buffer: Buffer) -> bool:
+        def sort(group: Group, buffer: Buffer) -> bool:
             return not isinstance(group, CsrGroup) or group.sort(buffer)
 
         return {
@@ -349,14 +350,14 @@ class Reader:
     def _groups_of(
         self,
         planned: PlannedRead,
-        groups: Mapping[str, Sequence[CsrGroup | DenseGroup]],
+        groups: Mapping[str, Sequence[Group]],
         buffers: dict[str, list[Buffer]],
         distinct: Mapping[str, Sequence[bool]],
     ) -> Iterator[Cells]:
         for some in buffers.values():
             some.reverse()
         for k, here in enumerate(map(slice, planned.bounds[:-1], planned.bounds[1:])):
-            elements = dict[str, CsrRows | NDArray[Any]]()
+            elements = dict[str, CsrRows | RaggedRows | NDArray[Any]]()
             for name, of_element in groups.items():
                 # Memory is popped, so that it is kept by nobody but the minibatch.
                 group, memory = of_element[k], buffers[name].pop()
@@ -400,7 +401,7 @@ class Reader:
         elements = {name: self._dense_rows(name, rows) for name, rows in cells.items()}
         return Cells(elements, cells.obs, cells.rows)
 
-    def _dense_rows(self, name: str, rows: CsrRows | NDArray[Any]) -> NDArray[Any]:
+    def _dense_rows(self, name: str, rows: Any) -> Any:
         if not isinstance(rows, CsrRows):
             return rows
         group = DenseGroup(len(rows.indptr) - 1, (rows.n_vars,), rows.data.dtype)

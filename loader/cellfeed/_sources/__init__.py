@@ -4,6 +4,7 @@ from cellfeed._sources._anndata import ANNDATA, open_sources
 from cellfeed._sources._base import (
     ChunkedCsr,
     ChunkedDense,
+    ChunkedRagged,
     DirectCsr,
     Layout,
     Source,
@@ -19,16 +20,21 @@ from cellfeed._sources._base import (
 )
 from cellfeed._sources._cellstream import CELLSTREAM
 from cellfeed._sources._soma import SOMA, SomaSource
+from cellfeed._sources._tokens import TOKENS, Span, TokenStream, TokenStreamWriter
 
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
+    "ChunkedRagged",
     "DirectCsr",
     "Layout",
     "SomaSource",
     "Source",
+    "Span",
     "Storage",
     "StoredElement",
+    "TokenStream",
+    "TokenStreamWriter",
     "built_in",
     "find_storage",
     "open_location",
@@ -42,3 +48,4 @@ __all__ = [
 register(ANNDATA)
 register(SOMA)
 register(CELLSTREAM)
+register(TOKENS)

@@ -11,6 +11,7 @@ import pandas as pd
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from cellfeed._cells import RaggedRows
 from cellfeed._sources import Layout
 
 __all__ = ["PLATES", "StoredCase", "stored_cases"]
@@ -25,7 +26,7 @@ class StoredCase:
     Parameters
     ----------
     layout
-        Whether it is stored as CSR or dense.
+        Whether it is stored as CSR, dense or ragged.
     n_rows, n_vars
         Number of cells and of genes.
     dtype
@@ -72,12 +73,14 @@ class StoredCase:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the matrix: (n_rows, n_vars), and `further_shape`."""
+        """Shape of the matrix: (n_rows, n_vars), and `further_shape`; (n_rows,) if ragged."""
+        if self.layout == "ragged":
+            return (self.n_rows,)
         return self.n_rows, self.n_vars, *self.further_shape
 
     @property
     def indptr(self) -> NDArray[Any]:
-        """Row pointer of CSR, as it is to be stored, shape (n_rows + 1,)."""
+        """Where each row of CSR, or ragged, begins, as it is to be stored, shape (n_rows + 1,)."""
         return np.cumsum([0, *map(len, self._columns)]).astype(self.pointer_dtype)
 
     @property
@@ -87,7 +90,7 @@ class StoredCase:
 
     @property
     def data(self) -> NDArray[Any]:
-        """Value of each element of CSR, as it is to be stored."""
+        """Value of each element of CSR, or of all ragged rows, as it is to be stored."""
         return self._values(sum(map(len, self._columns)))
 
     @property
@@ -113,8 +116,9 @@ class StoredCase:
 
     @property
     def var(self) -> pd.DataFrame:
-        """The table of genes, which has names only."""
-        return pd.DataFrame(index=pd.Index([f"gene{k}" for k in range(self.n_vars)], dtype=object))
+        """The table of genes, which has names only; there are none of ragged rows."""
+        n_vars = 0 if self.layout == "ragged" else self.n_vars
+        return pd.DataFrame(index=pd.Index([f"gene{k}" for k in range(n_vars)], dtype=object))
 
     @property
     def dtype_in_memory(self) -> np.dtype[Any]:
@@ -130,13 +134,15 @@ class StoredCase:
             return np.full(self.n_rows, math.prod(self.shape[1:]), np.int64)
         return np.array([len(columns) for columns in self._columns], np.int64)
 
-    def in_memory(self, dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
-        """Return the oracle: the dense matrix, of `shape`.
+    def in_memory(self, dtype: np.dtype[Any] | None = None) -> Any:
+        """Return the oracle: the dense matrix, of `shape`, or `RaggedRows`.
 
         Values are cast as `numpy.ndarray.astype` does, and those of one column are added up.
         """
         dtype = self.dtype_in_memory if dtype is None else dtype
         with np.errstate(over="ignore"):
+            if self.layout == "ragged":
+                return RaggedRows(self.indptr.astype(np.int64), self.data.astype(dtype))
             if self.layout == "dense":
                 return self.dense.astype(dtype)
             matrix = np.zeros((self.n_rows, self.n_vars), dtype)

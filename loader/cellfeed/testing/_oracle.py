@@ -11,8 +11,9 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from cellfeed._cells import CategoricalColumn, Cells, CsrRows, ObsColumn
+from cellfeed._cells import CategoricalColumn, Cells, CsrRows, ObsColumn, RaggedRows
 from cellfeed._cells._minibatch import Minibatch
+from cellfeed._cells._ragged_tensor import RaggedTensor
 from cellfeed.testing._cases import StoredCase
 
 __all__ = ["Oracle"]
@@ -41,7 +42,9 @@ class Oracle:
         self._obs = obs
         self._dtype = dtype or np.result_type(*(case.dtype_in_memory for case in cases))
         self._is_sparse = any(case.layout == "csr" for case in cases)
-        self._matrix = np.vstack([case.in_memory(self._dtype) for case in cases])
+        self._is_ragged = cases[0].layout == "ragged"
+        in_memory = [case.in_memory(self._dtype) for case in cases]
+        self._matrix: Any = _joined(in_memory) if self._is_ragged else np.vstack(in_memory)
         table = pd.concat([case.obs for case in cases])
         self._plates = np.array([None if pd.isna(plate) else plate for plate in table["plate"]])
         self._numbers = table["number"].to_numpy()
@@ -49,13 +52,18 @@ class Oracle:
     def check(self, cells: Cells, rows: NDArray[np.int64]) -> None:
         """Check that these are the cells of ``rows``."""
         assert cells.rows.tolist() == rows.tolist()
-        assert self._is_sparse != isinstance(cells.X, np.ndarray)
+        assert (self._is_sparse or self._is_ragged) != isinstance(cells.X, np.ndarray)
         self.check_matrix(cells.X, rows)
         self._check_obs(cells.obs, rows)
 
     def check_minibatch(self, minibatch: Minibatch, *, dense: bool) -> None:
         """Check that a minibatch holds the cells that it says."""
         rows, X = minibatch.rows.numpy(), minibatch.X
+        if isinstance(X, RaggedTensor):
+            ragged = RaggedRows(X.offsets.numpy(), X.values.numpy())  # noqa: PD011 - no pandas
+            self.check_matrix(ragged, rows)
+            self._check_obs({name: part.numpy() for name, part in minibatch.obs.items()}, rows)
+            return
         assert (X.layout == torch.sparse_csr) == (self._is_sparse and not dense)
         if X.layout == torch.sparse_csr:
             parts = (X.crow_indices(), X.col_indices(), X.values())
@@ -68,6 +76,12 @@ class Oracle:
     def check_matrix(self, X: Any, rows: NDArray[np.int64]) -> None:
         """Check values, dtype and, of a sparse matrix, its parts."""
         expected = self._matrix[rows]
+        if self._is_ragged:
+            assert isinstance(X, RaggedRows)
+            assert X.dtype == self._dtype
+            assert X.offsets.tolist() == expected.offsets.tolist()
+            np.testing.assert_array_equal(X.values, expected.values)
+            return
         assert (X if isinstance(X, np.ndarray) else X.data).dtype == self._dtype
         if not isinstance(X, np.ndarray):
             _check_csr(X.indptr, X.indices, X.data, expected.shape)
@@ -81,6 +95,12 @@ class Oracle:
         assert isinstance(column, CategoricalColumn)
         assert column.decode(obs["plate"]).tolist() == self._plates[rows].tolist()
         np.testing.assert_array_equal(obs["number"], self._numbers[rows])
+
+
+def _joined(parts: Sequence[RaggedRows]) -> RaggedRows:
+    lengths = np.concatenate([part.lengths for part in parts])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return RaggedRows(offsets, np.concatenate([part.values for part in parts]))  # noqa: PD011 - no pandas
 
 
 def _check_csr(

@@ -10,18 +10,21 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer
 from cellfeed._bytes import Location
-from cellfeed._chunks import ChunkedArray, ChunkReads, can_cast
+from cellfeed._chunks import ChunkReads, can_cast
 from cellfeed._chunks._reads import Done
 from cellfeed._layouts import (
     CsrChunks,
     CsrGroup,
     CsrTarget,
     DenseChunks,
-    DenseGroup,
     DenseTarget,
+    Group,
+    RaggedChunks,
+    RaggedTarget,
     RowTarget,
     csr_groups,
     dense_groups,
+    ragged_groups,
 )
 from cellfeed._reading import Part
 from cellfeed._runs import expand, merge_consecutive
@@ -62,14 +65,17 @@ class GuardedRead:
         bounds = np.array([0, len(order) // 2, len(order)], np.int64)
         self._delivered = np.split(rows[order], bounds[1:-1])
         n_vars = math.prod(stored.shape[1:])
-        self._groups: Sequence[CsrGroup | DenseGroup]
+        lengths = np.empty(rows.size, np.int64)
+        self._groups: Sequence[Group]
         self._target: RowTarget
         if stored.layout == "csr":
-            lengths = np.empty(rows.size, np.int64)
             lengths[self._part.rows] = np.diff(self._part.read_rows().indptr)
             self._groups, self._target, _ = csr_groups(
                 lengths, order, bounds, n_vars=n_vars, dtype=dtype
             )
+        elif stored.layout == "ragged":
+            lengths[self._part.rows] = self._part.read_rows().lengths
+            self._groups, self._target, _ = ragged_groups(lengths, order, bounds, dtype=dtype)
         else:
             self._groups, self._target, _ = dense_groups(
                 len(order),
@@ -87,13 +93,15 @@ class GuardedRead:
         """Return what to read by chunks, if the element is made of chunks that are known."""
         target, runs = self._target[self._part.rows], self._part.runs
         chunked = self._part.stored.chunked()
-        if chunked is None or not can_cast(_values(chunked).dtype, target.dtype):
+        if chunked is None or not can_cast(_dtype(chunked), target.dtype):
             return None
         if isinstance(chunked, CsrChunks) and isinstance(target, CsrTarget):
             starts = chunked.indptr[expand(runs)]
             return ChunkReads.concatenate(target.reads_from(chunked, starts, None))
         if isinstance(chunked, DenseChunks) and isinstance(target, DenseTarget):
             return target.reads_from(chunked, runs, None)
+        if isinstance(chunked, RaggedChunks) and isinstance(target, RaggedTarget):
+            return target.reads_from(chunked, expand(runs))
         return None
 
     def by_chunks(self, reads: ChunkReads, n_threads: int) -> Done:
@@ -122,5 +130,7 @@ class GuardedRead:
         return list(zip(matrices, self._delivered, strict=True))
 
 
-def _values(chunked: CsrChunks | DenseChunks) -> ChunkedArray:
-    return chunked.data if isinstance(chunked, CsrChunks) else chunked.values
+def _dtype(chunked: CsrChunks | DenseChunks | RaggedChunks) -> np.dtype[Any]:
+    if isinstance(chunked, RaggedChunks):
+        return chunked.dtype
+    return (chunked.data if isinstance(chunked, CsrChunks) else chunked.values).dtype

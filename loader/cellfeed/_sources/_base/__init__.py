@@ -1,6 +1,11 @@
 """What a source is, and which storages there are."""
 
-from cellfeed._sources._base._chunked import ChunkedCsr, ChunkedDense
+from cellfeed._sources._base._chunked import (
+    ChunkedCsr,
+    ChunkedDense,
+    ChunkedRagged,
+    read_ragged,
+)
 from cellfeed._sources._base._direct import DirectCsr
 from cellfeed._sources._base._libraries import library
 from cellfeed._sources._base._source import Layout, Source, StoredElement
@@ -19,6 +24,7 @@ from cellfeed._sources._base._storages import (
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
+    "ChunkedRagged",
     "DirectCsr",
     "Layout",
     "Source",
@@ -29,6 +35,7 @@ __all__ = [
     "find_storage",
     "library",
     "open_location",
+    "read_ragged",
     "register",
     "select_elements",
     "storage_of",

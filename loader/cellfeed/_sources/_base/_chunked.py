@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._cells import CsrRows
+from cellfeed._cells import CsrRows, RaggedRows
 from cellfeed._chunks import ChunkedArray, ChunkReads, SlowRead, can_cast
-from cellfeed._layouts import CsrChunks, DenseChunks, Layout
+from cellfeed._layouts import CsrChunks, DenseChunks, Layout, RaggedChunks, RaggedRuns
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._base._source import StoredElement
 
-__all__ = ["ChunkedCsr", "ChunkedDense"]
+__all__ = ["ChunkedCsr", "ChunkedDense", "ChunkedRagged", "read_ragged"]
 
 
 class ChunkedCsr(StoredElement):
@@ -98,6 +98,52 @@ class ChunkedDense(StoredElement):
         row_bytes = self.shape[1] * self.dtype.itemsize
         _run(self._array.reads_of_rows(rows, np.arange(rows.size) * row_bytes, self.dtype), out)
         return out
+
+
+class ChunkedRagged(StoredElement):
+    """Rows of any length, one after the other in one array of chunks.
+
+    Parameters
+    ----------
+    indptr
+        Where each row begins, ascending, int64, shape (n_rows + 1,).
+    values
+        One-dimensional.
+    """
+
+    layout: Layout = "ragged"
+    var = None
+
+    def __init__(self, indptr: NDArray[np.int64], values: ChunkedArray) -> None:
+        self._chunks = RaggedRuns(indptr, values)
+        self.shape = (len(indptr) - 1,)
+        self.dtype = values.dtype
+
+    def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
+        """Return the number of values of each row."""
+        return self._chunks.lengths_of(expand(runs))
+
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
+        """Return why values of this dtype are not decoded here; None if they are."""
+        return _slow_read(self.dtype, dtype)
+
+    def chunked(self) -> RaggedRuns:
+        """Return where rows lie."""
+        return self._chunks
+
+    def read_rows(self, runs: Runs) -> RaggedRows:
+        """Read rows as they are stored."""
+        return read_ragged(self._chunks, expand(runs))
+
+
+def read_ragged(chunks: RaggedChunks, rows: NDArray[np.int64]) -> RaggedRows:
+    """Read rows, which ascend, as they are stored, in this thread."""
+    offsets = np.concatenate([[0], np.cumsum(chunks.lengths_of(rows))])
+    out = np.empty(offsets[-1], chunks.dtype)
+    reads = chunks.reads_of_rows(rows, offsets[:-1] * out.itemsize, out.dtype)
+    reads.readahead()
+    _run(reads, out)
+    return RaggedRows(offsets, out)
 
 
 def _slow_read(stored: np.dtype[Any], dtype: np.dtype[Any]) -> SlowRead | None:

@@ -13,9 +13,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
-from cellfeed._cells import CsrRows
+from cellfeed._cells import CsrRows, RaggedRows
 from cellfeed._chunks import SlowRead
-from cellfeed._layouts import CsrChunks, DenseChunks, Layout
+from cellfeed._layouts import CsrChunks, DenseChunks, Layout, RaggedChunks
 from cellfeed._runs import Runs
 
 __all__ = ["Layout", "Source", "StoredElement"]
@@ -117,20 +117,21 @@ class StoredElement(ABC):
     """One array of a source, such as its matrix, with a row for each of its cells.
 
     Derive from it to read another storage. What reads is either `read_rows`, of a storage that
-    returns rows, or `ChunkedCsr` and `ChunkedDense`, of one whose compressed chunks can be decoded
-    here.
+    returns rows, or `ChunkedCsr`, `ChunkedDense` and `ChunkedRagged`, of one whose compressed
+    chunks can be decoded here.
 
     Attributes
     ----------
     shape
-        Number of cells and of columns; of images, say, more than two numbers.
+        Number of cells and of columns; of images, say, more than two numbers; of ragged rows,
+        which have no columns, that of cells alone.
     dtype
-        Dtype of the stored values, in native byte order.
+        Dtype of the stored values, in native byte order; it may have fields, but in sparse rows.
     layout
-        Whether rows are stored sparse ("csr") or dense ("dense").
+        Whether rows are stored sparse ("csr") or dense ("dense"), or are of any length ("ragged").
     var
         The table that names its columns, such as ``var``; its own path if it is a data frame; None
-        if its columns have no names.
+        if its columns have no names, as those of ragged rows.
     row_order
         Which stored row each cell has, distinct, int64, shape (n_cells,); None if rows are stored
         in the order of the cells. What follows speaks of stored rows.
@@ -156,7 +157,8 @@ class StoredElement(ABC):
 
         Called only where they are asked for, or compared with those of other sources.
         """
-        return np.array([str(column) for column in range(self.shape[1])], object)
+        n_columns = self.shape[1] if len(self.shape) > 1 else 0
+        return np.array([str(column) for column in range(n_columns)], object)
 
     def stored_bytes(self) -> int:
         """Return how many bytes the values, and where they are, take in storage; 0 if unknown."""
@@ -194,7 +196,7 @@ class StoredElement(ABC):
         """
         return None
 
-    def chunked(self) -> CsrChunks | DenseChunks | None:
+    def chunked(self) -> CsrChunks | DenseChunks | RaggedChunks | None:
         """Return where rows lie, if the storage is made of chunks that can be decoded here.
 
         Chunks of many sources are decoded together, by many threads. It is asked for each fetch.
@@ -211,7 +213,7 @@ class StoredElement(ABC):
         return None
 
     @abstractmethod
-    def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:
+    def read_rows(self, runs: Runs) -> CsrRows | RaggedRows | NDArray[Any]:
         """Read the rows of ``runs``, whole; their lengths need not be known before.
 
         Parameters
@@ -224,7 +226,8 @@ class StoredElement(ABC):
         -------
         The rows in ascending order with the element's own columns: `CsrRows` if the layout is
         "csr", whose columns may be in any order, and there twice (values are then added up); an
-        array of shape (n_rows, n_columns) if it is "dense". Of any numeric dtype.
+        array of shape (n_rows, n_columns) if it is "dense"; `RaggedRows` if it is "ragged". Of any
+        numeric dtype.
 
         Raises
         ------

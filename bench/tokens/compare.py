@@ -1,0 +1,173 @@
+"""Random windows of a token stream by cellfeed, a NumPy memory map and litdata, in turns.
+
+``compare.py FOLDER --write 4e9`` writes the same tokens for each under the folder (litdata's with
+``--litdata``, the Python of an environment that has it), and ``compare.py FOLDER`` reads them:
+minibatches of 64 windows of 4,096 tokens of uint16, shuffled, each run in a process of its own, of
+so many windows that none is read twice. Before each run the page cache is told to drop the files
+(posix_fadvise), so that every window comes from the disk, as of a stream that is larger than
+memory; with ``--warm`` all files are read once before. Reads are system calls of the process; a
+memory map makes none, but page faults that wait for the disk. Ratios count, not figures.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+BATCH, WINDOW = 64, 4096
+
+COMMON = """
+import json, os, resource, sys, time
+import numpy as np
+folder, n, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+WINDOW, BATCH = 4096, 64
+def calls():
+    return int(open("/proc/self/io").read().split("syscr: ")[1].split()[0])
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+def measure(minibatches):
+    done, before, was = 0, calls(), faults()
+    start, used = time.perf_counter(), time.process_time()
+    for tokens in minibatches:
+        assert tuple(tokens.shape) == (BATCH, WINDOW), tokens.shape
+        done += BATCH
+        if done >= n:
+            break
+    took, cpu = time.perf_counter() - start, time.process_time() - used
+    print(json.dumps({"windows/s": done / took, "windows/CPU s": done / cpu,
+                      "reads/window": (calls() - before) / done,
+                      "faults/window": (faults() - was) / done}), flush=True)
+    os._exit(0)
+"""
+CELLFEED = """
+from cellfeed import BlockShuffling, CellDataset, TokenStream, open_collection
+stream = TokenStream(folder + "/cellfeed", WINDOW)
+collection = open_collection(stream, elements=ELEMENTS)
+rows = np.sort(np.random.default_rng(seed).permutation(len(collection))[:n])
+strategy = BlockShuffling(1, indices=rows)
+dataset = CellDataset(collection, strategy, BATCH, 16, drop_last=True, seed=seed)
+measure(each.X if not SPANS else (stream.spans(each), each.X)[1] for each in dataset)
+"""
+NUMPY = """
+import torch
+tokens = np.memmap(folder + "/tokens.bin", np.uint16, "r")
+order = np.random.default_rng(seed).permutation(tokens.size // WINDOW)[:n]
+def minibatches():
+    for k in range(0, n, BATCH):
+        rows = [tokens[i * WINDOW:(i + 1) * WINDOW] for i in order[k:k + BATCH].tolist()]
+        yield torch.from_numpy(np.stack(rows))
+measure(minibatches())
+"""
+LITDATA = """
+from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+dataset = StreamingDataset(folder + "/litdata", item_loader=TokensLoader(block_size=WINDOW),
+                           shuffle=True, seed=seed)
+measure(StreamingDataLoader(dataset, batch_size=BATCH, num_workers=0))
+"""
+WRITE_LITDATA = """
+import sys
+import numpy as np, torch
+from litdata.streaming.item_loader import TokensLoader
+from litdata.streaming.writer import BinaryWriter
+folder = sys.argv[1]
+tokens = np.memmap(folder + "/tokens.bin", np.uint16, "r")
+step = 4096 * 256
+writer = BinaryWriter(folder + "/litdata", chunk_size=step * 32, item_loader=TokensLoader(4096))
+for k in range(tokens.size // step):
+    writer[k] = torch.from_numpy(tokens[k * step:(k + 1) * step].copy())
+writer.done()
+writer.merge()
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--write", type=float, help="bytes of tokens to write")
+    parser.add_argument("--litdata", help="a Python that has litdata")
+    parser.add_argument("--windows", type=int, default=16_384)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm", action="store_true")
+    options = parser.parse_args()
+    if options.write:
+        write(options.folder, int(options.write) // 2)
+        if options.litdata:
+            command = [options.litdata, "-c", WRITE_LITDATA, options.folder]
+            subprocess.run(list(map(str, command)), check=True)
+        return
+    only_tokens = 'ELEMENTS, SPANS = ["X"], False\n'
+    with_spans = 'ELEMENTS, SPANS = ["X", "spans", "metadata"], True\n'
+    kinds = {
+        "cellfeed": (sys.executable, COMMON + only_tokens + CELLFEED),
+        "cellfeed, spans decoded": (sys.executable, COMMON + with_spans + CELLFEED),
+        "NumPy memory map": (sys.executable, COMMON + NUMPY),
+    }
+    if options.litdata:
+        kinds["litdata"] = options.litdata, COMMON + LITDATA
+    found = {name: [] for name in kinds}
+    for seed in range(options.rounds):
+        for name, (python, code) in kinds.items():
+            if options.warm:
+                warm(options.folder)
+            else:
+                drop(options.folder)
+            arguments = [python, "-c", code, options.folder, options.windows, seed]
+            ran = subprocess.run(
+                list(map(str, arguments)), check=True, capture_output=True, text=True
+            )
+            found[name].append(json.loads(ran.stdout.splitlines()[-1]))
+            sys.stdout.write(f"{name}: {found[name][-1]}\n")
+            sys.stdout.flush()
+    first = found["cellfeed"]
+    for name, runs in found.items():
+        medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        ratio = statistics.median(
+            own["windows/s"] / run["windows/s"] for own, run in zip(first, runs, strict=True)
+        )
+        said = ", ".join(f"{value:,.2f} {key}" for key, value in medians.items())
+        sys.stdout.write(f"{name}: {said}; cellfeed is {ratio:.2f} times as fast\n")
+
+
+def write(folder, n_tokens):
+    """Write random tokens in four shards, with a span on each document, and as one file."""
+    import numpy as np  # noqa: PLC0415 - after the limits of threads are known
+
+    from cellfeed import TokenStreamWriter  # noqa: PLC0415
+
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    with (folder / "tokens.bin").open("wb") as flat:
+        for shard in range(4):
+            with TokenStreamWriter(folder / "cellfeed", "uint16", shard=str(shard)) as writer:
+                while writer.n_tokens < n_tokens // 4:
+                    document = random.integers(0, 50_000, random.integers(100, 8000), np.uint16)
+                    title = {"document": writer.n_tokens, "species": "human", "source": "a b c"}
+                    writer.append(document, metadata=title)
+                    flat.write(document)
+        flat.flush()
+        os.fsync(flat.fileno())
+
+
+def drop(folder):
+    """Have the page cache drop all files of a folder, which are on the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as opened:
+                os.fsync(opened.fileno())
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def warm(folder):
+    """Have the page cache hold all files of a folder, which must fit."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as opened:
+                while opened.read(1 << 24):
+                    pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Rows that lie uncompressed in plain files, each in one byte range or a few."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._bytes import ByteStore
+from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._placing import array_row
+from cellfeed._chunks._reads import ChunkReads
+
+__all__ = ["Pieces", "RowRanges"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Byte ranges that rows consist of, row by row; arrays are int64, of shape (n_pieces,).
+
+    Parameters
+    ----------
+    rows
+        Which of the rows that were asked for each belongs to, ascending.
+    files, firsts
+        The file that it lies in, and its first element there.
+    counts
+        Its elements, above zero.
+    within
+        Which element of its row the first one is.
+    """
+
+    rows: NDArray[np.int64]
+    files: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    within: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RowRanges:
+    """Rows of uncompressed elements that each lie in one byte range, or in a few.
+
+    They need not lie in any grid, and may overlap. A piece takes one read; those that lie beside
+    each other are read together.
+
+    Parameters
+    ----------
+    name
+        Name of the array, for messages.
+    shape
+        Number of rows and, where all have as many, their elements.
+    dtype
+        Native dtype of the elements; it may have fields.
+    files
+        The files.
+    pieces
+        Says where rows lie: given their numbers, ascending, int64, shape (n,).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    files: ByteStore
+    pieces: Callable[[NDArray[np.int64]], Pieces]
+
+    def reads_of_rows(
+        self,
+        rows: NDArray[np.int64],
+        destinations: NDArray[np.int64],
+        out_dtype: np.dtype[Any],
+    ) -> ChunkReads:
+        """Return what to read for rows.
+
+        Parameters
+        ----------
+        rows
+            Ascending, int64, shape (n,).
+        destinations
+            Address that each goes to.
+        out_dtype
+            Dtype there.
+        """
+        pieces = self.pieces(rows)
+        n_pieces = pieces.rows.size
+        chunks = np.zeros((n_pieces, kernels.N_CHUNK_COLUMNS), np.int64)
+        handles, in_memory = self.files.handles(pieces.files), 0
+        if handles is None:  # the bytes are brought to memory before they are placed
+            handles, in_memory = (pieces.files, None), kernels.IN_MEMORY
+        chunks[:, kernels.FD], keep_alive = handles
+        chunks[:, kernels.OFFSET] = pieces.firsts * self.dtype.itemsize
+        chunks[:, kernels.SIZE] = pieces.counts * self.dtype.itemsize
+        chunks[:, kernels.FLAGS] = in_memory
+        chunks[:, kernels.FIRST_SEGMENT] = np.arange(n_pieces)
+        chunks[:, kernels.END_SEGMENT] = np.arange(n_pieces) + 1
+        segments = np.zeros((n_pieces, kernels.N_SEGMENT_COLUMNS), np.int64)
+        segments[:, kernels.COUNT] = pieces.counts
+        segments[:, kernels.TO] = destinations[pieces.rows] + pieces.within * out_dtype.itemsize
+        segments[:, kernels.WITHIN] = pieces.within
+        array = array_row(self.dtype, out_dtype)
+        array[kernels.DECODED_BYTES] = int(chunks[:, kernels.SIZE].max(initial=0))
+        return ChunkReads(
+            arrays=array[None],
+            chunks=chunks,
+            segments=segments,
+            chunk_numbers=rows[pieces.rows],
+            owners=(self,),
+            keep_alive=(keep_alive,),
+        )
+
+    def describe(self, chunk: int) -> str:
+        """Return where a row lies, for a message."""
+        pieces = self.pieces(np.array([chunk], np.int64))
+        where = {str(self.files.location_of(file)): None for file in pieces.files.tolist()}
+        first = int(pieces.firsts[0]) * self.dtype.itemsize
+        size = int(pieces.counts[0]) * self.dtype.itemsize
+        return f"{', '.join(where)}: `{self.name}`, row {chunk} (bytes {first} to {first + size})"

@@ -1,0 +1,60 @@
+"""Files of a shard that are written one after the other, with their checksums."""
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["WrittenFile", "sync_folder"]
+
+_BUFFER_BYTES = 1 << 20
+
+
+class WrittenFile:
+    """A file that is written from its beginning to its end.
+
+    Parameters
+    ----------
+    path
+        Where; there may be no such file.
+
+    Attributes
+    ----------
+    n_bytes, crc32
+        Of what was written by now.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self.n_bytes = self.crc32 = 0
+        self._file = path.open("xb", _BUFFER_BYTES)
+
+    def write(self, data: bytes | NDArray[Any]) -> None:
+        """Write bytes, or the elements of a contiguous array."""
+        buffer = data if isinstance(data, bytes) else data.reshape(-1).view(np.uint8).data
+        self._file.write(buffer)
+        self.crc32 = zlib.crc32(buffer, self.crc32)
+        self.n_bytes += len(buffer)
+
+    def flush(self) -> None:
+        """Let others see what was written."""
+        self._file.flush()
+
+    def close(self, *, synced: bool = False) -> None:
+        """Close it, with all bytes on the disk if ``synced``."""
+        if synced and not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

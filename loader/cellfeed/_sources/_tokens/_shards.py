@@ -1,0 +1,186 @@
+"""The shards of a folder, opened together."""
+
+import os
+import warnings
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._bytes import Location
+from cellfeed._chunks import ZarrFiles
+from cellfeed._errors import FormatError, PathError
+from cellfeed._sources._tokens._format import (
+    INDEX,
+    SUFFIX,
+    UNFINISHED,
+    ShardHeader,
+    dtype_of,
+    read_header,
+)
+
+__all__ = ["ShardTables", "Shards"]
+
+_PIECE_BYTES = 1 << 22
+
+
+class Shards:
+    """All finished shards of a folder, by name.
+
+    Parameters
+    ----------
+    location
+        The folder.
+
+    Attributes
+    ----------
+    names
+        Their names.
+    headers
+        What each says of itself.
+    dtype
+        Dtype of the tokens, which all have.
+    bounds
+        Where each begins in the stream, in tokens, int64, shape (n_shards + 1,).
+
+    Raises
+    ------
+    PathError
+        There is no such folder.
+    FormatError
+        It has no finished shard, one of them is damaged, or they differ in their tokens.
+
+    Warns
+    -----
+    UserWarning
+        Some shards are not finished.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        folder = location.path
+        if folder is None or not folder.is_dir():
+            raise PathError(f"{location.shown}: no such folder; check the path")
+        self._folder = folder.absolute()
+        found = sorted(each.name for each in os.scandir(folder) if each.name.endswith(SUFFIX))
+        unfinished = sorted(folder.glob(f".*{UNFINISHED}"))
+        if unfinished:
+            n, names = len(unfinished), ", ".join(each.name for each in unfinished[:3])
+            msg = f"{folder}: {n} unfinished shards are left out ({names}); finish or remove them"
+            warnings.warn(msg, UserWarning, stacklevel=3)
+        if not found:
+            msg = f"{folder}: has no finished shard; write one with `TokenStreamWriter`"
+            raise FormatError(msg)
+        self.names = found
+        self.headers = [read_header(folder / name) for name in found]
+        self.dtype = self._common_dtype()
+        sizes = [header.n_tokens for header in self.headers]
+        self.bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all shards."""
+        return int(self.bounds[-1])
+
+    def verify(self) -> None:
+        """Compare all files with their checksums; see `TokenStream.verify`."""
+        for shard, header in enumerate(self.headers):
+            for name, (_, expected) in header.files.items():
+                found = 0
+                with (self._folder / self.names[shard] / name).open("rb") as file:
+                    while piece := file.read(_PIECE_BYTES):
+                        found = zlib.crc32(piece, found)
+                if found != expected:
+                    raise self.damaged(shard, name, "holds other bytes than were written")
+
+    def files(self, name: str) -> ZarrFiles:
+        """Return the files of one name, by the number of the shard."""
+        return ZarrFiles(self._folder, _OneOfEach([f"{shard}/{name}" for shard in self.names]))
+
+    def table(self, name: str, dtype: Any) -> "ShardTables":
+        """Return a file of each shard as a table of rows of a dtype, mapped when it is used."""
+        return ShardTables([self._folder / shard / name for shard in self.names], np.dtype(dtype))
+
+    def index(self) -> "ShardTables":
+        """Return where the spans of each block, and their metadata, begin."""
+        return self.table(INDEX, ("<i8", 2))
+
+    def damaged(self, shard: int, name: str, what: str) -> FormatError:
+        """Return the error for a file that cannot be as it is."""
+        where = self._folder / self.names[shard] / name
+        return FormatError(f"{where}: {what}; the shard is damaged, copy it again")
+
+    def _common_dtype(self) -> np.dtype[Any]:
+        dtypes = [
+            self._dtype_of(name, each) for name, each in zip(self.names, self.headers, strict=True)
+        ]
+        for name, dtype in zip(self.names, dtypes, strict=True):
+            if dtype != dtypes[0]:
+                msg = (
+                    f"{self._folder / name}: has tokens of {dtype}, but {self.names[0]} of "
+                    f"{dtypes[0]}; keep shards of different dtypes in different folders"
+                )
+                raise FormatError(msg)
+        return dtypes[0]
+
+    def _dtype_of(self, name: str, header: ShardHeader) -> np.dtype[Any]:
+        try:
+            return dtype_of(header.dtype)
+        except (TypeError, ValueError) as error:
+            msg = f"{self._folder / name}: has tokens of no known dtype ({error}); update cellfeed"
+            raise FormatError(msg) from error
+
+
+class ShardTables:
+    """One table of each shard, mapped when it is first used, in each process anew.
+
+    Parameters
+    ----------
+    paths, dtype
+        The files, and the dtype of a row.
+    """
+
+    def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any]) -> None:
+        self._paths, self._dtype = paths, dtype
+        self._mapped = dict[int, NDArray[Any]]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_mapped": {}}
+
+    def of(self, shard: int) -> NDArray[Any]:
+        """Return the table of one shard."""
+        if shard not in self._mapped:
+            path = self._paths[shard]
+            try:
+                rows = np.memmap(path, self._dtype.base, "r").reshape(-1, *self._dtype.shape)
+            except (OSError, ValueError) as error:
+                msg = f"{path}: cannot be read ({error}); copy the shard again"
+                raise FormatError(msg) from error
+            self._mapped[shard] = rows.view(np.ndarray)
+        return self._mapped[shard]
+
+    def rows(self, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return rows of tables: one of each of the shards, which need not be distinct."""
+        out = np.zeros((rows.size, *self._dtype.shape), self._dtype.base)
+        order = np.argsort(shards, kind="stable")
+        bounds = np.flatnonzero(np.diff(shards[order])) + 1
+        for some in np.split(order, bounds) if order.size else ():
+            out[some] = self.of(int(shards[some[0]]))[rows[some]]
+        return out
+
+
+class _OneOfEach:
+    """Files of given names, which stay open."""
+
+    sharded = True
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = np.array([name.encode() for name in names])
+        self.file_grid = (len(names),)
+
+    def file_names(self, files: NDArray[np.int64]) -> NDArray[np.bytes_]:
+        """Return the names of files within the folder."""
+        return self._names[files]

@@ -1,0 +1,307 @@
+"""Writing a shard of a token stream."""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed._errors import ParameterError, PathError, require_positive
+from cellfeed._sources._tokens._document_obs import DocumentObs, require_kinds
+from cellfeed._sources._tokens._files import WrittenFile, sync_folder
+from cellfeed._sources._tokens._format import (
+    BLOCK,
+    DOCUMENTS,
+    INDEX,
+    METADATA,
+    SPANS,
+    SUFFIX,
+    TOKENS,
+    UNFINISHED,
+    ShardHeader,
+    require_dtype,
+    require_name,
+    shown_dtype,
+    write_header,
+)
+from cellfeed._sources._tokens._span_blocks import ADDED, SpansToWrite
+
+__all__ = ["TokenStreamWriter"]
+
+_MOST_METADATA = 1 << 20  # bytes of a span, which each block that it overlaps repeats
+
+
+class TokenStreamWriter:
+    """Writes one shard of a token stream; a context manager, on leaving which the shard is there.
+
+    Any number of processes may write shards of one folder, which know nothing of each other. A
+    shard is seen by nobody before it is finished, and never in part: where the block is left by an
+    exception, it is removed, and of a process that was killed there remains a hidden folder, which
+    is not read.
+
+    Parameters
+    ----------
+    folder
+        The folder of the stream; it is made.
+    dtype
+        Dtype of a token: of numbers, or of fields of numbers if each has several values.
+    shard
+        Name of the shard; shards are read in the order of their names. A random one if None.
+    documents
+        Whether each call of `append` is a document.
+    obs
+        Attributes that documents have, which become obs columns: their names, with ``str`` or
+        ``float``.
+    encoder
+        Turns the metadata of a span into bytes; ``json.dumps`` if None. It is called here, and
+        `TokenStream` is given the decoder.
+    encoding
+        What that is called; needed with an ``encoder``, so that a reader knows.
+    block
+        Tokens of a block of spans; a span is listed in each block that it overlaps, with its
+        metadata.
+
+    Raises
+    ------
+    ParameterError
+        The dtype, or the name, is none that there can be, or there is such a shard.
+    PathError
+        The folder cannot be written to.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with TokenStreamWriter(folder, "uint16", documents=True) as writer:
+    ...     writer.append([5, 3, 8], metadata={"title": "one"})
+    ...     writer.append([1, 2], spans=[(1, 2, {"gene": "TP53"})])
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        dtype: Any,
+        *,
+        shard: str | None = None,
+        documents: bool = False,
+        obs: Mapping[str, type] = MappingProxyType({}),
+        encoder: Callable[[Any], bytes] | None = None,
+        encoding: str | None = None,
+        block: int = BLOCK,
+    ) -> None:
+        if (encoder is None) != (encoding is None):
+            msg = "`encoder` and `encoding` go together; give the encoder's name, such as 'msgpack'"
+            raise ParameterError(msg)
+        require_kinds(obs, has_documents=documents)
+        self._dtype = require_dtype(dtype)
+        self._encoder = _as_json if encoder is None else encoder
+        self._encoding = encoding or "json"
+        self._block = require_positive("block", block)
+        name = require_name(uuid.uuid4().hex if shard is None else shard)
+        self._finished = Path(folder) / f"{name}{SUFFIX}"
+        self._folder = Path(folder) / f".{name}{UNFINISHED}"
+        self._n_tokens = self._n_documents = self._longest = self._n_spans = self._n_metadata = 0
+        self._make_folder(name)
+        self._tokens = self._new(TOKENS)
+        self._documents = self._new(DOCUMENTS) if documents else None
+        self._spans, self._metadata = self._new("added-spans"), self._new("added-metadata")
+        self._obs = DocumentObs(self._folder, obs)
+        if self._documents is not None:
+            self._documents.write(np.zeros(1, "<i8"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.discard()
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that were appended by now."""
+        return self._n_tokens
+
+    def append(
+        self,
+        tokens: ArrayLike,
+        *,
+        metadata: Any = None,
+        spans: Iterable[tuple[int, int, Any]] = (),
+        obs: Mapping[str, str | float | None] = MappingProxyType({}),
+    ) -> None:
+        """Append tokens to the stream, as a document if the shard has such.
+
+        Parameters
+        ----------
+        tokens
+            Shape (n,), of the shard's dtype or of one that NumPy casts to it without loss of kind.
+        metadata
+            What a span over all of them says; no such span if None.
+        spans
+            Start, stop and metadata of spans, counted from the first of these tokens.
+        obs
+            Attributes of the document by name; those that are left out or None are missing.
+
+        Raises
+        ------
+        ParameterError
+            The tokens, or a span, or attributes, are none that there can be.
+        """
+        values = self._as_tokens(tokens)
+        first, n = self._n_tokens, len(values)
+        if metadata is not None and n:
+            spans = [(0, n, metadata), *spans]
+        encoded = [self._span(start, stop, each, n) for start, stop, each in spans]
+        self._obs.append(obs)  # nothing is written before all is known to be right
+        if self._documents is not None:
+            self._n_documents += 1
+            self._longest = max(self._longest, n)
+            self._documents.write(np.array([first + n], "<i8"))
+        self._tokens.write(values)
+        self._n_tokens += n
+        for start, stop, each in encoded:
+            self._write_span(first + start, first + stop, each)
+
+    def add_span(self, start: int, stop: int, metadata: Any) -> None:
+        """Say something of tokens that were appended, however many and however long ago.
+
+        Parameters
+        ----------
+        start, stop
+            The first of the tokens, and the one after the last, counted from the shard's first.
+        metadata
+            What is said, as the encoder takes it.
+
+        Raises
+        ------
+        ParameterError
+            There are no such tokens, or the metadata cannot be encoded or takes more than 1 MiB.
+        """
+        self._write_span(*self._span(start, stop, metadata, self._n_tokens))
+
+    def _span(self, start: int, stop: int, metadata: Any, n: int) -> tuple[int, int, bytes]:
+        """Return a span of ``n`` tokens, checked, with its metadata encoded."""
+        if not 0 <= start < stop <= n:
+            msg = f"a span must have 0 <= start < stop <= {n}, but got ({start}, {stop})"
+            raise ParameterError(msg)
+        return int(start), int(stop), self._encoded(metadata)
+
+    def _write_span(self, start: int, stop: int, encoded: bytes) -> None:
+        self._spans.write(np.array([(start, stop, self._n_metadata, len(encoded))], ADDED))
+        self._metadata.write(encoded)
+        self._n_spans += 1
+        self._n_metadata += len(encoded)
+
+    def finish(self) -> None:
+        """Let the shard be seen, once all of it is on the disk."""
+        files = [self._tokens, *([self._documents] if self._documents else []), *self._obs.files]
+        self._spans.close()
+        self._metadata.close()
+        if self._n_spans:
+            by_block = [self._new(name) for name in (INDEX, SPANS, METADATA)]
+            SpansToWrite(
+                spans=self._folder / self._spans.name,
+                metadata=self._folder / self._metadata.name,
+                n_tokens=self._n_tokens,
+                block=self._block,
+            ).write(*by_block)
+            files += by_block
+        for each in (self._spans, self._metadata):
+            (self._folder / each.name).unlink()
+        for each in files:
+            each.close(synced=True)
+        header = write_header(
+            self._folder,
+            ShardHeader(
+                dtype=shown_dtype(self._dtype),
+                n_tokens=self._n_tokens,
+                n_documents=None if self._documents is None else self._n_documents,
+                longest_document=self._longest,
+                n_spans=self._n_spans,
+                block=self._block,
+                encoding=self._encoding,
+                obs=self._obs.described(),
+                files={each.name: (each.n_bytes, each.crc32) for each in files},
+            ),
+        )
+        with header.open("rb") as opened:
+            os.fsync(opened.fileno())
+        sync_folder(self._folder)
+        self._folder.rename(self._finished)
+        sync_folder(self._finished.parent)
+
+    def discard(self) -> None:
+        """Remove what was written; there will be no such shard."""
+        for each in (self._tokens, self._documents, self._spans, self._metadata, *self._obs.files):
+            if each is not None:
+                each.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _make_folder(self, name: str) -> None:
+        if self._finished.exists():
+            msg = f"{self._finished}: is there already; give another `shard` than {name!r}"
+            raise ParameterError(msg)
+        try:
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir()
+        except FileExistsError as error:
+            msg = (
+                f"{self._folder}: is being written, or was left by a process that was killed; "
+                "give another `shard`, or remove it"
+            )
+            raise ParameterError(msg) from error
+        except OSError as error:
+            msg = f"{self._folder}: cannot be made ({error.strerror}); check the path"
+            raise PathError(msg) from error
+
+    def _new(self, name: str) -> WrittenFile:
+        return WrittenFile(self._folder / name)
+
+    def _as_tokens(self, tokens: ArrayLike) -> NDArray[Any]:
+        values = np.asarray(tokens)
+        n_dimensions = values.ndim
+        if not values.size and values.dtype != self._dtype:
+            values = np.empty(0, self._dtype)
+        if n_dimensions != 1 or not _can_hold(self._dtype, values):
+            msg = (
+                f"tokens must be of one dimension and fit into {self._dtype}, but got shape "
+                f"{values.shape} of {values.dtype}; cast them before"
+            )
+            raise ParameterError(msg)
+        return values.astype(self._dtype)
+
+    def _encoded(self, metadata: Any) -> bytes:
+        try:
+            encoded = bytes(self._encoder(metadata))
+        except (TypeError, ValueError) as error:
+            msg = f"metadata cannot be encoded as {self._encoding} ({error}); give an `encoder`"
+            raise ParameterError(msg) from error
+        if len(encoded) > _MOST_METADATA:
+            msg = f"metadata of a span takes {len(encoded):,} bytes, above 1 MiB; store it apart"
+            raise ParameterError(msg)
+        return encoded
+
+
+def _as_json(metadata: Any) -> bytes:
+    return json.dumps(metadata, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _can_hold(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:
+    """Return whether values become this dtype unchanged, or only rounded if both are floats."""
+    if dtype.names is not None or values.dtype.names is not None:
+        return bool(
+            values.dtype.names == dtype.names and np.can_cast(values.dtype, dtype, "same_kind")
+        )
+    if np.can_cast(values.dtype, dtype, "safe") or values.dtype.kind == dtype.kind == "f":
+        return True
+    if values.dtype.kind not in "iu" or dtype.kind not in "iuf":
+        return False
+    return bool((values.astype(dtype).astype(values.dtype) == values).all())
