@@ -41,8 +41,9 @@ if typing.TYPE_CHECKING:
         adata_to_mindex,
         hf_tahoe_to_tensor,
     )
+    from cellfeed._load_database import Loaded, load_database
     from cellfeed._preshuffle import Preshuffled, preshuffle
-    from cellfeed._sources import SomaSource
+    from cellfeed._sources import PostgresSource, SomaSource
     from cellfeed._splits import Folds, Split, k_folds, random_split
     from cellfeed.sampling import (
         BlockShuffling,
@@ -73,6 +74,7 @@ __all__ = [
     "GroupedSampling",
     "HuggingFaceCells",
     "InterleavedDatasets",
+    "Loaded",
     "MemoryMappedCells",
     "Minibatch",
     "MismatchError",
@@ -80,6 +82,7 @@ __all__ = [
     "NumericColumn",
     "ParameterError",
     "PathError",
+    "PostgresSource",
     "Preshuffled",
     "RemoteError",
     "SamplingStrategy",
@@ -92,6 +95,7 @@ __all__ = [
     "estimate_sample_size",
     "hf_tahoe_to_tensor",
     "k_folds",
+    "load_database",
     "open_collection",
     "preshuffle",
     "random_split",
@@ -113,10 +117,12 @@ _IMPORTED_WHEN_USED = {
     "GroupedSampling": "cellfeed.sampling",
     "HuggingFaceCells": "cellfeed._indexables",
     "InterleavedDatasets": "cellfeed._dataset",
+    "Loaded": "cellfeed._load_database",
     "MemoryMappedCells": "cellfeed._indexables",
     "Minibatch": "cellfeed._cells._minibatch",
     "MultiIndexable": "cellfeed._indexables",
     "NumericColumn": "cellfeed._cells",
+    "PostgresSource": "cellfeed._sources",
     "Preshuffled": "cellfeed._preshuffle",
     "SamplingStrategy": "cellfeed.sampling",
     "SomaSource": "cellfeed._sources",
@@ -126,6 +132,7 @@ _IMPORTED_WHEN_USED = {
     "estimate_sample_size": "cellfeed._dataset",
     "hf_tahoe_to_tensor": "cellfeed._indexables",
     "k_folds": "cellfeed._splits",
+    "load_database": "cellfeed._load_database",
     "open_collection": "cellfeed._collection",
     "preshuffle": "cellfeed._preshuffle",
     "random_split": "cellfeed._splits",

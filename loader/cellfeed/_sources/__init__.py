@@ -15,12 +15,14 @@ from cellfeed._sources._base import (
     storage_of,
     suffixes,
 )
+from cellfeed._sources._postgres import POSTGRES, PostgresSource
 from cellfeed._sources._soma import SOMA, SomaSource
 
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
     "Layout",
+    "PostgresSource",
     "SomaSource",
     "Source",
     "Storage",
@@ -36,3 +38,4 @@ __all__ = [
 
 register(ANNDATA)
 register(SOMA)
+register(POSTGRES)
