@@ -50,13 +50,10 @@ class PostgresElement(StoredElement):
         self.expected_row_bytes = max(1.0, column.n_bytes / max(1, n_stored))
         table, packed = quoted(schema, "packed"), quoted(column.column)
         self._query = f"SELECT id, {packed} FROM {table} WHERE id = ANY($1)"  # noqa: S608
-        self._coming = weakref.WeakSet[Coming]()
+        self._coming = tuple[weakref.ref[Coming], ...]()  # replaced, as two threads look at it
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_coming": weakref.WeakSet()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        return {**self.__dict__, "_coming": ()}
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the columns."""
@@ -79,7 +76,9 @@ class PostgresElement(StoredElement):
 
     def expect(self, runs: Runs) -> object:
         """Ask for rows, and do not wait."""
-        return self._ask(self._ids_of(runs), is_urgent=False)
+        coming = self._pool().ask(self._query, self._ids_of(runs), is_urgent=False)
+        self._coming = (*(each for each in self._coming if each()), weakref.ref(coming))
+        return coming
 
     def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:
         """Read rows: those that are on their way, or else by asking for them."""
@@ -99,17 +98,13 @@ class PostgresElement(StoredElement):
         return CsrRows(indptr, indices, data, n_columns)
 
     def _packed(self, ids: NDArray[np.int64]) -> list[bytes]:
-        for coming in list(self._coming):
-            at = coming.positions(ids)
-            if at is not None:
+        for coming in (each() for each in self._coming):
+            at = None if coming is None else coming.positions(ids)
+            if coming is not None and at is not None:
                 rows = coming.packed(self._database.location)
                 return rows if at.size == len(rows) else [rows[k] for k in at.tolist()]
-        return self._ask(ids, is_urgent=True).packed(self._database.location)
-
-    def _ask(self, ids: NDArray[np.int64], *, is_urgent: bool) -> Coming:
-        coming = self._pool().ask(self._query, ids, is_urgent=is_urgent)
-        self._coming.add(coming)
-        return coming
+        asked = self._pool().ask(self._query, ids, is_urgent=True)
+        return asked.packed(self._database.location)
 
     def _ids_of(self, runs: Runs) -> NDArray[np.int64]:
         rows = expand(runs)

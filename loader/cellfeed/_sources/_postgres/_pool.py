@@ -45,6 +45,8 @@ class Coming:
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return where ids are among these, None unless all are."""
+        if not self.ids.size:
+            return None
         at = np.minimum(np.searchsorted(self.ids, ids), self.ids.size - 1)
         return at if np.array_equal(self.ids[at], ids) else None
 
