@@ -95,7 +95,8 @@ def _make(connection: Any, job: Job) -> None:
                 "cellfeed (key text PRIMARY KEY, value jsonb NOT NULL)",
                 "parts (number bigint PRIMARY KEY, sizes bigint[] NOT NULL)",
                 f"cells (id bigint PRIMARY KEY, name text NOT NULL{obs})",
-                f"packed (id bigint PRIMARY KEY{packed})",
+                # Rows stay beside each other in pages of the table, as long as they fit there.
+                f"packed (id bigint PRIMARY KEY{packed}) WITH (toast_tuple_target = 8160)",
             ):
                 connection.execute(f"CREATE TABLE {schema}.{table}")
             connection.execute(f"ALTER TABLE {schema}.packed {not_compressed}")
