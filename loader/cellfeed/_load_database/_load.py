@@ -5,19 +5,19 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from cellfeed._bytes import Location, StorageOptions
 from cellfeed._collection import open_collection
-from cellfeed._errors import ParameterError, require_positive
+from cellfeed._errors import FormatError, ParameterError, require_positive
 from cellfeed._load_database._job import Job, describe_job
 from cellfeed._load_database._part import PartWriter
 from cellfeed._load_database._tables import begin, finish, hold
 from cellfeed._sources import Source
-from cellfeed._sources._postgres._database import Database
+from cellfeed._sources._postgres._database import Database, failure, one_line, psycopg
 
 __all__ = ["Loaded", "load_database"]
 
@@ -107,8 +107,9 @@ def load_database(
     with closing(database.connect(for_writing=True)) as connection:
         collection = open_collection(paths, elements=elements)
         job = describe_job(collection, database, name, obs)
-        hold(connection, job)
-        begun = begin(connection, job)
+        with _failures_named(location):
+            hold(connection, job)
+            begun = begin(connection, job)
         missing = begun or ()
         done = len(collection) - sum(len(job.rows(number)) for number in missing)
         for number in _written(job, missing, processes):
@@ -124,6 +125,18 @@ def load_database(
         n_parts_written=len(missing),
         seconds=time.perf_counter() - start,
     )
+
+
+@contextmanager
+def _failures_named(location: Location) -> Iterator[None]:
+    library = psycopg(location)
+    try:
+        yield
+    except library.DataError as error:
+        msg = f"{location}: PostgreSQL cannot have a name or category ({one_line(error)})"
+        raise FormatError(f"{msg}; correct it in the files") from None
+    except library.Error as error:
+        raise failure(location, error) from None
 
 
 def _finish(job: Job) -> None:

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from urllib.parse import quote
 
 import anndata as ad
@@ -107,13 +108,15 @@ def test_parts_by_several_processes(files, load, postgres_server, monkeypatch):
 
 
 KILLED = """
-import os, sys
+import sys, time
 from cellfeed import load_database
 from cellfeed._load_database import _job
 _job._MOST_CELLS = 64
 if __name__ == "__main__":
     def tell(done, total):
         print(done, flush=True)
+        while done >= 3 * 64:
+            time.sleep(1)
     paths, url, name, processes = sys.argv[1:3], *sys.argv[3:]
     load_database(paths, url, name, processes=int(processes), on_progress=tell)
 """
@@ -138,11 +141,11 @@ def test_a_load_that_is_killed_goes_on(
         killed.send_signal(signal.SIGKILL)
     url = f"{postgres_server.url}?collection={quote(name)}"
     n_there = postgres_server.ask(f'SELECT count(*) FROM "{name}".cells')[0][0]
-    assert 3 * 64 <= n_there < N_CELLS
+    assert n_there >= 3 * 64
     with pytest.raises(FormatError, match="is not complete"):
         open_collection(url, storage_options=postgres_server.options)
     done = load_when_free(load, paths)
-    assert 0 < done.n_parts_written <= 8
+    assert done.n_parts_written <= done.n_parts - 3
     check(url, postgres_server.options, cells)
     assert done.url == url
 
@@ -186,13 +189,13 @@ def test_only_some_obs(files, load, postgres_server):
     assert source.obs_names() == ["size", "plate"]
 
 
-def test_text_that_postgresql_cannot_have(tmp_path, load):
-    obs = pd.DataFrame({"name": pd.Categorical(["a\0b"] * 3)}, index=list("xyz"))
-    with ad.settings.override(zarr_write_format=3):
+@pytest.mark.parametrize("name", [["a\0b", "c", "d"], pd.Categorical(["a\0b"] * 3)])
+def test_text_that_postgresql_cannot_have(tmp_path, load, name):
+    obs = pd.DataFrame({"name": name}, index=list("xyz"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of AnnData's own
         ad.AnnData(np.eye(3, dtype=np.float32), obs=obs).write_zarr(tmp_path / "nul.zarr")
-    with pytest.raises(
-        FormatError, match=r"cannot have .*NUL.*; correct it in the files"
-    ) as raised:
+    with pytest.raises(FormatError, match=r"cannot have .*; correct it in the files") as raised:
         load(tmp_path / "nul.zarr")
     assert "\n" not in str(raised.value)
 
