@@ -1,6 +1,7 @@
 """What PostgreSQL does not give is asked for again, or named."""
 
 import os
+import signal
 import threading
 import time
 
@@ -19,6 +20,7 @@ from cellfeed import (
     load_database,
     open_collection,
 )
+from cellfeed._sources._postgres import _connection
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +101,8 @@ def test_a_connection_that_is_cut(server, load):
     """At a distance, in the middle of answers."""
     _, url, adata = load
     with DelayingProxy(server.url, 0.02) as proxy:
-        there = url.replace(server.url.partition("/postgres")[0], "")
-        name = there.rpartition("/")[2]
-        source = f"postgresql://postgres@{proxy.url.rpartition('//')[2]}/{name}"
+        there = f"postgresql://postgres@{proxy.url.rpartition('//')[2]}"
+        source = f"{there}/{url.rpartition('/')[2]}"
         minibatches = iter(dataset_of(source, server))
         seen = check(next(minibatches), adata)
         server.ask(
@@ -110,6 +111,26 @@ def test_a_connection_that_is_cut(server, load):
         )
         for minibatch in minibatches:
             seen += check(minibatch, adata)
+    assert sorted(seen) == list(range(adata.n_obs))
+
+
+def test_a_connection_that_falls_silent(server, load, monkeypatch):
+    monkeypatch.setattr(_connection, "_ANSWER_SECONDS", 0.5)
+    _, url, adata = load
+    name = {"application_name": "silent", "connections": 2}
+    minibatches = iter(dataset_of(url, server, **name))
+    seen = check(next(minibatches), adata)
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'silent'"
+    stopped = [pid for (pid,) in server.ask(query)]
+    assert stopped
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        for minibatch in minibatches:
+            seen += check(minibatch, adata)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
     assert sorted(seen) == list(range(adata.n_obs))
 
 
