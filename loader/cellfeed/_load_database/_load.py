@@ -2,9 +2,10 @@
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from urllib.parse import quote
 
 from cellfeed._bytes import Location, StorageOptions
 from cellfeed._collection import open_collection
-from cellfeed._errors import FormatError, ParameterError, require_positive
+from cellfeed._errors import DeliveryError, FormatError, ParameterError, require_positive
 from cellfeed._load_database._job import Job, describe_job
 from cellfeed._load_database._part import PartWriter
 from cellfeed._load_database._tables import begin, finish, hold
@@ -89,6 +90,8 @@ def load_database(
         The server cannot be reached, or refuses.
     ParameterError
         There is something else of this name, another process loads it, or a column is not there.
+    DeliveryError
+        A process died.
     CellfeedError
         As of `open_collection`.
 
@@ -164,6 +167,9 @@ def _written(job: Job, numbers: Sequence[int], processes: int) -> Iterator[int]:
     ) as executor:
         try:
             yield from executor.map(_write, numbers)
+        except BrokenExecutor as error:
+            msg = f"{job.location}: a process died while it wrote, perhaps for lack of memory"
+            raise DeliveryError(f"{msg}; run the same again with fewer `processes`") from error
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
@@ -172,6 +178,7 @@ def _written(job: Job, numbers: Sequence[int], processes: int) -> Iterator[int]:
 def _begin(job: Job) -> None:
     global _writer  # noqa: PLW0603 - one for each process
     _writer = PartWriter(job)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
 
 
 def _write(number: int) -> int:
