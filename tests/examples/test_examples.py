@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anndata as ad
 import pytest
+from tests.loader.sources.somas import write_experiment
 
 from cellfeed import load_database
 from cellfeed.synthetic import write_tahoe_like
@@ -104,6 +105,17 @@ def test_postgres(plates, postgres_server, monkeypatch):
     assert "1,000 of 2,000 cells to train on" in printed
     losses = losses_in(printed)
     assert losses[-1] < losses[0]
+
+
+def test_soma(plates, tmp_path):
+    pytest.importorskip("tiledbsoma")
+    adata = ad.read_h5ad(plates / "plate01.h5ad")
+    experiment = write_experiment(tmp_path / "experiment", adata)
+    printed = run(EXAMPLES / "soma.py", experiment, "n_counts > 500")
+    n_cells = int((adata.obs["n_counts"] > 500).sum())
+    assert f"{n_cells:,} cells x {adata.n_vars:,} genes" in printed
+    assert len(re.findall(rf"epoch \d: {n_cells:,} cells, [\d,.]+ counts each", printed)) == 2
+    assert "the last labels: ['plate01', 'plate01', 'plate01']" in printed
 
 
 @needs("transformers")

@@ -4,10 +4,12 @@ from cellfeed._sources._anndata import ANNDATA, open_sources
 from cellfeed._sources._base import (
     ChunkedCsr,
     ChunkedDense,
+    DirectCsr,
     Layout,
     Source,
     Storage,
     StoredElement,
+    built_in,
     find_storage,
     open_location,
     register,
@@ -15,18 +17,21 @@ from cellfeed._sources._base import (
     storage_of,
     suffixes,
 )
+from cellfeed._sources._cellstream import CELLSTREAM
 from cellfeed._sources._postgres import POSTGRES, PostgresSource
 from cellfeed._sources._soma import SOMA, SomaSource
 
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
+    "DirectCsr",
     "Layout",
     "PostgresSource",
     "SomaSource",
     "Source",
     "Storage",
     "StoredElement",
+    "built_in",
     "find_storage",
     "open_location",
     "open_sources",
@@ -39,3 +44,4 @@ __all__ = [
 register(ANNDATA)
 register(SOMA)
 register(POSTGRES)
+register(CELLSTREAM)
