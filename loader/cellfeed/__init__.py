@@ -42,8 +42,15 @@ if typing.TYPE_CHECKING:
         adata_to_mindex,
         hf_tahoe_to_tensor,
     )
+    from cellfeed._load_database import Loaded, load_database
     from cellfeed._preshuffle import Preshuffled, preshuffle
-    from cellfeed._sources import SomaSource, Span, TokenStream, TokenStreamWriter
+    from cellfeed._sources import (
+        PostgresSource,
+        SomaSource,
+        Span,
+        TokenStream,
+        TokenStreamWriter,
+    )
     from cellfeed._splits import Folds, Split, k_folds, random_split
     from cellfeed.sampling import (
         BlockShuffling,
@@ -74,6 +81,7 @@ __all__ = [
     "GroupedSampling",
     "HuggingFaceCells",
     "InterleavedDatasets",
+    "Loaded",
     "MemoryMappedCells",
     "Minibatch",
     "MismatchError",
@@ -81,6 +89,7 @@ __all__ = [
     "NumericColumn",
     "ParameterError",
     "PathError",
+    "PostgresSource",
     "Preshuffled",
     "RaggedTensor",
     "RemoteError",
@@ -97,6 +106,7 @@ __all__ = [
     "estimate_sample_size",
     "hf_tahoe_to_tensor",
     "k_folds",
+    "load_database",
     "open_collection",
     "preshuffle",
     "random_split",
@@ -118,10 +128,12 @@ _IMPORTED_WHEN_USED = {
     "GroupedSampling": "cellfeed.sampling",
     "HuggingFaceCells": "cellfeed._indexables",
     "InterleavedDatasets": "cellfeed._dataset",
+    "Loaded": "cellfeed._load_database",
     "MemoryMappedCells": "cellfeed._indexables",
     "Minibatch": "cellfeed._cells._minibatch",
     "MultiIndexable": "cellfeed._indexables",
     "NumericColumn": "cellfeed._cells",
+    "PostgresSource": "cellfeed._sources",
     "Preshuffled": "cellfeed._preshuffle",
     "RaggedTensor": "cellfeed._cells._ragged_tensor",
     "SamplingStrategy": "cellfeed.sampling",
@@ -135,6 +147,7 @@ _IMPORTED_WHEN_USED = {
     "estimate_sample_size": "cellfeed._dataset",
     "hf_tahoe_to_tensor": "cellfeed._indexables",
     "k_folds": "cellfeed._splits",
+    "load_database": "cellfeed._load_database",
     "open_collection": "cellfeed._collection",
     "preshuffle": "cellfeed._preshuffle",
     "random_split": "cellfeed._splits",

@@ -92,6 +92,51 @@ def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **op
     )
 
 
+@main.command("load-database")
+@click.argument("paths", nargs=-1, required=True, metavar="COLLECTION...")
+@click.argument("url")
+@click.option("--name", required=True, help="What it is called there: a schema.")
+@click.option("--elements", default="X", show_default=True, metavar="NAMES",
+              help="Which arrays, such as X,layers/counts.")  # fmt: skip
+@click.option("--obs", metavar="NAMES", show_default="all", help="Which obs columns.")
+@click.option("--processes", default=1, show_default=True, type=click.IntRange(min=1),
+              help="How many write at once.")  # fmt: skip
+def load_database(
+    *,
+    paths: tuple[str, ...],
+    url: str,
+    name: str,
+    elements: str,
+    obs: str | None,
+    processes: int,
+) -> None:
+    """Write COLLECTION... into the PostgreSQL database at URL, postgresql://user@host/db.
+
+    A password is taken from PGPASSWORD or ~/.pgpass. What was interrupted is taken up by the
+    same command.
+    """
+    from cellfeed import load_database as load  # noqa: PLC0415
+
+    try:
+        with _progress_on_stderr() as progress:
+            task = progress.add_task("Loading cells", total=None)
+            done = load(
+                paths,
+                url,
+                name,
+                elements=elements.split(","),
+                obs=None if obs is None else list(filter(None, obs.split(","))),
+                processes=processes,
+                on_progress=lambda n, total: progress.update(task, completed=n, total=total),
+            )
+    except KeyboardInterrupt:
+        interrupted("Stopped; the same command goes on from the last complete part.")
+    click.echo(
+        f"{done.url}: {done.n_cells:,} cells in {done.n_parts} parts "
+        f"({done.n_parts_written} written), {done.seconds:.1f} s"
+    )
+
+
 def _progress_on_stderr() -> "Progress":
     """Return a bar, which is there in a terminal only."""
     from rich.console import Console  # noqa: PLC0415

@@ -11,6 +11,7 @@ import anndata as ad
 import pytest
 from tests.loader.sources.somas import write_experiment
 
+from cellfeed import load_database
 from cellfeed.synthetic import write_tahoe_like
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -94,6 +95,16 @@ def test_perturbation_sets(plates):
 def test_numpy_or_jax(plates):
     first, second = losses_in(run(EXAMPLES / "jax_numpy.py", plates))
     assert second < first
+
+
+def test_postgres(plates, postgres_server, monkeypatch):
+    options = postgres_server.options
+    done = load_database(plates, postgres_server.url, "examples", database_options=options)
+    monkeypatch.setenv("PGPASSWORD", postgres_server.password)
+    printed = run(EXAMPLES / "postgres.py", done.url)
+    assert "1,000 of 2,000 cells to train on" in printed
+    losses = losses_in(printed)
+    assert losses[-1] < losses[0]
 
 
 def test_soma(plates, tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from cellfeed._errors import PathError
 
@@ -13,6 +14,8 @@ __all__ = ["SCHEMES", "Location", "StorageOptions"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss")  # of web servers, object stores
+_DATABASES = ("postgresql", "postgres")
+_SECRETS = ("password", "sslpassword")  # in the query of a database's URL
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -60,8 +63,16 @@ class Location:
 
     @classmethod
     def of(cls, where: "str | os.PathLike[str]") -> "Location":
-        """Return the location that a path or URL names."""
-        return where if isinstance(where, Location) else cls(os.fspath(where))
+        """Return the location that a path or URL names; a database's password goes to options."""
+        if isinstance(where, Location):
+            return where
+        location = cls(os.fspath(where))
+        return _without_password(location) if location.scheme in _DATABASES else location
+
+    def with_options(self, options: StorageOptions) -> "Location":
+        """Return the same location with other options, beside a password that was in its URL."""
+        values = {**self.options.values, **options.values}
+        return replace(self, options=replace(options, values=values))
 
     def __str__(self) -> str:
         return self.text
@@ -91,7 +102,7 @@ class Location:
     @property
     def is_remote(self) -> bool:
         """Whether it is on a server or in an object store, where each request takes a while."""
-        return self.scheme in SCHEMES
+        return self.scheme in SCHEMES or self.scheme in _DATABASES
 
     @property
     def path(self) -> Path | None:
@@ -102,3 +113,24 @@ class Location:
     def name(self) -> str:
         """The last part: that of the file, folder or object."""
         return self.text.rstrip("/").rpartition("/")[2]
+
+
+def _without_password(location: Location) -> Location:
+    url = urlsplit(location.text)
+    if "@" in url.path or "@" in url.fragment:
+        msg = "the URL of a database has a user or password with a character such as / or #"
+        raise PathError(f"{msg}; write it as urllib.parse.quote(password, safe='') does")
+    user, _, host = url.netloc.rpartition("@")
+    name, _, password = user.partition(":")
+    secrets = {"password": unquote(password)} if password else {}
+    kept = list[tuple[str, str]]()
+    for key, value in parse_qsl(url.query, keep_blank_values=True):
+        if key in _SECRETS:
+            secrets[key] = value
+        else:
+            kept.append((key, value))
+    if not secrets:
+        return location
+    netloc = f"{name}@{host}" if name else host
+    shown = url._replace(netloc=netloc, query=urlencode(kept, quote_via=quote, safe="/"))
+    return Location(shown.geturl(), StorageOptions(secrets))

@@ -3,12 +3,11 @@
 import glob
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cellfeed._bytes import Location, StorageOptions
+from cellfeed._bytes import SCHEMES, Location, StorageOptions
 from cellfeed._collection._side_by_side import side_by_side
 from cellfeed._errors import PathError
 from cellfeed._remote import expand_url
@@ -86,12 +85,12 @@ def _open(found: _Found | Source, elements: Sequence[str]) -> list[Source]:
 
 def _located(where: PathLike, options: StorageOptions | None) -> Location:
     location = Location.of(where)
-    return location if options is None else replace(location, options=options)
+    return location if options is None else location.with_options(options)
 
 
 def _expand(location: Location) -> list[tuple[Location, Storage]]:
     """Return the locations that a path, folder, pattern or URL stands for."""
-    if location.is_remote:
+    if location.scheme in SCHEMES:
         storage = storage_of(location)
         names = list(storage.suffixes or suffixes())
         return [(each, storage) for each in expand_url(location, names)]

@@ -88,6 +88,11 @@ class LaidOut:
         """See `ElementRead`."""
         return not self.placed and not self.direct
 
+    @property
+    def arriving_parts(self) -> Sequence[Part]:
+        """See `ElementRead`."""
+        return [each.part for each in self.placed if isinstance(each, StoredRows)]
+
     def lay_out(self, threads: Executor, n_threads: int) -> "LaidOut":  # noqa: ARG002 - of the protocol
         """See `ElementRead`."""
         return self
@@ -104,6 +109,11 @@ class ElementRead(Protocol):
     @property
     def is_decoded_here(self) -> bool:
         """Whether these are all."""
+        ...
+
+    @property
+    def arriving_parts(self) -> Sequence[Part]:
+        """Rows that are still to be read by their sources."""
         ...
 
     def lay_out(self, threads: Executor, n_threads: int) -> LaidOut:
@@ -305,6 +315,12 @@ class _Arriving:
     def is_decoded_here(self) -> bool:
         """See `ElementRead`."""
         return not self.arriving and all(rows.chunked is not None for rows in self.known)
+
+    @property
+    def arriving_parts(self) -> Sequence[Part]:
+        """See `ElementRead`."""
+        known = [rows.part for rows in self.known if rows.chunked is None]
+        return [*known, *(rows.part for rows in self.arriving)]
 
     def lay_out(self, threads: Executor, n_threads: int) -> LaidOut:
         """See `ElementRead`."""

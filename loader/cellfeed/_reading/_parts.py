@@ -57,6 +57,11 @@ class Part:
         """Whether none of its columns is left out."""
         return self.column_map is None or self.column_map.keeps_all
 
+    @property
+    def expected_bytes(self) -> int:
+        """Bytes that the source brings if it is told to `expect` these rows."""
+        return round(self.stored.expected_row_bytes * count_rows(self.runs))
+
     def read_rows(self) -> Any:
         """Return the rows, as the source reads them by itself: as their layout has them.
 

@@ -47,7 +47,7 @@ class PlannedRead:
     rows, obs, bounds
         Rows in the order of delivery, their obs columns, and where groups begin and end in them.
     ahead
-        What stores bring for it, once that was found out.
+        What is brought for it, once that was found out.
     """
 
     elements: Mapping[str, ElementRead]
@@ -68,28 +68,28 @@ class PlannedRead:
 
     @property
     def expected_bytes(self) -> int:
-        """Bytes that stores bring for it, compressed; 0 before it is `advised`."""
+        """Bytes that are brought for it, compressed; 0 before it is `advised`."""
         return 0 if self.ahead is None else self.ahead.n_bytes
 
     def advised(self) -> "PlannedRead":
-        """Tell the system what will be read soon; return the same read, with what stores bring."""
+        """Tell the system what will be read soon; return the same read, with what is brought."""
         brought = list[ChunkReads]()
         for reads in self._reads:
             if reads.are_brought:
                 brought.append(reads.without_placing())
             else:
                 reads.readahead()
-        # All elements at once, so that what is side by side in a file comes together.
-        return replace(self, ahead=Ahead(ChunkReads.concatenate(brought)) if brought else None)
+        arriving = [part for each in self.elements.values() for part in each.arriving_parts]
+        return replace(self, ahead=Ahead(brought, arriving))
 
     def begun(self) -> "PlannedRead":
-        """Tell the stores what will be read soon; return this, which keeps it coming."""
+        """Tell stores and sources what will be read soon; return this, which keeps it coming."""
         if self.ahead is not None:
             self.ahead.begin()
         return self
 
     def readahead(self) -> "PlannedRead":
-        """Tell the system and the stores what will be read soon, so that it is there when it is.
+        """Tell system, stores and sources what will be read soon, so that it is there when it is.
 
         Returns
         -------
@@ -98,7 +98,7 @@ class PlannedRead:
         return self.advised().begun()
 
     def let_go(self) -> None:
-        """Give up what stores bring and nobody has read."""
+        """Give up what is brought and nobody has read."""
         if self.ahead is not None:
             self.ahead.let_go()
 

@@ -19,6 +19,7 @@ from cellfeed._sources._base import (
     suffixes,
 )
 from cellfeed._sources._cellstream import CELLSTREAM
+from cellfeed._sources._postgres import POSTGRES, PostgresSource
 from cellfeed._sources._soma import SOMA, SomaSource
 from cellfeed._sources._tokens import TOKENS, Span, TokenStream, TokenStreamWriter
 
@@ -28,6 +29,7 @@ __all__ = [
     "ChunkedRagged",
     "DirectCsr",
     "Layout",
+    "PostgresSource",
     "SomaSource",
     "Source",
     "Span",
@@ -47,5 +49,6 @@ __all__ = [
 
 register(ANNDATA)
 register(SOMA)
+register(POSTGRES)
 register(CELLSTREAM)
 register(TOKENS)

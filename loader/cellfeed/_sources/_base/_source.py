@@ -141,6 +141,8 @@ class StoredElement(ABC):
         Mean number of rows in such a unit.
     stored_as
         Path of the array in an AnnData file, such as ``layers/counts``; empty elsewhere.
+    expected_row_bytes
+        Bytes that `expect` brings of a row, on average; 0, as here, if it brings nothing.
     """
 
     shape: tuple[int, ...]
@@ -151,6 +153,7 @@ class StoredElement(ABC):
     chunk_shape: tuple[int, ...] | None = None
     rows_per_chunk: float = 1.0
     stored_as: str = ""
+    expected_row_bytes: float = 0.0
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the columns, str, shape (n_columns,); unless overridden, numbers.
@@ -209,6 +212,24 @@ class StoredElement(ABC):
         ------
         FormatError
             The storage is damaged, or is not the one that was opened.
+        """
+        return None
+
+    def expect(self, runs: Runs) -> object | None:  # noqa: ARG002 - for subclasses
+        """Begin to bring rows that `read_rows` will be asked for, and do not wait.
+
+        Called from another thread than `read_rows`, for several fetches before the first of
+        them is read, if `expected_row_bytes` is not 0.
+
+        Parameters
+        ----------
+        runs
+            As of `read_rows`: all rows of one fetch. They, or parts of them, are then read, perhaps
+            twice or never.
+
+        Returns
+        -------
+        What keeps them coming. When it is let go, what nobody has read by then is given up.
         """
         return None
 

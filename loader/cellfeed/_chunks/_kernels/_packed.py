@@ -1,0 +1,154 @@
+"""Compiled: rows that are each compressed by itself become sparse or dense rows.
+
+`cellfeed._chunks._packed` says what a packed row is.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks._kernels._native import (
+    ZSTD_DECOMPRESS,
+    ZSTD_FREE,
+    ZSTD_NEW,
+    call,
+)
+from cellfeed._compiled import compiled
+
+__all__ = ["HEADER_BYTES", "count_packed", "unpack"]
+
+HEADER_BYTES = 12
+_VERSION, _ZSTD = 1, 1
+_UNSIGNED = 117  # "u"
+
+
+@compiled("int64(uint8[::1], int64[::1], int64, int64, int64[::1], boolean[::1])")
+def count_packed(
+    packed: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    itemsize: int,
+    n_columns: int,
+    counts: NDArray[np.int64],
+    is_raw: NDArray[np.bool_],
+) -> int:
+    """Read the headers of rows, of which k is ``packed[starts[k] : starts[k + 1]]``.
+
+    Parameters
+    ----------
+    itemsize, n_columns
+        Bytes of a value that is stored as it is, and most values of a row.
+    counts, is_raw
+        Filled: how many values a row has, and whether they are stored as they are.
+
+    Returns
+    -------
+    The first row whose header is damaged, -1 if none is.
+    """
+    for k in range(counts.size):
+        first = starts[k]
+        if starts[k + 1] - first < HEADER_BYTES:
+            return k
+        header = packed[first : first + HEADER_BYTES]
+        if header[0] != _VERSION or header[1] != _ZSTD:
+            return k
+        width, index_width = np.int64(header[4]), np.int64(header[2])
+        is_raw[k] = header[3] != _UNSIGNED or width == 8
+        if is_raw[k]:
+            if width != itemsize:
+                return k
+        elif width not in (1, 2, 4):
+            return k
+        if index_width not in (0, 1, 2, 4):
+            return k
+        count = np.int64(0)
+        for byte in range(4):
+            count |= np.int64(header[8 + byte]) << (8 * byte)
+        if count > n_columns or (index_width == 0 and count != n_columns):
+            return k
+        counts[k] = count
+    return -1
+
+
+@compiled("int64(uint8[::1], int64, int64, int64)")
+def _joined(planes: NDArray[np.uint8], n: int, width: int, k: int) -> int:
+    """Return the number whose bytes are the k-th of each of ``width`` planes of ``n`` bytes."""
+    value = np.int64(planes[k])
+    for byte in range(1, width):
+        value |= np.int64(planes[byte * n + k]) << (8 * byte)
+    return int(value)
+
+
+@compiled(
+    "int64(uint8[::1], int64[::1], int64, int64, int64[::1], boolean[::1], int32[::1], "
+    "uint32[::1], uint8[::1], int64[::1])"
+)
+def unpack(
+    packed: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    itemsize: int,
+    n_columns: int,
+    indptr: NDArray[np.int64],
+    is_raw: NDArray[np.bool_],
+    indices: NDArray[np.int32],
+    small: NDArray[np.uint32],
+    raw: NDArray[np.uint8],
+    functions: NDArray[np.int64],
+) -> int:
+    """Decompress rows, whose headers `count_packed` has read.
+
+    Parameters
+    ----------
+    indptr
+        Where the values of each row begin, shape (n_rows + 1,).
+    indices
+        Filled with columns; left as it is of dense rows, whose `indices` is empty.
+    small, raw
+        Filled with values: small integers, and the bytes of those that are stored as they are,
+        which may be empty if none is.
+    functions
+        As of `function_addresses`.
+
+    Returns
+    -------
+    The first row that is damaged, -1 if none is.
+    """
+    most = np.int64(0)
+    for k in range(is_raw.size):
+        most = max(most, indptr[k + 1] - indptr[k])
+    room = np.empty(most * (4 + max(4, itemsize)) + 1, np.uint8)
+    context = call(functions[ZSTD_NEW], ())
+    damaged = -1
+    for k in range(is_raw.size):
+        first, at, n = starts[k], indptr[k], indptr[k + 1] - indptr[k]
+        index_width, width = np.int64(packed[first + 2]), np.int64(packed[first + 4])
+        size = n * (index_width + width)
+        found = call(
+            functions[ZSTD_DECOMPRESS],
+            (
+                context,
+                room.ctypes.data,
+                size,
+                packed.ctypes.data + first + HEADER_BYTES,
+                starts[k + 1] - first - HEADER_BYTES,
+            ),
+        )
+        if found != size or (n > 0 and (index_width == 0) != (indices.size == 0)):
+            damaged = k
+            break
+        column = np.int64(0)
+        if index_width:
+            for j in range(n):
+                column += _joined(room, n, index_width, j)
+                indices[at + j] = column
+            if n > 0 and column >= n_columns:
+                damaged = k
+                break
+        values = room[n * index_width : size]
+        if is_raw[k]:
+            for j in range(n):
+                for byte in range(width):
+                    raw[(at + j) * itemsize + byte] = values[byte * n + j]
+        else:
+            for j in range(n):
+                small[at + j] = _joined(values, n, width, j)
+    call(functions[ZSTD_FREE], (context,))
+    return damaged

@@ -1,0 +1,140 @@
+"""What is to be written, as a value that every process has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cellfeed._bytes import Location, digest_of
+from cellfeed._collection import Collection
+from cellfeed._errors import ParameterError
+from cellfeed._load_database._columns import described
+from cellfeed._preshuffle._inputs import InputFile
+from cellfeed._preshuffle._obs_table import ObsTable
+from cellfeed._sources._postgres._database import Database
+from cellfeed._sources._postgres._layout import (
+    VERSION,
+    ElementColumn,
+    ObsColumn,
+    column_names,
+)
+
+__all__ = ["Job", "describe_job"]
+
+_PART_BYTES = 32 << 20  # of rows in memory
+_LEAST_CELLS, _MOST_CELLS = 64, 8192
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Job:
+    """A collection that is written into a database.
+
+    Parameters
+    ----------
+    database, schema
+        Where to.
+    collection, obs
+        What is written.
+    obs_columns, elements
+        How the tables have it.
+    cells_per_part
+        Cells that are written in one transaction.
+    digest
+        Tells it from other jobs.
+    """
+
+    database: Database
+    schema: str
+    collection: Collection
+    obs: ObsTable
+    obs_columns: tuple[ObsColumn, ...]
+    elements: tuple[ElementColumn, ...]
+    cells_per_part: int
+    digest: str
+
+    @property
+    def location(self) -> Location:
+        """The database."""
+        return self.database.location
+
+    @property
+    def n_parts(self) -> int:
+        """Number of parts."""
+        return -(-len(self.collection) // self.cells_per_part)
+
+    def rows(self, part: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        """Return the rows of a part, ascending."""
+        first = part * self.cells_per_part
+        return np.arange(first, min(first + self.cells_per_part, len(self.collection)))
+
+
+def describe_job(
+    collection: Collection, database: Database, schema: str, obs: Sequence[str] | None
+) -> Job:
+    """Return what is to be done with a collection.
+
+    Parameters
+    ----------
+    collection
+        With the elements that are written.
+    database, schema
+        Where to.
+    obs
+        Which obs columns; all if None.
+
+    Raises
+    ------
+    ParameterError
+        There is no such column, or no such name can be given.
+    """
+    if not schema or schema.startswith("pg_") or len(schema.encode()) > 63:  # noqa: PLR2004
+        msg = f"`name` must have 1 to 63 bytes and not begin with pg_, but got name={schema!r}"
+        raise ParameterError(msg)
+    files = tuple(map(InputFile.of, collection.locations))
+    table = ObsTable(collection.sources, tuple(each.path for each in files))
+    first = table.read(np.zeros(1, np.int64))
+    there = [str(name) for name in first if name not in table.provenance]
+    chosen = there if obs is None else list(dict.fromkeys(obs))
+    for name in chosen:
+        if name not in there:
+            msg = f"`obs` names {name!r}, but the columns are: {', '.join(map(str, there))}"
+            raise ParameterError(msg)
+    if len(files) > 1:
+        chosen += table.provenance
+    columns = column_names(chosen, "obs")
+    obs_columns = tuple(
+        described(name, column, first[name]) for name, column in zip(chosen, columns, strict=True)
+    )
+    names = column_names(collection.elements, "element")
+    elements = tuple(
+        ElementColumn(
+            name=name,
+            column=column,
+            layout=each.layout,
+            dtype=str(each.dtype),
+            row_shape=each.row_shape,
+            genes=_genes_key(collection, name),
+        )
+        for (name, each), column in zip(collection.elements.items(), names, strict=True)
+    )
+    row_bytes = max(1.0, collection.mean_row_bytes())
+    cells = int(min(max(_PART_BYTES // row_bytes, _LEAST_CELLS), _MOST_CELLS))
+    digest = digest_of(
+        str(VERSION), *map(str, files), str(len(collection)), str(cells), *map(str, elements),
+        *map(str, chosen),
+    )  # fmt: skip
+    return Job(
+        database=database,
+        schema=schema,
+        collection=collection,
+        obs=table,
+        obs_columns=obs_columns,
+        elements=elements,
+        cells_per_part=cells,
+        digest=digest,
+    )
+
+
+def _genes_key(collection: Collection, name: str) -> str | None:
+    var = collection.sources[0].elements[name].var
+    return None if var is None else f"genes/{var}"

@@ -1,0 +1,186 @@
+"""Loading a collection into a database, by several processes."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from cellfeed._bytes import Location, StorageOptions
+from cellfeed._collection import open_collection
+from cellfeed._errors import DeliveryError, FormatError, ParameterError, require_positive
+from cellfeed._load_database._job import Job, describe_job
+from cellfeed._load_database._part import PartWriter
+from cellfeed._load_database._tables import begin, finish, hold
+from cellfeed._sources import Source
+from cellfeed._sources._postgres._database import Database, failure, one_line, psycopg
+
+__all__ = ["Loaded", "load_database"]
+
+PathLike = str | os.PathLike[str]
+
+_writer: PartWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What was written.
+
+    Parameters
+    ----------
+    url
+        What `open_collection` takes, without a password.
+    n_cells, n_parts, n_parts_written
+        Cells, parts, and those of these that this call has written.
+    seconds
+        What it took.
+    """
+
+    url: str
+    n_cells: int
+    n_parts: int
+    n_parts_written: int
+    seconds: float
+
+
+def load_database(
+    paths: PathLike | Source | Iterable[PathLike | Source],
+    url: PathLike,
+    name: str,
+    *,
+    elements: Sequence[str] = ("X",),
+    obs: Sequence[str] | None = None,
+    processes: int = 1,
+    database_options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[int, int], object] | None = None,
+) -> Loaded:
+    """Write a collection into a PostgreSQL database, from which `open_collection` reads it.
+
+    docs/postgres.md states what is written. A load that was stopped or killed is taken up by the
+    same call: parts of some thousand cells are each written in one transaction, and only those
+    that are missing are written.
+
+    Parameters
+    ----------
+    paths
+        As for `open_collection`; genes are those that it joins.
+    url
+        The database, as libpq takes it: ``postgresql://user@host/db``.
+    name
+        What the collection is called there; a schema of this name is made.
+    elements
+        Which arrays.
+    obs
+        Which obs columns; all if None. With several files, where a cell is from is added.
+    processes
+        How many write at once, each over a connection of its own.
+    database_options
+        What libpq takes besides, such as ``password``. Shown nowhere.
+    on_progress
+        Called with the number of cells that are there, and that there will be.
+
+    Raises
+    ------
+    RemoteError
+        The server cannot be reached, or refuses.
+    ParameterError
+        There is something else of this name, another process loads it, or a column is not there.
+    DeliveryError
+        A process died.
+    CellfeedError
+        As of `open_collection`.
+
+    Examples
+    --------
+    >>> from cellfeed import load_database
+    >>> load_database("plates", "postgresql://me@host/cells", "plates")  # doctest: +SKIP
+    """
+    start = time.perf_counter()
+    processes = require_positive("processes", processes)
+    location = Location.of(url).with_options(StorageOptions(dict(database_options or {})))
+    if location.scheme not in ("postgresql", "postgres"):
+        msg = f"{location.shown}: is no database; give postgresql://user@host/database"
+        raise ParameterError(msg)
+    database = Database(location)
+    with closing(database.connect(for_writing=True)) as connection:
+        collection = open_collection(paths, elements=elements)
+        job = describe_job(collection, database, name, obs)
+        with _failures_named(location):
+            hold(connection, job)
+            begun = begin(connection, job)
+        missing = begun or ()
+        done = len(collection) - sum(len(job.rows(number)) for number in missing)
+        for number in _written(job, missing, processes):
+            done += len(job.rows(number))
+            if on_progress is not None:
+                on_progress(done, len(collection))
+        if begun is not None:
+            database.retried(lambda: _finish(job))
+    return Loaded(
+        url=_url_of(location, name),
+        n_cells=len(collection),
+        n_parts=job.n_parts,
+        n_parts_written=len(missing),
+        seconds=time.perf_counter() - start,
+    )
+
+
+@contextmanager
+def _failures_named(location: Location) -> Iterator[None]:
+    library = psycopg(location)
+    try:
+        yield
+    except library.DataError as error:
+        msg = f"{location}: PostgreSQL cannot have a name or category ({one_line(error)})"
+        raise FormatError(f"{msg}; correct it in the files") from None
+    except library.Error as error:
+        raise failure(location, error) from None
+
+
+def _finish(job: Job) -> None:
+    with closing(job.database.connect(for_writing=True)) as connection:
+        finish(connection, job)
+
+
+def _url_of(location: Location, name: str) -> str:
+    return f"{location}{'&' if '?' in location.text else '?'}collection={quote(name)}"
+
+
+def _written(job: Job, numbers: Sequence[int], processes: int) -> Iterator[int]:
+    """Write parts; yield the number of each once it is there."""
+    if processes == 1 or len(numbers) < 2:  # noqa: PLR2004 - nothing to divide
+        with closing(PartWriter(job)) as writer:
+            for number in numbers:
+                writer.write(number)
+                yield number
+        return
+    with ProcessPoolExecutor(
+        min(processes, len(numbers)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(job,),
+    ) as executor:
+        try:
+            yield from executor.map(_write, numbers)
+        except BrokenExecutor as error:
+            msg = f"{job.location}: a process died while it wrote, perhaps for lack of memory"
+            raise DeliveryError(f"{msg}; run the same again with fewer `processes`") from error
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _begin(job: Job) -> None:
+    global _writer  # noqa: PLW0603 - one for each process
+    _writer = PartWriter(job)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
+
+
+def _write(number: int) -> int:
+    _writer.write(number)
+    return number

@@ -1,0 +1,235 @@
+"""A database that a URL names: how it is connected to, and what is said where that fails."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from cellfeed._bytes import Location, is_awaited
+from cellfeed._errors import CellfeedError, FormatError, ParameterError, RemoteError
+
+__all__ = ["Database", "Session", "failure", "may_pass", "one_line", "psycopg"]
+
+_Result = TypeVar("_Result")
+
+_OWN_OPTIONS = ("connections", "retry_seconds")
+_DEFAULTS: dict[str, Any] = {
+    "application_name": "cellfeed",
+    "connect_timeout": 10,
+    # A server that has gone without a word is noticed after some 30 seconds.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
+_STATEMENT_MS = 600_000  # of one query of metadata or obs
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+# SQLSTATEs, or how they begin: connections, resources, a server that stops or starts, time-outs.
+_PASSING = ("08", "53", "57P", "57014", "40", "58", "XX")
+_LASTING = (
+    "password",
+    "authentication",
+    "pg_hba",
+    "does not exist",
+    "no encryption",
+    "certificate",
+)
+
+
+def psycopg(location: Location) -> Any:
+    """Return the library.
+
+    Raises
+    ------
+    FormatError
+        It is not installed.
+    """
+    try:
+        import psycopg as library  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        msg = f"{location}: PostgreSQL is read with psycopg"
+        raise FormatError(f"{msg}; install it: pip install 'cellfeed[postgres]'") from error
+    return library
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    url: str
+    collection: str | None
+
+
+class Database:
+    """What is connected to; a process that gets a copy connects by itself.
+
+    Parameters
+    ----------
+    location
+        A URL as libpq takes it, with ``collection=NAME`` in its query. Its options are what libpq
+        takes besides, such as ``password``; ``connections``, the most that one process has; and
+        ``retry_seconds``, for how long a server that does not answer is asked again.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        values = location.options.values
+        self.n_connections = int(values.get("connections", 8))
+        self.retry_seconds = float(values.get("retry_seconds", 120))
+        if self.n_connections < 1:
+            msg = f"`connections >= 1` must hold, but got connections={self.n_connections}"
+            raise ParameterError(msg)
+        parts = _parts(location)
+        self.collection = parts.collection
+        given = {key: value for key, value in values.items() if key not in _OWN_OPTIONS}
+        named = {key for key, _ in parse_qsl(urlsplit(parts.url).query, keep_blank_values=True)}
+        usual = {key: value for key, value in _DEFAULTS.items() if key not in named}
+        self._arguments: dict[str, Any] = {"conninfo": parts.url, **usual, **given}
+        self._has_connected = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What psycopg connects with; there may be a password in it."""
+        return {**self._arguments, "autocommit": True, "prepare_threshold": None}
+
+    def connect(self, *, for_writing: bool = False) -> Any:
+        """Connect; whoever asks closes the connection.
+
+        Parameters
+        ----------
+        for_writing
+            Whether anything may be changed.
+
+        Raises
+        ------
+        RemoteError
+            There is no connection, at once if there never was one.
+        """
+        library = psycopg(self.location)
+        if self._has_connected:
+            connection = self.retried(lambda: library.connect(**self.arguments))
+        else:
+            try:
+                connection = library.connect(**self.arguments)
+            except library.Error as error:
+                raise failure(self.location, error) from None
+        self._has_connected = True
+        connection.execute(
+            f"SET statement_timeout = {_STATEMENT_MS}; "
+            f"SET default_transaction_read_only = {'off' if for_writing else 'on'}"
+        )
+        return connection
+
+    def ask(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query that changes nothing, asked again where that may help."""
+        with self.session() as session:
+            return session.ask(query, parameters)
+
+    @contextmanager
+    def session(self) -> Iterator["Session"]:
+        """Have a connection for several queries."""
+        session = Session(self)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def retried(self, ask: Callable[[], _Result]) -> _Result:
+        """Call a function again, while what fails may pass and there is time.
+
+        Raises
+        ------
+        RemoteError
+            It still fails.
+        """
+        library = psycopg(self.location)
+        began, pause = time.monotonic(), _FIRST_PAUSE
+        while True:
+            try:
+                return ask()
+            except library.Error as error:
+                is_late = time.monotonic() - began > self.retry_seconds
+                if not may_pass(error) or is_late or not is_awaited():
+                    raise failure(self.location, error) from None
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+class Session:
+    """A connection that is opened when it is asked, and again where it was dropped.
+
+    Parameters
+    ----------
+    database
+        What is connected to.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: Any = None
+
+    def ask(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query that changes nothing.
+
+        Raises
+        ------
+        RemoteError
+            There is no answer.
+        """
+
+        def ask() -> list[tuple[Any, ...]]:
+            if self._connection is None or self._connection.closed:
+                self._connection = self._database.connect()
+            found = self._connection.execute(query, parameters or None)
+            rows: list[tuple[Any, ...]] = found.fetchall()
+            return rows
+
+        return self._database.retried(ask)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether it may help to connect or to ask again."""
+    if isinstance(error, OSError | TimeoutError):
+        return not isinstance(error, CellfeedError)
+    state = getattr(error, "sqlstate", None)
+    if state is not None:
+        return str(state).startswith(_PASSING)
+    if type(error).__name__ not in ("OperationalError", "InterfaceError", "ConnectionTimeout"):
+        return False
+    said = str(error).lower()
+    return "starting up" in said or not any(word in said for word in _LASTING)
+
+
+def failure(location: Location, error: BaseException, what: str = "") -> CellfeedError:
+    """Return the error for what psycopg raised, in one line.
+
+    Parameters
+    ----------
+    what
+        What could not be had, such as "cells 3 to 9"; empty where it is the database.
+    """
+    said = one_line(error)
+    named = f"{location}: {what} cannot be read" if what else f"{location}: cannot be read"
+    remedy = "check that the server runs, and `storage_options`" if may_pass(error) else (
+        "check user, password and name of the database"
+    )  # fmt: skip
+    return RemoteError(f"{named} ({said}); {remedy}")
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error says in one line."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _parts(location: Location) -> _Parts:
+    url = urlsplit(location.text)
+    pairs = parse_qsl(url.query, keep_blank_values=True)
+    collection = next((value for key, value in pairs if key == "collection"), None)
+    kept = [(key, value) for key, value in pairs if key != "collection"]
+    query = urlencode(kept, quote_via=quote, safe="/")
+    return _Parts(url._replace(query=query).geturl(), collection)

@@ -1,0 +1,159 @@
+"""How a collection lies in a database: tables, columns, and the metadata that names them.
+
+A collection is a schema of the database, of its name, with three tables:
+
+- ``cellfeed (key text PRIMARY KEY, value jsonb)``: the metadata;
+- ``cells (id bigint PRIMARY KEY, name text, ...)``: a row for each cell, numbered from 0, and a
+  column for each obs column;
+- ``packed (id bigint PRIMARY KEY, ...)``: a row for each cell, and a column of type bytea for each
+  element; `cellfeed._chunks._packed` says what is in it.
+
+docs/postgres.md states it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from cellfeed._layouts import Layout
+
+__all__ = ["VERSION", "ElementColumn", "Metadata", "ObsColumn", "column_names", "quoted"]
+
+VERSION = 1
+_LONGEST = 63  # bytes of a name in PostgreSQL
+_RESERVED = (
+    "id", "name", "tableoid", "xmin", "cmin", "xmax", "cmax", "ctid",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObsColumn:
+    """An obs column, and the column of the table of cells that has it.
+
+    Parameters
+    ----------
+    name, column
+        In obs, and in the table.
+    dtype
+        As pandas names it; "text", or "category".
+    categories
+        Those of "category", text or numbers; None of others.
+    is_ordered
+        Whether categories have an order.
+    """
+
+    name: str
+    column: str
+    dtype: str
+    categories: Sequence[Any] | None = None
+    is_ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementColumn:
+    """An element, and the column of the table of packed rows that has it.
+
+    Parameters
+    ----------
+    name, column
+        Of the element, and in the table.
+    layout, dtype
+        Of the element; the dtype as NumPy names it.
+    row_shape
+        Shape of a row.
+    genes
+        Key of the metadata under which the names of its columns are; None if they have none.
+    n_bytes
+        Of all packed rows; 0 while they are written.
+    """
+
+    name: str
+    column: str
+    layout: Layout
+    dtype: str
+    row_shape: Sequence[int]
+    genes: str | None
+    n_bytes: int = 0
+
+    @property
+    def n_columns(self) -> int:
+        """Values of a dense row."""
+        return math.prod(self.row_shape)
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Dtype of the values."""
+        return np.dtype(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """What the metadata says, except for the names of genes.
+
+    Parameters
+    ----------
+    n_cells
+        Number of cells.
+    token
+        Tells this loading from others.
+    is_complete
+        Whether all cells are there.
+    obs, elements
+        What there is.
+    """
+
+    n_cells: int
+    token: str
+    is_complete: bool
+    obs: tuple[ObsColumn, ...]
+    elements: tuple[ElementColumn, ...]
+
+    @classmethod
+    def from_rows(cls, rows: Mapping[str, Any]) -> Self:
+        """Return what the rows of the table say.
+
+        Raises
+        ------
+        KeyError, TypeError
+            They are of no collection.
+        """
+        return cls(
+            n_cells=int(rows["n_cells"]),
+            token=str(rows["token"]),
+            is_complete=bool(rows["is_complete"]),
+            obs=tuple(ObsColumn(**each) for each in rows["obs"]),
+            elements=tuple(ElementColumn(**each) for each in rows["elements"]),
+        )
+
+
+def column_names(names: Iterable[str], otherwise: str) -> list[str]:
+    """Return a name for the column of each of some names: its own, where PostgreSQL can have it.
+
+    Examples
+    --------
+    >>> column_names(["plate", "id", "x" * 70], "obs")
+    ['plate', 'obs_1', 'obs_2']
+    """
+    taken = list[str]()
+    for number, name in enumerate(names):
+        own = name
+        if not name or len(name.encode()) > _LONGEST or name in _RESERVED or name in taken:
+            own = f"{otherwise}_{number}"
+        while own in taken:
+            own += "_"
+        taken.append(own)
+    return taken
+
+
+def quoted(*names: str) -> str:
+    """Return names as SQL writes them, with dots between them.
+
+    Examples
+    --------
+    >>> quoted("plates", "packed")
+    '"plates"."packed"'
+    """
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
