@@ -35,14 +35,12 @@ if typing.TYPE_CHECKING:
         suggest_parameters,
     )
     from cellfeed._indexables import (
-        HuggingFaceCells,
-        MemoryMappedCells,
         MultiIndexable,
         adata_to_mindex,
         hf_tahoe_to_tensor,
     )
     from cellfeed._preshuffle import Preshuffled, preshuffle
-    from cellfeed._sources import SomaSource
+    from cellfeed._sources import HuggingFaceSource, MemoryMapSource, SomaSource
     from cellfeed._splits import Folds, Split, k_folds, random_split
     from cellfeed.sampling import (
         BlockShuffling,
@@ -71,9 +69,9 @@ __all__ = [
     "Folds",
     "FormatError",
     "GroupedSampling",
-    "HuggingFaceCells",
+    "HuggingFaceSource",
     "InterleavedDatasets",
-    "MemoryMappedCells",
+    "MemoryMapSource",
     "Minibatch",
     "MismatchError",
     "MultiIndexable",
@@ -111,9 +109,9 @@ _IMPORTED_WHEN_USED = {
     "Fetch": "cellfeed.sampling",
     "Folds": "cellfeed._splits",
     "GroupedSampling": "cellfeed.sampling",
-    "HuggingFaceCells": "cellfeed._indexables",
+    "HuggingFaceSource": "cellfeed._sources",
     "InterleavedDatasets": "cellfeed._dataset",
-    "MemoryMappedCells": "cellfeed._indexables",
+    "MemoryMapSource": "cellfeed._sources",
     "Minibatch": "cellfeed._cells._minibatch",
     "MultiIndexable": "cellfeed._indexables",
     "NumericColumn": "cellfeed._cells",

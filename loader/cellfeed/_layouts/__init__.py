@@ -6,7 +6,7 @@ of delivery, so that what is read is shuffled by being written, once. It is plan
 memory (see `cellfeed._buffers`), and bound to memory when that is there.
 """
 
-from cellfeed._layouts._chunked import CsrChunks, DenseChunks
+from cellfeed._layouts._chunked import CsrChunks, DenseChunks, RowPieces
 from cellfeed._layouts._column_maps import ColumnMap, column_maps
 from cellfeed._layouts._copies import Copies
 from cellfeed._layouts._csr import CsrGroup, CsrTarget, csr_groups
@@ -26,6 +26,7 @@ __all__ = [
     "Dtypes",
     "Element",
     "Layout",
+    "RowPieces",
     "RowTarget",
     "column_maps",
     "csr_groups",

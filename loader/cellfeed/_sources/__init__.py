@@ -15,12 +15,16 @@ from cellfeed._sources._base import (
     storage_of,
     suffixes,
 )
+from cellfeed._sources._huggingface import HUGGINGFACE, HuggingFaceSource
+from cellfeed._sources._memory_maps import MEMORY_MAPS, SCDL, MemoryMapSource
 from cellfeed._sources._soma import SOMA, SomaSource
 
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
+    "HuggingFaceSource",
     "Layout",
+    "MemoryMapSource",
     "SomaSource",
     "Source",
     "Storage",
@@ -36,3 +40,6 @@ __all__ = [
 
 register(ANNDATA)
 register(SOMA)
+register(HUGGINGFACE)
+register(MEMORY_MAPS)
+register(SCDL)

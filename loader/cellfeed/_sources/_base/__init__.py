@@ -1,6 +1,8 @@
 """What a source is, and which storages there are."""
 
+from cellfeed._sources._base._arrow import import_arrow, to_frame
 from cellfeed._sources._base._chunked import ChunkedCsr, ChunkedDense
+from cellfeed._sources._base._flat import FileNames, FlatCsr
 from cellfeed._sources._base._source import Layout, Source, StoredElement
 from cellfeed._sources._base._storages import (
     Storage,
@@ -15,14 +17,18 @@ from cellfeed._sources._base._storages import (
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
+    "FileNames",
+    "FlatCsr",
     "Layout",
     "Source",
     "Storage",
     "StoredElement",
     "find_storage",
+    "import_arrow",
     "open_location",
     "register",
     "select_elements",
     "storage_of",
     "suffixes",
+    "to_frame",
 ]

@@ -134,6 +134,9 @@ class StoredElement(ABC):
     row_order
         Which stored row each cell has, distinct, int64, shape (n_cells,); None if rows are stored
         in the order of the cells. What follows speaks of stored rows.
+    stored_columns
+        Which column each stored column is, -1 if it is left out, int32, shape (n_stored,); None
+        if columns are stored as they are. `chunked` and `read_rows` speak of stored columns.
     chunk_shape
         Shape of a unit of storage that is read as a whole; None if there are no such units.
     rows_per_chunk
@@ -147,6 +150,7 @@ class StoredElement(ABC):
     layout: Layout
     var: str | None = "var"
     row_order: NDArray[np.int64] | None = None
+    stored_columns: NDArray[np.int32] | None = None
     chunk_shape: tuple[int, ...] | None = None
     rows_per_chunk: float = 1.0
     stored_as: str = ""
