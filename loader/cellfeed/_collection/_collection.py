@@ -36,7 +36,7 @@ _ROWS_READ = 200  # where lengths are not known before rows are read
 
 
 def open_collection(
-    paths: Given | Iterable[Given],
+    paths: Given | Iterable[Given] | Any,
     *,
     obs: Sequence[str] = (),
     elements: Sequence[str] = ("X",),
@@ -56,9 +56,12 @@ def open_collection(
         its ``.h5ad`` and ``.h5mu`` files and ``.zarr`` stores, by name), or several of these. Also
         URLs of these on web servers (``https://``, each file by its URL) and in object stores
         (``s3://``, ``gs://``, ``az://``, with folders and patterns), read in ranges and never
-        downloaded as a whole; a folder that is a TileDB-SOMA experiment; and whatever other
-        packages open, by suffix or URL; see `cellfeed.sources.Storage`. In place of a path, an
-        open `cellfeed.sources.Source`, such as `SomaSource`.
+        downloaded as a whole; a folder that is a TileDB-SOMA experiment, a HuggingFace data set
+        (as `save_to_disk` writes it), of BioNeMo SCDL, or a memory-mapped CSR matrix; and whatever
+        other packages open, by suffix or URL; see `cellfeed.sources.Storage`. In place of a path,
+        an open `cellfeed.sources.Source`, such as `SomaSource`; or an object: AnnData in memory
+        or backed, AnnCollection, a `datasets.Dataset`, BioNeMo's ``SingleCellMemMapDataset``, or
+        an artifact, collection or MappedCollection of lamindb.
     obs
         The obs columns that minibatches carry. Others are not read. In MuData, those of a
         modality are called such as ``"rna:plate"``, as mudata calls them.

@@ -16,10 +16,12 @@ from cellfeed._sources._base import (
     suffixes,
 )
 from cellfeed._sources._huggingface import HUGGINGFACE, HuggingFaceSource
+from cellfeed._sources._in_memory import AnnDataObjectSource, locations_or_sources
 from cellfeed._sources._memory_maps import MEMORY_MAPS, SCDL, MemoryMapSource
 from cellfeed._sources._soma import SOMA, SomaSource
 
 __all__ = [
+    "AnnDataObjectSource",
     "ChunkedCsr",
     "ChunkedDense",
     "HuggingFaceSource",
@@ -30,6 +32,7 @@ __all__ = [
     "Storage",
     "StoredElement",
     "find_storage",
+    "locations_or_sources",
     "open_location",
     "open_sources",
     "register",

@@ -1,5 +1,6 @@
 """Writes folders of memory maps."""
 
+import importlib
 import zipfile
 
 import anndata as ad
@@ -11,7 +12,7 @@ def write_npy(folder, case_or_matrix):
     """Write the arrays of a CSR matrix, as those of an unzipped `scipy.sparse.save_npz` are."""
     folder.mkdir(parents=True, exist_ok=True)
     if sp.issparse(case_or_matrix):
-        sp.save_npz(folder / "X.npz", case_or_matrix, compressed=False)
+        sp.save_npz(folder / "X.npz", sp.csr_matrix(case_or_matrix), compressed=False)
         with zipfile.ZipFile(folder / "X.npz") as archive:
             archive.extractall(folder)
         (folder / "X.npz").unlink()
@@ -24,11 +25,12 @@ def write_npy(folder, case_or_matrix):
 
 def write_scdl(folder, X, obs, var, **options):
     """Write a folder with BioNeMo itself."""
-    from bionemo.scdl.io.single_cell_memmap_dataset import SingleCellMemMapDataset  # noqa: PLC0415
-
+    scdl = importlib.import_module("bionemo.scdl.io.single_cell_memmap_dataset")
     h5ad = folder.with_suffix(".h5ad")
     ad.AnnData(X, obs=obs, var=var).write_h5ad(h5ad)
-    written = SingleCellMemMapDataset(str(folder), h5ad_path=str(h5ad), use_X_not_raw=True, **options)
+    written = scdl.SingleCellMemMapDataset(
+        str(folder), h5ad_path=str(h5ad), use_X_not_raw=True, **options
+    )
     written.save()
     h5ad.unlink()
     return folder

@@ -28,7 +28,7 @@ def import_arrow(location: Location, extra: str) -> Any:
     """
     try:
         import pyarrow as pa  # noqa: PLC0415 - an extra
-        import pyarrow.parquet  # noqa: F401, PLC0415 - not loaded by pyarrow itself
+        import pyarrow.parquet  # noqa: PLC0415 - not loaded by pyarrow itself
     except ImportError as error:
         msg = f"{location}: is read with pyarrow"
         raise FormatError(f"{msg}; install it: pip install 'cellfeed[{extra}]'") from error

@@ -1,8 +1,9 @@
 """Record batches of Arrow files: where the lists of their rows lie."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,19 @@ from cellfeed._bytes import Location
 from cellfeed._errors import FormatError, PathError
 from cellfeed._sources._base import import_arrow
 
-__all__ = ["EXTRA", "ListColumns", "batches_of", "list_columns", "open_table", "type_of_lists"]
+__all__ = [
+    "EXTRA",
+    "ListColumns",
+    "batches_in_files",
+    "batches_in_memory",
+    "list_columns",
+    "open_table",
+    "type_of_lists",
+]
 
 EXTRA = "huggingface"
+
+Placed = tuple[Any, Callable[[int, int], tuple[int, int] | None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +53,11 @@ class ListColumns:
     offset_dtypes: tuple[np.dtype[Any], ...]
     dtypes: tuple[np.dtype[Any], ...]
 
+    def of_files(self, paths: Sequence[Path]) -> "tuple[list[Path], ListColumns]":
+        """Return those of some files that are needed, and the same columns in them."""
+        used, files = np.unique(self.files, return_inverse=True)
+        return [paths[file] for file in used.tolist()], replace(self, files=files.astype(np.int64))
+
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
@@ -54,14 +70,57 @@ def _damage_named(path: Path) -> Iterator[None]:
         raise FormatError(f"{path}: no whole Arrow stream ({said}); copy it again") from error
 
 
-def batches_of(arrow: Any, path: Path) -> Iterator[tuple[Any, int, int]]:
-    """Yield the record batches of a file, with the address where it is mapped, and its size."""
-    with _damage_named(path), arrow.memory_map(str(path)) as mapped:
-        n_bytes = mapped.size()
-        whole = mapped.read_buffer(n_bytes)
-        mapped.seek(0)
-        for batch in arrow.ipc.open_stream(mapped):
-            yield batch, whole.address, n_bytes
+def batches_in_files(location: Location, paths: Sequence[Path]) -> Iterator[Placed]:
+    """Yield the record batches of files, and what says where in them a buffer lies."""
+    arrow = import_arrow(location, EXTRA)
+    for number, path in enumerate(paths):
+        with _damage_named(path), arrow.memory_map(str(path)) as mapped:
+            whole = mapped.read_buffer(mapped.size())
+            mapped.seek(0)
+            place = partial(_within, number, whole.address, whole.size)
+            for batch in arrow.ipc.open_stream(mapped):
+                yield batch, place
+
+
+def batches_in_memory(table: Any) -> tuple[list[Path], Iterator[Placed]]:
+    """Return the files that are mapped into this process, and batches as `batches_in_files`.
+
+    Parameters
+    ----------
+    table
+        A `pyarrow.Table`, of which nothing need lie in a file.
+    """
+    paths, regions = _mapped_files()
+    begins = np.array([region[0] for region in regions], np.int64)
+
+    def place(address: int, n_bytes: int) -> tuple[int, int] | None:
+        at = int(np.searchsorted(begins, address, side="right")) - 1
+        if at < 0:
+            return None
+        begin, end, offset, file = regions[at]
+        return (file, offset + address - begin) if address + n_bytes <= end else None
+
+    return paths, ((batch, place) for batch in table.to_batches())
+
+
+def _within(
+    number: int, begin: int, size: int, address: int, n_bytes: int
+) -> tuple[int, int] | None:
+    is_there = begin <= address and address + n_bytes <= begin + size
+    return (number, address - begin) if is_there else None
+
+
+def _mapped_files() -> tuple[list[Path], list[tuple[int, int, int, int]]]:
+    """Return files that are mapped, and begin, end, offset and file of each region; Linux knows."""
+    paths, regions = dict[str, int](), list[tuple[int, int, int, int]]()
+    maps = Path("/proc/self/maps")
+    for line in maps.read_text().splitlines() if maps.exists() else ():
+        span, _, offset, _, inode, *name = line.split(maxsplit=5)
+        if inode == "0" or not name or not name[0].startswith("/") or name[0].endswith("(deleted)"):
+            continue
+        begin, end = (int(each, 16) for each in span.split("-"))
+        regions.append((begin, end, int(offset, 16), paths.setdefault(name[0], len(paths))))
+    return [Path(name) for name in paths], regions
 
 
 def open_table(location: Location, paths: Sequence[Path]) -> Any:
@@ -92,41 +151,49 @@ def type_of_lists(arrow: Any, location: Location, schema: Any, name: str) -> Any
 
 
 def list_columns(
-    location: Location, paths: Sequence[Path], names: tuple[str, str]
+    location: Location, batches: Iterable[Placed], names: tuple[str, str]
 ) -> ListColumns | None:
-    """Return where the lists of two columns lie; None if not as they are in memory.
+    """Return where the lists of two columns lie; None if they are not in files as in memory.
 
     Parameters
     ----------
     location
         For messages.
-    paths
-        The files.
+    batches
+        Record batches, each with what returns file and first byte of a buffer that has an address
+        and a size; None if it is in none.
     names
         The columns.
     """
     arrow = import_arrow(location, EXTRA)
     found, types = list[list[int]](), None
-    for number, path in enumerate(paths):
-        for batch, address, n_bytes in batches_of(arrow, path):
-            if types is None:
-                types = [type_of_lists(arrow, location, batch.schema, name) for name in names]
-            row = [number, batch.num_rows]
-            for name in names:
-                column = batch.column(name)
-                lists = column.buffers()[1], column.values.buffers()[1], len(column.values)
-                if column.null_count or column.values.null_count:
-                    raise FormatError(
-                        f"{path}: column {name!r}: not every cell has a list of numbers; "
-                        "leave those cells out"
-                    )
-                for buffer in lists[:2]:
-                    at = buffer.address - address if buffer is not None and buffer.size else 0
-                    if not 0 <= at <= n_bytes - (buffer.size if buffer is not None else 0):
-                        return None  # it was decompressed
-                    row.append(at)
-                row.append(lists[2])
-            found.append(row)
+    for batch, place in batches:
+        if types is None:
+            types = [type_of_lists(arrow, location, batch.schema, name) for name in names]
+        row, files = list[int](), set[int]()
+        for name, of_type in zip(names, types, strict=True):
+            column = batch.column(name)
+            if column.null_count or column.flatten().null_count:
+                msg = f"{location}: column {name!r}: not every cell has a list of numbers"
+                raise FormatError(f"{msg}; leave those cells out")
+            itemsize = 8 if arrow.types.is_large_list(of_type) else 4
+            for buffer, skipped in (
+                (column.buffers()[1], column.offset * itemsize),
+                (column.values.buffers()[1], 0),
+            ):
+                at = (
+                    None
+                    if buffer is None or not buffer.size
+                    else place(buffer.address, buffer.size)
+                )
+                if at is None and buffer is not None and buffer.size:
+                    return None
+                row.append(0 if at is None else at[1] + skipped)
+                files |= set() if at is None else {at[0]}
+            row.append(len(column.values))
+        if len(files) > 1:
+            return None
+        found.append([next(iter(files), 0), batch.num_rows, *row])
     if types is None:
         return None
     table = np.array(found, np.int64)

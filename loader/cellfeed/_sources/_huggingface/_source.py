@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ColumnError, FormatError, ParameterError, require_positive
 from cellfeed._sources._base import Source, StoredElement, import_arrow
-from cellfeed._sources._huggingface._batches import EXTRA, list_columns, type_of_lists
+from cellfeed._sources._huggingface._batches import EXTRA, type_of_lists
 from cellfeed._sources._huggingface._elements import ArrowLists, ArrowRows, Columns
 from cellfeed._sources._huggingface._tables import ArrowTable
 
@@ -90,7 +90,9 @@ class HuggingFaceSource(Source):
             for name in self._lists
         ]
         if dtypes[0].kind not in "iu":
-            msg = f"{self.location}: column {genes!r} has {dtypes[0]}, which are no numbers of genes"
+            msg = (
+                f"{self.location}: column {genes!r} has {dtypes[0]}, which are no numbers of genes"
+            )
             raise FormatError(f"{msg}; name another")
         if n_vars is None:
             n_vars = self._largest() + 1 if ids is None else ids.size
@@ -111,18 +113,17 @@ class HuggingFaceSource(Source):
         return f"HuggingFaceSource({str(self.location)!r})"
 
     def _element(self, columns: Columns, dtype: np.dtype[Any], n_vars: int) -> StoredElement:
-        order, paths = self._table.row_order, self._table.paths
+        order = self._table.row_order
         n_rows = len(self._table()) if order is None else order.size
-        reason, stored = self._table.reason, None
-        if paths and reason is None:
-            if dtype == np.float16:
-                reason = "float16 is not decoded here"
-            else:
-                stored = list_columns(self.location, paths, self._lists)
-                reason = "its files are compressed" if stored is None else None
-        if stored is None:
-            return ArrowRows(columns, self._table, dtype, (n_rows, n_vars), reason)
-        return ArrowLists(columns, paths, stored, (n_rows, n_vars))
+        paths, stored = self._table.list_columns(self._lists)
+        if stored is not None and dtype != np.float16:
+            return ArrowLists(columns, *stored.of_files(paths), (n_rows, n_vars))
+        reason = (
+            "float16 is not decoded here" if stored else "it is not in files as it is in memory"
+        )
+        return ArrowRows(
+            columns, self._table, dtype, (n_rows, n_vars), reason if self._table.paths else None
+        )
 
     def _largest(self) -> int:
         """Return the largest number of a gene, for which all are read."""

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location
 from cellfeed._errors import FormatError, ParameterError, PathError
 from cellfeed._sources._base import import_arrow, to_frame
-from cellfeed._sources._huggingface._batches import EXTRA, batches_of, open_table
+from cellfeed._sources._huggingface._batches import (
+    EXTRA,
+    ListColumns,
+    Placed,
+    batches_in_files,
+    batches_in_memory,
+    list_columns,
+    open_table,
+)
 
 __all__ = ["ArrowTable", "is_saved"]
 
@@ -21,7 +29,7 @@ _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
 
 def is_saved(path: Path) -> bool:
-    """Return whether a folder is what `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
+    """Return whether `save_to_disk` of a `Dataset` or a `DatasetDict` wrote a folder."""
     is_dataset = (path / _STATE).is_file() and (path / "dataset_info.json").is_file()
     return is_dataset or (path / _SPLITS).is_file()
 
@@ -72,27 +80,16 @@ class ArrowTable:
             self._opened = os.getpid(), open_table(self.location, self.paths)
         return self._opened[1]
 
-    @property
-    def reason(self) -> str | None:
-        """Why rows cannot be read from `paths` as they are; None if they can, or are in memory."""
-        if self._dataset is None or not self.paths or self._is_in_files():
-            return None
-        return "the data set is not its files as they are"
+    def list_columns(self, names: tuple[str, str]) -> tuple[Sequence[Path], ListColumns | None]:
+        """Return some files, and where the lists of two columns lie in them.
 
-    def _is_in_files(self) -> bool:
-        """Return whether an object's rows and columns are just those of its files."""
-        arrow, chunks = import_arrow(self.location, EXTRA), self().to_batches()
-        at = 0
-        for path in self.paths:
-            for number, (batch, _, _) in enumerate(batches_of(arrow, path)):
-                if at >= len(chunks) or chunks[at].num_rows != batch.num_rows:
-                    return False
-                if set(chunks[at].schema.names) - set(batch.schema.names):
-                    return False
-                if number == 0 and chunks[at] != batch.select(chunks[at].schema.names):
-                    return False
-                at += 1
-        return at == len(chunks)
+        None if they are elsewhere.
+        """
+        if self._dataset is None:
+            batches: Iterable[Placed] = batches_in_files(self.location, self.paths)
+            return self.paths, list_columns(self.location, batches, names)
+        paths, batches = batches_in_memory(self())
+        return paths, list_columns(self.location, batches, names)
 
     def obs_names(self) -> list[str]:
         """Return the columns that have one number, boolean or text for each row."""
@@ -123,7 +120,9 @@ class ArrowTable:
         metadata = self().schema.metadata or {}
         info = json.loads(metadata.get(b"huggingface", b"{}"))
         features = (info.get("info") or {}).get("features") or {}
-        is_label = {k: isinstance(v, dict) and v.get("_type") == "ClassLabel" for k, v in features.items()}
+        is_label = {
+            k: isinstance(v, dict) and v.get("_type") == "ClassLabel" for k, v in features.items()
+        }
         return {name: features[name]["names"] for name in features if is_label[name]}
 
 

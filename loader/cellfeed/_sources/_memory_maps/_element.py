@@ -94,4 +94,4 @@ class MappedCsr(FlatCsr):
             )
             for file, array in enumerate((self._arrays.indices, self._arrays.data))
         ]
-        return CsrChunks(pointer, *arrays, self.shape[1])
+        return CsrChunks(pointer, arrays[0], arrays[1], self.shape[1])

@@ -43,14 +43,18 @@ def gene_tables(folder: Location, n_rows: int) -> list[GeneTable]:
     FormatError
         There is none, or they are not of the cells of the folder.
     """
-    where = next((Path(folder, n) for n in ("var_features", "features") if Path(folder, n).is_dir()), None)
+    where = next(
+        (Path(folder, n) for n in ("var_features", "features") if Path(folder, n).is_dir()), None
+    )
     if where is None:
         msg = f"{folder}: has no `var_features`, so that the number of genes is not known"
         raise FormatError(f"{msg}; save it with `SingleCellMemMapDataset.save`")
     bounds = np.maximum(np.load(where / "cumulative_sum_index.npy"), 0).tolist()
     files = _parquet_files(where)
     if len(files) != len(bounds) - 1 or bounds[-1] != n_rows:
-        msg = f"{folder}: `{where.name}` has {len(files)} tables, of {bounds[-1]} cells, not {n_rows}"
+        msg = (
+            f"{folder}: `{where.name}` has {len(files)} tables, of {bounds[-1]} cells, not {n_rows}"
+        )
         raise FormatError(f"{msg}; write the folder again")
     arrow = import_arrow(folder, "scdl")
     tables = list[GeneTable]()
