@@ -1,25 +1,17 @@
 """Writes folders of memory maps."""
 
 import importlib
-import zipfile
 
 import anndata as ad
 import numpy as np
-import scipy.sparse as sp
 
 
-def write_npy(folder, case_or_matrix):
-    """Write the arrays of a CSR matrix, as those of an unzipped `scipy.sparse.save_npz` are."""
+def write_npy(folder, matrix):
+    """Write the arrays of a CSR matrix, as `scipy.sparse.save_npz` names them."""
     folder.mkdir(parents=True, exist_ok=True)
-    if sp.issparse(case_or_matrix):
-        sp.save_npz(folder / "X.npz", sp.csr_matrix(case_or_matrix), compressed=False)
-        with zipfile.ZipFile(folder / "X.npz") as archive:
-            archive.extractall(folder)
-        (folder / "X.npz").unlink()
-        return folder
     for name in ("data", "indices", "indptr"):
-        np.save(folder / f"{name}.npy", getattr(case_or_matrix, name))
-    np.save(folder / "shape.npy", np.array(case_or_matrix.shape))
+        np.save(folder / f"{name}.npy", getattr(matrix, name))
+    np.save(folder / "shape.npy", np.array(matrix.shape))
     return folder
 
 

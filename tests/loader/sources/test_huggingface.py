@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.loader.sources.arrow_files import dataset_of, write_dataset
 
 from cellfeed import (
+    CategoricalColumn,
     ColumnError,
     FormatError,
     HuggingFaceSource,
@@ -119,6 +120,7 @@ def test_class_labels_are_categories(tmp_path):
     cells.save_to_disk(tmp_path / "cells")
     for given_as in (tmp_path / "cells", cells):
         column = open_collection(HuggingFaceSource(given_as), obs=["line"]).obs["line"]
+        assert isinstance(column, CategoricalColumn)
         assert column.decode(column.codes[[0, 2]]).tolist() == ["a", "b"]
         assert column.codes[1] == -1
 

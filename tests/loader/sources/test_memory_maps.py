@@ -10,7 +10,14 @@ import pytest
 import scipy.sparse as sp
 from tests.loader.sources.memory_maps import write_npy, write_scdl
 
-from cellfeed import FormatError, MemoryMapSource, ParameterError, PathError, open_collection
+from cellfeed import (
+    CategoricalColumn,
+    FormatError,
+    MemoryMapSource,
+    ParameterError,
+    PathError,
+    open_collection,
+)
 
 N_ROWS, N_VARS = 60, 300
 COUNTS = np.random.default_rng(0).poisson(0.3, (N_ROWS, N_VARS)).astype(np.float32)
@@ -65,6 +72,7 @@ class TestScdl:
         assert np.array_equal(found[N_ROWS:, :40], COUNTS[:, :40])
         assert not found[N_ROWS:, 40:].any()
         b = collection.obs["b"]
+        assert isinstance(b, CategoricalColumn)
         assert b.decode(b.codes[N_ROWS:]).tolist() == obs_of(N_ROWS, "b")["b"].tolist()
         assert (b.codes[:N_ROWS] == -1).all()
 

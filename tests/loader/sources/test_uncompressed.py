@@ -12,6 +12,7 @@ from tests.loader.sources.memory_maps import write_npy, write_scdl
 from cellfeed import (
     BlockShuffling,
     BlockWeightedSampling,
+    CategoricalColumn,
     CellDataset,
     HuggingFaceSource,
     MemoryMapSource,
@@ -127,4 +128,5 @@ def test_preshuffle(open_kind, adata, kind, tmp_path):
     assert np.array_equal(np.sort(rows), np.arange(N_CELLS))
     assert np.array_equal(shuffled[:].X.toarray(), adata.X[rows].toarray())
     plates = shuffled.obs["plate"]
+    assert isinstance(plates, CategoricalColumn)
     assert plates.decode(plates.codes).tolist() == adata.obs["plate"].iloc[rows].tolist()

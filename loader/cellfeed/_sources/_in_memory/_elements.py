@@ -38,8 +38,9 @@ def element_in_memory(
         It is neither.
     """
     if sp.issparse(matrix):
-        if matrix.format != "csr":
-            msg = f"{location}: `{name}` is stored by gene ({matrix.format}), which is slow by cell"
+        kind: str = getattr(matrix, "format", "sparse")
+        if kind != "csr":
+            msg = f"{location}: `{name}` is stored by gene ({kind}), which is slow by cell"
             raise FormatError(f"{msg}; make it CSR with `.tocsr()`")
         return SparseInMemory(location, name, matrix, columns)
     if not isinstance(matrix, np.ndarray) or matrix.ndim < 2 or matrix.dtype.kind not in "biuf":  # noqa: PLR2004 - cells, columns

@@ -52,7 +52,8 @@ class AnnDataObjectSource(Source):
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return some obs columns."""
-        return self._obs[[*columns]].reset_index(drop=True)
+        table: pd.DataFrame = self._obs[[*columns]].reset_index(drop=True)
+        return table
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Return some rows of obs columns, with the names of the cells as index."""
@@ -61,7 +62,8 @@ class AnnDataObjectSource(Source):
 
     def read_var(self) -> pd.DataFrame:
         """Return the table of genes."""
-        return self._var
+        table: pd.DataFrame = self._var
+        return table
 
     def _element(self, adata: Any, name: str) -> StoredElement:
         folder, _, key = name.partition("/")
