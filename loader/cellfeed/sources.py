@@ -6,7 +6,7 @@ returns rows (`read_rows`) or lies in compressed chunks that are decoded here (`
 entry point, lets `cellfeed.open_collection` open it.
 """
 
-from cellfeed._bytes import ByteStore, Location
+from cellfeed._bytes import Arrival, ByteStore, Location
 from cellfeed._cells import CsrRows
 from cellfeed._chunks import ChunkedArray, ChunkTable, chunk_codec
 from cellfeed._runs import Runs, expand
@@ -21,6 +21,7 @@ from cellfeed._sources import (
 )
 
 __all__ = [
+    "Arrival",
     "ByteStore",
     "ChunkTable",
     "ChunkedArray",

@@ -10,6 +10,7 @@ import struct
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -57,31 +58,32 @@ class Serving:
                 while True:
                     connection, _ = await loop.sock_accept(listener)
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    connections.create_task(self._serve(connection))
+                    task = connections.create_task(self._serve(connection))
+                    # Called also for one that is cancelled before it begins.
+                    task.add_done_callback(partial(_closed, connection))
         finally:
             listener.close()
 
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         buffer = b""
-        with connection:
-            try:
-                keep = True
-                while keep:
-                    while b"\r\n\r\n" not in buffer:
-                        came = await loop.sock_recv(connection, 1 << 16)
-                        if not came:
-                            return
-                        buffer += came
-                    head, _, buffer = buffer.partition(b"\r\n\r\n")
-                    first, headers = _parsed(head)
-                    skipped = int(headers.get("content-length", 0))
-                    while len(buffer) < skipped:
-                        buffer += await loop.sock_recv(connection, 1 << 16)
-                    buffer = buffer[skipped:]
-                    keep = await self._reply(connection, first, headers)
-            except ConnectionError:
-                return
+        try:
+            keep = True
+            while keep:
+                while b"\r\n\r\n" not in buffer:
+                    came = await loop.sock_recv(connection, 1 << 16)
+                    if not came:
+                        return
+                    buffer += came
+                head, _, buffer = buffer.partition(b"\r\n\r\n")
+                first, headers = _parsed(head)
+                skipped = int(headers.get("content-length", 0))
+                while len(buffer) < skipped:
+                    buffer += await loop.sock_recv(connection, 1 << 16)
+                buffer = buffer[skipped:]
+                keep = await self._reply(connection, first, headers)
+        except ConnectionError:
+            return
 
     async def _reply(self, connection: socket.socket, first: str, headers: dict[str, str]) -> bool:
         """Answer a request; return whether the connection stays."""
@@ -173,6 +175,10 @@ def _cut(fault: Fault | None) -> int | None:
             return nbytes
         case _:
             return None
+
+
+def _closed(connection: socket.socket, _: "asyncio.Task[None]") -> None:
+    connection.close()
 
 
 async def _forever() -> None:

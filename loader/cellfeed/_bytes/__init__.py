@@ -10,12 +10,13 @@ from cellfeed._bytes._identity import (
     replaced,
 )
 from cellfeed._bytes._location import SCHEMES, Location, StorageOptions
-from cellfeed._bytes._store import ByteStore
+from cellfeed._bytes._store import Arrival, ByteStore
 from cellfeed._bytes._waits import LOOK_UP_SECONDS, is_awaited, threads_until_left, until_left
 
 __all__ = [
     "LOOK_UP_SECONDS",
     "SCHEMES",
+    "Arrival",
     "ByteStore",
     "Identity",
     "LastingIdentity",

@@ -2,6 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +11,26 @@ from numpy.typing import NDArray
 from cellfeed._bytes._identity import LastingIdentity
 from cellfeed._bytes._location import Location
 
-__all__ = ["ByteStore"]
+__all__ = ["Arrival", "ByteStore"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrival:
+    """Byte ranges that arrive together.
+
+    Parameters
+    ----------
+    ranges
+        Which of those that were asked about, shape (n,).
+    is_here
+        Done once `ByteStore.read_ranges` need not wait for them, whatever it finds.
+    owner
+        What keeps them coming, and here.
+    """
+
+    ranges: NDArray[np.intp]
+    is_here: Future[None]
+    owner: object
 
 
 class ByteStore(ABC):
@@ -77,6 +98,27 @@ class ByteStore(ABC):
         -------
         What keeps them coming. When it is let go, what nobody has read by then is given up. None
         if nothing is brought before it is read.
+        """
+        return None
+
+    def arrivals(
+        self,
+        files: NDArray[np.int64],  # noqa: ARG002 - for subclasses
+        offsets: NDArray[np.int64],  # noqa: ARG002
+        sizes: NDArray[np.int64],  # noqa: ARG002
+    ) -> Sequence[Arrival] | None:
+        """Return how byte ranges arrive, so that the first are decoded while others are awaited.
+
+        It begins to bring those that were not expected, and does not wait.
+
+        Parameters
+        ----------
+        files, offsets, sizes
+            As of `read_ranges`.
+
+        Returns
+        -------
+        Arrivals that have each range once; None if `read_ranges` is to be asked for all at once.
         """
         return None
 

@@ -334,18 +334,18 @@ class ChunkedArray:
         if self.codec == kernels.STORED and not self.shuffled:
             placing = int(array[kernels.PLACING])
             kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize, placing)
-        table = np.zeros((len(chunks) + 1, kernels.N_CHUNK_COLUMNS), np.int64)
+        table = np.zeros((len(chunks), kernels.N_CHUNK_COLUMNS), np.int64)
         handles = self.files.handles(located.files)
         if handles is None:  # the bytes are brought to memory before they are decoded
             handles, in_memory = (located.files, None), kernels.IN_MEMORY
         else:
             in_memory = 0
-        table[:-1, kernels.FD], keep_alive = handles
-        table[:-1, kernels.OFFSET] = offsets
-        table[:-1, kernels.SIZE] = sizes
-        table[:-1, kernels.FLAGS] = located.flags | in_memory
-        table[:-1, kernels.FIRST_SEGMENT] = firsts
-        table[-1, kernels.FIRST_SEGMENT] = len(segments)
+        table[:, kernels.FD], keep_alive = handles
+        table[:, kernels.OFFSET] = offsets
+        table[:, kernels.SIZE] = sizes
+        table[:, kernels.FLAGS] = located.flags | in_memory
+        table[:, kernels.FIRST_SEGMENT] = firsts
+        table[:, kernels.END_SEGMENT] = np.append(firsts[1:], len(segments))
         array[kernels.CODEC] = self.codec
         array[kernels.SHUFFLED] = self.shuffled
         array[kernels.DECODED_BYTES] = self.dtype.itemsize * math.prod(self.chunk_shape)

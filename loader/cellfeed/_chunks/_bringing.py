@@ -1,16 +1,35 @@
 """Bytes of chunks that compiled threads do not read themselves are brought to memory."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import ByteStore
+from cellfeed._bytes import LOOK_UP_SECONDS, ByteStore, is_awaited
 from cellfeed._chunks import _kernels as kernels
 
-__all__ = ["Brought", "ShortRangeError", "are_brought", "bring", "brought_bytes", "expect"]
+__all__ = ["Piece", "ShortRangeError", "are_brought", "brought_bytes", "expect", "pieces"]
 
-Brought = tuple[NDArray[np.int64], Sequence[object]]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Chunks that can be decoded without waiting.
+
+    Parameters
+    ----------
+    rows
+        Which of the table they are, shape (n,).
+    chunks
+        Their rows, in which those that were brought have an address in place of the offset.
+    owners
+        What owns the memory there.
+    """
+
+    rows: NDArray[np.intp]
+    chunks: NDArray[np.int64]
+    owners: Sequence[object] = ()
 
 
 class ShortRangeError(Exception):
@@ -21,16 +40,18 @@ class ShortRangeError(Exception):
         self.chunk, self.failure = chunk, failure
 
 
-def bring(
+def pieces(
     chunks: NDArray[np.int64], stores: Sequence[ByteStore], expected: NDArray[np.int64]
-) -> Brought:
-    """Return a table of chunks whose bytes are in memory where it says so, and what owns them.
+) -> Iterator[Piece]:
+    """Yield all chunks, each as soon as its bytes are at hand.
+
+    Those that stores bring come as they arrive; those that threads read themselves are the first.
 
     Parameters
     ----------
     chunks
         A kernels' table. Chunks that are `IN_MEMORY` have the number of their file in place of a
-        descriptor; those that are brought have an address in place of the offset.
+        descriptor.
     stores
         That of each array.
     expected
@@ -41,24 +62,39 @@ def bring(
     ShortRangeError
         A file ends before a chunk does, or has another size than it must have.
     """
-    if not are_brought(chunks):
-        return chunks, ()
-    chunks, owners = chunks.copy(), list[object]()
+    at_hand = np.flatnonzero(~_wanted(chunks))
+    if at_hand.size == len(chunks):
+        yield Piece(at_hand, chunks)
+        return
+    coming, later = dict[Future[None], list[_Coming]](), list[_Coming]()
     for store, rows in _by_store(chunks, stores):
         _check_own_files(chunks, rows, store, expected)
-        found = store.read_ranges(*_ranges(chunks, rows))
-        for row, buffer in zip(rows.tolist(), found, strict=True):
-            _put(chunks[row], row, buffer, owners)
-    return chunks, owners
+        arrivals = store.arrivals(*_ranges(chunks, rows))
+        if arrivals is None:
+            later.append(_Coming(store, rows))
+        else:
+            for each in arrivals:
+                own = _Coming(store, rows[each.ranges], each.owner)
+                coming.setdefault(each.is_here, []).append(own)
+    if at_hand.size:
+        yield Piece(at_hand, chunks[at_hand])
+    if later:
+        yield _read(chunks, later)
+    while coming:
+        arrived = wait(coming, LOOK_UP_SECONDS, FIRST_COMPLETED).done
+        if not arrived and not is_awaited():
+            arrived = set(coming)  # the store says so
+        if arrived:
+            yield _read(chunks, [own for each in arrived for own in coming.pop(each)])
 
 
 def expect(chunks: NDArray[np.int64], stores: Sequence[ByteStore]) -> list[object]:
-    """Tell stores what `bring` will ask of them; return what keeps that coming.
+    """Tell stores what `pieces` will ask of them; return what keeps that coming.
 
     Parameters
     ----------
     chunks, stores
-        As of `bring`.
+        As of `pieces`.
     """
     ahead = [store.expect(*_ranges(chunks, rows)) for store, rows in _by_store(chunks, stores)]
     return [each for each in ahead if each is not None]
@@ -66,17 +102,40 @@ def expect(chunks: NDArray[np.int64], stores: Sequence[ByteStore]) -> list[objec
 
 def are_brought(chunks: NDArray[np.int64]) -> bool:
     """Whether any of these chunks is brought to memory."""
-    return bool((chunks[:-1, kernels.FLAGS] & kernels.IN_MEMORY).any())
+    return bool((chunks[:, kernels.FLAGS] & kernels.IN_MEMORY).any())
 
 
 def brought_bytes(chunks: NDArray[np.int64]) -> int:
-    """Return how many bytes `bring` asks for, more where a file ends before its chunk may."""
-    return int(chunks[:-1, kernels.SIZE][_wanted(chunks)].sum())
+    """Return how many bytes stores are asked for, more where a file ends before its chunk may."""
+    return int(chunks[:, kernels.SIZE][_wanted(chunks)].sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Coming:
+    """Chunks that a store brings together, and what keeps them coming."""
+
+    store: ByteStore
+    rows: NDArray[np.intp]
+    owner: object = None
+
+
+def _read(chunks: NDArray[np.int64], arrived: Sequence[_Coming]) -> Piece:
+    """Return chunks whose bytes are here."""
+    rows = np.concatenate([each.rows for each in arrived])
+    found, owners = chunks[rows], list[object]()
+    contents = (
+        content
+        for each in arrived
+        for content in each.store.read_ranges(*_ranges(chunks, each.rows))
+    )
+    for k, content in enumerate(contents):
+        _put(found[k], int(rows[k]), content, owners)
+    return Piece(rows, found, owners)
 
 
 def _wanted(chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which chunks have bytes that are to be brought."""
-    flags = chunks[:-1, kernels.FLAGS]  # the last row only ends the table
+    flags = chunks[:, kernels.FLAGS]
     wanted: NDArray[np.bool_] = (flags & kernels.IN_MEMORY) != 0
     wanted &= (flags & (kernels.ABSENT | kernels.LOST)) == 0
     return wanted

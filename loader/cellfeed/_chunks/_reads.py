@@ -1,6 +1,6 @@
 """Chunks to read and where their elements go: made by arrays, done by many threads at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -12,12 +12,12 @@ from cellfeed._buffers import bind
 from cellfeed._bytes import ByteStore
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._bringing import (
-    Brought,
+    Piece,
     ShortRangeError,
     are_brought,
-    bring,
     brought_bytes,
     expect,
+    pieces,
 )
 from cellfeed._chunks._kept import KeptElements, gathered
 from cellfeed._chunks._placing import scratch_bytes
@@ -92,7 +92,7 @@ class ChunkReads:
         nothing = np.empty(0, np.int64)
         return ChunkReads(
             arrays=np.empty((0, kernels.N_ARRAY_COLUMNS), np.int64),
-            chunks=np.zeros((1, kernels.N_CHUNK_COLUMNS), np.int64),
+            chunks=np.empty((0, kernels.N_CHUNK_COLUMNS), np.int64),
             segments=np.empty((0, kernels.N_SEGMENT_COLUMNS), np.int64),
             chunk_numbers=nothing,
             owners=(),
@@ -106,18 +106,15 @@ class ChunkReads:
             return ChunkReads.none()
         if len(parts) == 1:
             return parts[0]
-        n_chunks = sum(part.n_chunks for part in parts)
-        chunks = np.zeros((n_chunks + 1, kernels.N_CHUNK_COLUMNS), np.int64)
+        chunks = np.concatenate([part.chunks for part in parts])
         filled = first_array = first_segment = 0
         for part in parts:
             table = chunks[filled : filled + part.n_chunks]
-            table[:] = part.chunks[:-1]
             table[:, kernels.ARRAY] += first_array
-            table[:, kernels.FIRST_SEGMENT] += first_segment
+            table[:, [kernels.FIRST_SEGMENT, kernels.END_SEGMENT]] += first_segment
             filled += part.n_chunks
             first_array += len(part.arrays)
             first_segment += len(part.segments)
-        chunks[-1, kernels.FIRST_SEGMENT] = first_segment
         return ChunkReads(
             arrays=np.concatenate([part.arrays for part in parts]),
             chunks=chunks,
@@ -135,7 +132,7 @@ class ChunkReads:
     def without_placing(self) -> "ChunkReads":
         """Return the same reads, of which nothing is placed: they end with decompression."""
         chunks = self.chunks.copy()
-        chunks[:, kernels.FIRST_SEGMENT] = 0
+        chunks[:, [kernels.FIRST_SEGMENT, kernels.END_SEGMENT]] = 0
         return replace(self, chunks=chunks, segments=self.segments[:0], crossings={})
 
     def without_steps(self) -> "ChunkReads":
@@ -153,24 +150,23 @@ class ChunkReads:
 
     @property
     def n_chunks(self) -> int:
-        """How many chunks are read; the last row of their table only ends it."""
-        return len(self.chunks) - 1
+        """How many chunks are read."""
+        return len(self.chunks)
 
     @property
     def decoded_bytes(self) -> int:
         """Bytes that all chunks take once they are decompressed."""
-        chunks = self.chunks[:-1]
-        arrays = self.arrays[chunks[:, kernels.ARRAY]]
+        arrays = self.arrays[self.chunks[:, kernels.ARRAY]]
         whole = (arrays[:, kernels.CODEC] != kernels.STORED) | (arrays[:, kernels.SHUFFLED] != 0)
         # Chunks stored as they are were cut to what is wanted of them.
-        sizes = np.where(whole, arrays[:, kernels.DECODED_BYTES], chunks[:, kernels.SIZE])
+        sizes = np.where(whole, arrays[:, kernels.DECODED_BYTES], self.chunks[:, kernels.SIZE])
         return int(sizes.sum())
 
     @property
     def useful_bytes(self) -> int:
         """Bytes of these that are placed."""
-        n_segments = np.diff(self.chunks[:, kernels.FIRST_SEGMENT])
-        arrays = np.repeat(self.chunks[:-1, kernels.ARRAY], n_segments)
+        n_segments = self.chunks[:, kernels.END_SEGMENT] - self.chunks[:, kernels.FIRST_SEGMENT]
+        arrays = np.repeat(self.chunks[:, kernels.ARRAY], n_segments)
         return int(self.segments[:, kernels.COUNT] @ self.arrays[arrays, kernels.ITEMSIZE])
 
     @property
@@ -257,48 +253,61 @@ class ChunkReads:
         """Work all chunks off, and return how many bytes were read."""
         if not self.n_chunks:
             return 0
-        chunks, owners = self._brought()
-        functions = kernels.function_addresses()
         arrays = self.arrays.copy()
+        n_elements = int(segments[:, kernels.COUNT].sum())
+        placed = n_elements * int(arrays[:, kernels.OUT_ITEMSIZE].max(initial=0))
+        arrays[:, kernels.STREAMED] = placed > _CACHE_BYTES
+        n_bytes = 0
+        for piece in self._pieces():
+            report[kernels.NEXT_TASK] = 0
+            n_bytes += self._work_off(arrays, piece.chunks, segments, report, threads, n_threads)
+            if report[kernels.FAILURE]:
+                chunk = piece.rows[report[kernels.FAILED_CHUNK]]
+                raise self._damage(int(report[kernels.FAILURE]), int(chunk))
+        return n_bytes
+
+    def _work_off(
+        self,
+        arrays: NDArray[np.int64],
+        chunks: NDArray[np.int64],
+        segments: NDArray[np.int64],
+        report: NDArray[np.int64],
+        threads: Executor | None,
+        n_threads: int,
+    ) -> int:
+        """Decode chunks whose bytes are at hand, and return how many bytes were read."""
+        functions = kernels.function_addresses()
         raw = max(int(chunks[:, kernels.SIZE].max(initial=0)), kernels.LARGEST_READ)
         decoded = int(arrays[:, kernels.DECODED_BYTES].max(initial=0))
         unshuffled = decoded if arrays[:, kernels.SHUFFLED].any() else 0
         scratch = scratch_bytes(arrays)
-        n_elements = int(segments[:, kernels.COUNT].sum())
-        placed = n_elements * int(arrays[:, kernels.OUT_ITEMSIZE].max(initial=0))
-        arrays[:, kernels.STREAMED] = placed > _CACHE_BYTES
 
         def work() -> int:
             try:
                 buffers = [np.empty(n, np.uint8) for n in (raw, decoded, unshuffled, scratch)]
             except MemoryError:
-                report[kernels.FAILED_CHUNK] = self._largest_chunk()
+                report[kernels.FAILED_CHUNK] = _largest(arrays, chunks)
                 report[kernels.FAILURE] = kernels.TOO_LARGE
                 return 0
             tables = (arrays, chunks, segments)
             return int(kernels.decode(*tables, functions, report, *buffers))
 
         if threads is None:
-            n_bytes = work()
-        else:
-            n_tasks = -(-self.n_chunks // kernels.CHUNKS_OF_A_TASK)
-            jobs = [threads.submit(work) for _ in range(min(n_threads, n_tasks))]
-            try:
-                n_bytes = sum(job.result() for job in jobs)
-            except BaseException:
-                # The other threads write into memory that the caller is about to let go.
-                report[kernels.FAILURE] = kernels.STOPPED
-                wait(jobs)
-                raise
-        del owners  # of what was decoded by now
-        if report[kernels.FAILURE]:
-            raise self._damage(int(report[kernels.FAILURE]), int(report[kernels.FAILED_CHUNK]))
-        return n_bytes
-
-    def _brought(self) -> Brought:
-        """Return the chunks, where some have an address in memory, and what owns that."""
+            return work()
+        n_tasks = -(-len(chunks) // kernels.CHUNKS_OF_A_TASK)
+        jobs = [threads.submit(work) for _ in range(min(n_threads, n_tasks))]
         try:
-            return bring(self.chunks, self._stores, self.arrays[:, kernels.DECODED_BYTES])
+            return sum(job.result() for job in jobs)
+        except BaseException:
+            # The other threads write into memory that the caller is about to let go.
+            report[kernels.FAILURE] = kernels.STOPPED
+            wait(jobs)
+            raise
+
+    def _pieces(self) -> Iterator[Piece]:
+        """Yield the chunks as their bytes are at hand."""
+        try:
+            yield from pieces(self.chunks, self._stores, self.arrays[:, kernels.DECODED_BYTES])
         except ShortRangeError as short:
             raise self._damage(short.failure, short.chunk) from None
 
@@ -307,16 +316,16 @@ class ChunkReads:
         """That of each array."""
         return [owner.files for owner in self.owners]
 
-    def _largest_chunk(self) -> int:
-        arrays = self.arrays[self.chunks[:-1, kernels.ARRAY]]
-        return int(
-            np.maximum(self.chunks[:-1, kernels.SIZE], arrays[:, kernels.DECODED_BYTES]).argmax()
-        )
-
     def _damage(self, failure: int, chunk: int) -> FormatError:
         owner = self.owners[self.chunks[chunk, kernels.ARRAY]]
         where = owner.describe(int(self.chunk_numbers[chunk]))
         return FormatError(f"{where}: {_FAILURES[failure]}")
+
+
+def _largest(arrays: NDArray[np.int64], chunks: NDArray[np.int64]) -> int:
+    """Return which chunk takes most memory."""
+    decoded = arrays[chunks[:, kernels.ARRAY], kernels.DECODED_BYTES]
+    return int(np.maximum(chunks[:, kernels.SIZE], decoded).argmax())
 
 
 _FAILURES = {

@@ -7,13 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from itertools import count, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import (
     LOOK_UP_SECONDS,
+    Arrival,
     ByteStore,
     LastingIdentity,
     Location,
@@ -32,6 +33,9 @@ __all__ = ["Expected", "RemoteObjects"]
 _Range = tuple[int, int, int]
 _Content = memoryview | bytes | None
 _numbers = count()
+_REQUESTS_OF_A_BATCH = 32  # which are waited for, and decoded, together
+_HERE = Future[None]()
+_HERE.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +46,24 @@ class _Asked:
     ----------
     kept
         Those that this machine's disk has.
-    batch
+    batches
         Requests for the others.
     places
-        For each of these the request that it is in, and its first byte and number of bytes there.
+        Where in these each of the others is.
     """
 
     kept: Mapping[_Range, bytes]
+    batches: Sequence[Batch]
+    places: Mapping[_Range, "_Place"]
+
+
+class _Place(NamedTuple):
+    """Where a range is in answers: of which request, and its first byte and number of bytes."""
+
     batch: Batch
-    places: Mapping[_Range, tuple[int, int, int]]
+    request: int
+    first: int
+    n_bytes: int
 
 
 class Expected:
@@ -93,31 +106,41 @@ class Expected:
             self._wanted = frozenset()  # who tries again asks again
             raise
 
+    def arrival(self, wanted: _Range) -> Future[None]:
+        """Return what is done once `read` need not wait for a range."""
+        place = self._where().places.get(wanted)
+        return _HERE if place is None else place.batch.is_here
+
     def _read(self, wanted: _Range) -> tuple[_Content, bool]:
-        # Asked for each range, so that it costs little where nothing is waited for.
-        while not self._asked.done() and not wait([self._asked], LOOK_UP_SECONDS).done:
-            if not is_awaited():
-                raise given_up(self._location)
-        asked = self._asked.result()
+        asked = self._where()
         if wanted in asked.kept:
             return asked.kept[wanted], True
         if wanted not in asked.places:  # the object ends before it
             return b"", True
-        number, first, n_bytes = asked.places[wanted]
-        answer = asked.batch.result()[number]
+        batch, request, first, n_bytes = asked.places[wanted]
+        answer = batch.result()[request]
         if isinstance(answer, CellfeedError):
             raise type(answer)(*answer.args)  # one's own: others raise it in other threads
         return (None if answer is None else answer[first : first + n_bytes]), False
 
+    def _where(self) -> _Asked:
+        """Return where ranges come from; waits for no more than this machine's disk."""
+        # Asked for each range, so that it costs little where nothing is waited for.
+        while not self._asked.done() and not wait([self._asked], LOOK_UP_SECONDS).done:
+            if not is_awaited():
+                raise given_up(self._location)
+        return self._asked.result()
+
 
 def _give_up(asked: "Future[_Asked]") -> None:
     if not asked.cancel():
-        asked.add_done_callback(_give_up_batch)
+        asked.add_done_callback(_give_up_batches)
 
 
-def _give_up_batch(asked: "Future[_Asked]") -> None:
+def _give_up_batches(asked: "Future[_Asked]") -> None:
     if asked.exception() is None:
-        asked.result().batch.give_up()
+        for batch in asked.result().batches:
+            batch.give_up()
 
 
 class RemoteObjects(ByteStore):
@@ -178,15 +201,15 @@ class RemoteObjects(ByteStore):
         sizes: NDArray[np.int64],
     ) -> Expected | None:
         """Ask for ranges now; see `ByteStore`."""
-        if not files.size:
-            return None
-        ranges = _Ranges(files, offsets, sizes)
+        return self._expected_now(_Ranges(files, offsets, sizes)) if files.size else None
+
+    def _expected_now(self, ranges: "_Ranges") -> Expected:
         asked = Future[_Asked]()
         if self._cache() is None:
             asked.set_result(self._ask(ranges))
         else:  # which is read in a thread, as nobody may wait for that here
             asked = _disk_threads().submit(self._ask, ranges)
-        expected = Expected(set(ranges.listed), asked, self._locations(int(files[0])))
+        expected = Expected(set(ranges.listed), asked, self._locations(ranges.listed[0][0]))
         with self._lock:
             self._expected.add(expected)
         return expected
@@ -198,40 +221,62 @@ class RemoteObjects(ByteStore):
         sizes: NDArray[np.int64],
     ) -> Sequence[_Content]:
         """Return ranges that were expected, and ask for the others; see `ByteStore`."""
-        if not files.size:
-            return []
-        stores_of(self._locations(int(files[0])))  # what was expected is of no use in a fork
         ranges = _Ranges(files, offsets, sizes)
-        with self._lock:  # a chunk may be wanted by several fetches: the oldest has it first
-            expected = sorted(self._expected, key=lambda each: each.number)
-        sources = [next((one for one in expected if each in one), None) for each in ranges.listed]
-        missing = np.array([k for k, each in enumerate(sources) if each is None], np.intp)
-        asked = self.expect(files[missing], offsets[missing], sizes[missing])
         found, arrived = list[_Content](), list[int]()
-        for k, (source, each) in enumerate(zip(sources, ranges.listed, strict=True)):
-            one = asked if source is None else source
-            content, was_kept = (None, True) if one is None else one.read(each)
+        for k, (source, each) in enumerate(zip(self._sources(ranges), ranges.listed, strict=True)):
+            content, was_kept = source.read(each)
             found.append(content)
             if not was_kept:
                 arrived.append(k)
         self._keep(ranges, found, arrived)
         return found
 
+    def arrivals(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> Sequence[Arrival]:
+        """Return how ranges arrive; see `ByteStore`."""
+        ranges = _Ranges(files, offsets, sizes)
+        together = dict[tuple[Expected, Future[None]], list[int]]()
+        for k, (source, each) in enumerate(zip(self._sources(ranges), ranges.listed, strict=True)):
+            together.setdefault((source, source.arrival(each)), []).append(k)
+        return [
+            Arrival(np.array(own, np.intp), is_here, source)
+            for (source, is_here), own in together.items()
+        ]
+
+    def _sources(self, ranges: "_Ranges") -> Sequence[Expected]:
+        """Return what each range comes with; ask for those that were not expected."""
+        if not ranges.listed:
+            return []
+        stores_of(self._locations(ranges.listed[0][0]))  # what was expected is of no use in a fork
+        with self._lock:  # a chunk may be wanted by several fetches: the oldest has it first
+            expected = sorted(self._expected, key=lambda each: each.number)
+        found = [next((one for one in expected if each in one), None) for each in ranges.listed]
+        missing = np.array([k for k, each in enumerate(found) if each is None], np.intp)
+        if not missing.size:
+            return [each for each in found if each is not None]
+        others = ranges.some(missing)
+        asked = self._expected_now(others)
+        return [asked if each is None else each for each in found]
+
     def _ask(self, ranges: "_Ranges") -> _Asked:
         """Look for ranges on this machine's disk, and ask the server for the others."""
         versions = {file: self._versions(file) for file in np.unique(ranges.files).tolist()}
         kept = self._kept(ranges, versions)
         others = np.array([k for k, each in enumerate(ranges.listed) if each not in kept], np.intp)
-        batch, places = self._batch(ranges.some(others), versions)
-        if batch.requests:
-            scheduler_of(batch.requests[0].location).submit(batch)
-        return _Asked(kept, batch, places)
+        batches, places = self._batches(ranges.some(others), versions)
+        if batches:
+            scheduler_of(batches[0].requests[0].location).submit(batches)
+        return _Asked(kept, batches, places)
 
-    def _batch(
+    def _batches(
         self, ranges: "_Ranges", versions: Mapping[int, Version | None]
-    ) -> tuple[Batch, dict[_Range, tuple[int, int, int]]]:
+    ) -> tuple[list[Batch], dict[_Range, _Place]]:
         """Return requests for ranges, and where each range is in them."""
-        requests, places = list[Request](), dict[_Range, tuple[int, int, int]]()
+        requests, members = list[Request](), list[tuple[int, int]]()
         files, offsets = ranges.files, ranges.offsets
         numbers, of_file = np.unique(files, return_inverse=True)
         unknown = np.iinfo(np.int64).max
@@ -241,7 +286,7 @@ class RemoteObjects(ByteStore):
         there = np.clip(limits[of_file] - offsets, 0, ranges.sizes)
         some = np.flatnonzero(there)
         if not some.size:
-            return Batch(requests), places
+            return [], {}
         gap = scheduler_of(self._locations(int(files[0]))).link.worthwhile_gap
         order, bounds = joined(files[some], offsets[some], there[some], gap)
         order = some[order]
@@ -249,12 +294,18 @@ class RemoteObjects(ByteStore):
             own = order[begin:end]
             file, first = int(files[own[0]]), int(offsets[own[0]])
             stop = int((offsets[own] + there[own]).max())
-            for k, n_bytes in zip(own.tolist(), there[own].tolist(), strict=True):
-                places[ranges.listed[k]] = len(requests), ranges.listed[k][1] - first, n_bytes
+            members += ((k, len(requests)) for k in own.tolist())
             location = self._locations(file)
             path, n_wanted = stores_of(location)[1], int(there[own].sum())
             requests.append(Request(location, path, versions[file], first, stop, n_wanted))
-        return Batch(requests), places
+        n = _REQUESTS_OF_A_BATCH
+        batches = [Batch(requests[begin : begin + n]) for begin in range(0, len(requests), n)]
+        places = dict[_Range, _Place]()
+        for k, number in members:
+            batch, own_number = divmod(number, n)
+            each, first = ranges.listed[k], requests[number].first
+            places[each] = _Place(batches[batch], own_number, each[1] - first, int(there[k]))
+        return batches, places
 
     def _cache(self) -> DiskCache | None:
         return disk_cache("bytes", self._locations(0).options.cache_bytes)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -77,20 +78,25 @@ class Batch:
     ----------
     requests
         What is asked for.
+
+    Attributes
+    ----------
+    is_here
+        Done once each of them is answered, or has failed.
     """
 
     requests: Sequence[Request]
     answers: list[memoryview | CellfeedError | None] = field(init=False)
     _left: int = field(init=False)
     _is_given_up: bool = field(init=False, default=False)
-    _done: threading.Event = field(init=False, default_factory=threading.Event)
+    is_here: Future[None] = field(init=False, default_factory=Future)
     _tasks: set["asyncio.Task[memoryview | None]"] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.answers = [None] * len(self.requests)
         self._left = len(self.requests)
         if not self._left:
-            self._done.set()
+            self.is_here.set_result(None)
 
     def result(self) -> Sequence[memoryview | CellfeedError | None]:
         """Wait for all answers: the bytes, None where there is no such object, or what went wrong.
@@ -103,14 +109,14 @@ class Batch:
         RemoteError
             Nobody wants these any more, as where the process ends.
         """
-        while not self._done.wait(LOOK_UP_SECONDS):
+        while not self.is_here.done() and not wait([self.is_here], LOOK_UP_SECONDS).done:
             if self._is_given_up or not is_awaited():  # others may still wait for it
                 raise given_up(self.requests[0].location)
         return self.answers
 
     def give_up(self) -> None:
         """Let go of it; from any thread, and without waiting."""
-        if not self._done.is_set() and not is_forked():
+        if not self.is_here.done() and not is_forked():
             in_loop(self._give_up)
 
     def _give_up(self) -> None:
@@ -123,7 +129,7 @@ class Batch:
         self.answers[number] = answer
         self._left -= 1
         if not self._left:
-            self._done.set()
+            self.is_here.set_result(None)
 
     @property
     def is_given_up(self) -> bool:
@@ -158,12 +164,14 @@ class Scheduler:
         """How many requests may be under way."""
         return self._window.limit
 
-    def submit(self, batch: Batch) -> None:
+    def submit(self, batches: Sequence[Batch]) -> None:
         """Send requests as soon as it is their turn; from any thread, and without waiting."""
-        in_loop(self._submit, batch)
+        if batches:
+            in_loop(self._submit, batches)
 
-    def _submit(self, batch: Batch) -> None:
-        self._waiting += ((batch, number) for number in range(len(batch.requests)))
+    def _submit(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self._waiting += ((batch, number) for number in range(len(batch.requests)))
         self._send()
 
     def _send(self) -> None:

@@ -118,3 +118,20 @@ def test_far_into_a_large_object(folder, server):
     objects = objects_of(server, "large")
     assert read(objects, (first + 9, 1000), (5, 3)) == [CONTENT[9:1009], bytes(3)]
     assert server.requests[-1].range is not None
+
+
+def test_ranges_arrive_as_they_are_answered(server, folder):
+    apart = 40_000  # more than it is worth to read in vain
+    content = np.random.default_rng(4).bytes(64 * apart)
+    (folder / "far").write_bytes(content)
+    objects = objects_of(server, "far")
+    far = [(k * apart, 10) for k in range(64)]  # each a request: two batches of them
+    server.answer = lambda request: Hang() if (request.range or (0, 0))[0] >= 32 * apart else None
+    expected = objects.expect(*ranges(*far))
+    early, late = objects.arrivals(*ranges(*far))
+    assert early.ranges.tolist() == [*range(32)]
+    assert late.ranges.tolist() == [*range(32, 64)]
+    early.is_here.result(timeout=30)
+    assert not late.is_here.done()
+    assert read(objects, *far[:32]) == [content[first : first + 10] for first, _ in far[:32]]
+    del expected

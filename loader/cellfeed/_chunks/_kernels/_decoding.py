@@ -19,6 +19,7 @@ from cellfeed._chunks._kernels._tables import (
     ARRAY,
     COUNT,
     DECODED_BYTES,
+    END_SEGMENT,
     FAILED_CHUNK,
     FAILURE,
     FIRST_SEGMENT,
@@ -90,7 +91,7 @@ def decode(
     Parameters
     ----------
     arrays, chunks, segments
-        The tables; a last row of ``chunks`` says where the segments end.
+        The tables; of ``chunks``, those that are to be decoded now.
     functions
         Addresses of the C functions.
     report
@@ -105,7 +106,7 @@ def decode(
     -------
     The bytes that this thread read.
     """
-    n_chunks = len(chunks) - 1
+    n_chunks = len(chunks)
     raw, decoded, unshuffled = (
         raw_buffer.ctypes.data,
         decoded_buffer.ctypes.data,
@@ -130,7 +131,7 @@ def decode(
                 n_read += n
             in_memory = chunks[c, FLAGS] & IN_MEMORY
             here = chunks[c, OFFSET] + (0 if in_memory else raw - chunks[begin, OFFSET])
-            first_segment, last_segment = chunks[c, FIRST_SEGMENT], chunks[c + 1, FIRST_SEGMENT]
+            first_segment, last_segment = chunks[c, FIRST_SEGMENT], chunks[c, END_SEGMENT]
             absent = failure == 0 and chunks[c, FLAGS] & ABSENT
             if failure == MISSING or chunks[c, FLAGS] & LOST:
                 absent = _may_be_lost(array, segments[first_segment:last_segment])

@@ -73,8 +73,8 @@ def advise(chunks: NDArray[np.int64], functions: NDArray[np.int64]) -> None:
     if functions[FADVISE] == 0:
         return
     i = 0
-    while i < len(chunks) - 1:
-        last, size = _extent(chunks, i, len(chunks) - 1)
+    while i < len(chunks):
+        last, size = _extent(chunks, i, len(chunks))
         if size and chunks[i, FD] >= 0 and not chunks[i, FLAGS] & IN_MEMORY:
             call(functions[FADVISE], (chunks[i, FD], chunks[i, OFFSET], size, _WILL_NEED))
         i = last

@@ -35,8 +35,8 @@ Tables are int64 arrays of one row for each item; the names of their columns are
 
 # Columns of a table of chunks. FD: a descriptor, or minus the address of a path, of a file that
 # is opened to read the chunk. FLAGS: what was left out when this chunk was written. Its
-# segments end where those of the next chunk begin.
-FD, OFFSET, SIZE, FLAGS, ARRAY, FIRST_SEGMENT, N_CHUNK_COLUMNS = range(7)
+# segments are those from FIRST_SEGMENT up to END_SEGMENT.
+FD, OFFSET, SIZE, FLAGS, ARRAY, FIRST_SEGMENT, END_SEGMENT, N_CHUNK_COLUMNS = range(8)
 UNCOMPRESSED, UNSHUFFLED, ABSENT = 1, 2, 4  # ABSENT: there is no such chunk; its elements are 0
 WHOLE_FILE, LOST = 8, 16  # the chunk is all of its file, of at most SIZE bytes; it is not there
 OWN_FILE = 32  # the file has to be as large as a chunk that is not compressed

@@ -12,7 +12,7 @@ import pandas as pd
 from h5py._objects import phil  # the lock that all of h5py takes: pages come under it
 from numpy.typing import NDArray
 
-from cellfeed._bytes import LastingIdentity, Location, replaced
+from cellfeed._bytes import Arrival, LastingIdentity, Location, replaced
 from cellfeed._chunks import ChunkedArray
 from cellfeed._errors import CellfeedError, FormatError
 from cellfeed._remote import PagedFile, RemoteObjects, Version, paged_file
@@ -102,6 +102,15 @@ class RemoteH5File(H5File):
     ) -> object | None:
         """Ask for ranges now; see `ByteStore`."""
         return self._objects.expect(files, offsets, sizes)
+
+    def arrivals(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> Sequence[Arrival]:
+        """Return how ranges arrive; see `ByteStore`."""
+        return self._objects.arrivals(files, offsets, sizes)
 
     def read_ranges(
         self,
