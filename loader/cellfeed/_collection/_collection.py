@@ -356,13 +356,8 @@ class Collection:
     @cached_property
     def files(self) -> tuple[Path, ...]:
         """All files of this machine that hold cells: those given, and those in folders."""
-        return tuple(
-            file
-            for path in (location.path for location in self.locations)
-            if path is not None
-            for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
-            if file.is_file()
-        )
+        found = [file for source in self._sources for file in source.files()]
+        return tuple(dict.fromkeys(found))
 
     @property
     def rows_per_chunk(self) -> float:

@@ -6,6 +6,7 @@ ascending.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,11 +51,20 @@ class Source(ABC):
         Unless it is overridden, those of its elements alone where it is not on this machine; 0 if
         that is unknown.
         """
+        if self.location.path is None:
+            return sum(each.stored_bytes() for each in self.elements.values())
+        return sum(each.stat().st_size for each in self.files())
+
+    def files(self) -> Sequence[Path]:
+        """Return the files of this machine that it lies in.
+
+        Unless it is overridden, that of its location, or all in that folder.
+        """
         path = self.location.path
         if path is None:
-            return sum(each.stored_bytes() for each in self.elements.values())
-        files = path.rglob("*") if path.is_dir() else [path]
-        return sum(each.stat().st_size for each in files if each.is_file())
+            return ()
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        return [each for each in files if each.is_file()]
 
     def version(self) -> str | None:
         """Return what tells it from another one that was put in its place; None if nothing does.

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,9 +142,9 @@ class HuggingFaceSource(Source):
         """Read some obs columns, and nothing else."""
         return self._table.read_obs(columns)
 
-    def file_bytes(self) -> int:
-        """Return how many bytes its files have."""
-        return sum(path.stat().st_size for path in self._table.paths)
+    def files(self) -> Sequence[Path]:
+        """Return the files that its rows are in."""
+        return self._table.paths
 
 
 def _distinct(gene_ids: ArrayLike) -> NDArray[np.int64]:
