@@ -3,8 +3,7 @@
     python examples/tahoe_arrow.py folder/of/save_to_disk gene_metadata.parquet
 
 Each row has the lists `genes` (token ids; that of a marker comes first) and `expressions`, and
-obs columns such as `drug`. The table of genes has a `token_id` and a `gene_symbol` for each; what
-has no token there, such as the marker, is left out.
+obs columns such as `drug`. The table of genes has a `token_id` and a `gene_symbol` for each.
 """
 
 import sys
@@ -21,7 +20,10 @@ LABEL = "drug"
 def main(folder: str, gene_table: str) -> None:
     genes = pd.read_parquet(gene_table)
     source = HuggingFaceSource(
-        folder, gene_ids=genes["token_id"], var_names=genes["gene_symbol"].tolist()
+        folder,
+        gene_ids=genes["token_id"],
+        n_markers=1,
+        var_names=genes["gene_symbol"].tolist(),
     )
     collection = open_collection(source, obs=[LABEL])
     print(collection)

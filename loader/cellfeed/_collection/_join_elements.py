@@ -77,7 +77,7 @@ def _of_stored_columns(
     for k, element in enumerate(stored):
         own = np.arange(element.shape[1], dtype=np.int32) if maps is None else maps[k].columns
         order = element.stored_columns
-        found.append(own if order is None else np.where(order < 0, np.int32(-1), own[order]))
+        found.append(own if order is None else np.where(order < 0, order, own[order]))
     return column_maps(found, n_columns)
 
 

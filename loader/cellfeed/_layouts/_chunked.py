@@ -24,6 +24,8 @@ class CsrChunks:
         Number of columns.
     row_pieces
         Where the arrays lie in pieces that hold whole rows; None if they are in one piece.
+    n_skipped
+        How many elements each row begins with that are left out.
     """
 
     indptr: NDArray[np.int64]
@@ -31,6 +33,7 @@ class CsrChunks:
     data: ChunkedArray
     n_columns: int
     row_pieces: "RowPieces | None" = None
+    n_skipped: int = 0
 
     def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where rows begin in the arrays, and how many elements each has.
@@ -42,7 +45,11 @@ class CsrChunks:
         """
         starts = self.indptr[rows]
         lengths = self.indptr[rows + 1] - starts
-        return (starts if self.row_pieces is None else starts + self.row_pieces.gaps(rows)), lengths
+        if self.row_pieces is not None:
+            starts = starts + self.row_pieces.gaps(rows)
+        if self.n_skipped:
+            starts, lengths = starts + self.n_skipped, np.maximum(lengths - self.n_skipped, 0)
+        return starts, lengths
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -63,6 +63,42 @@ def test_genes_are_known_by_their_ids(folder, ids, rows, in_memory):
     assert np.array_equal(collection[rows].X.toarray(), padded[:, ids][rows])
 
 
+@given(rows=ROWS, in_memory=st.booleans(), seed=st.integers(0, 9))
+def test_markers_are_left_out(tmp_path_factory, rows, in_memory, seed):
+    """All that follows is delivered, whatever order the ids are in."""
+    ids = 3 + np.random.default_rng(seed).permutation(N_VARS)
+    with_marker = with_markers(in_memory, tmp_path_factory.getbasetemp() / "markers")
+    collection = open_collection(HuggingFaceSource(with_marker, gene_ids=ids, n_markers=1))
+    assert np.array_equal(collection[rows].X.toarray(), COUNTS[:, ids - 3][rows])
+    picked = open_collection(
+        HuggingFaceSource(with_marker, gene_ids=ids, n_markers=1), genes=[str(ids[4])]
+    )
+    assert np.array_equal(picked[rows].X.toarray(), COUNTS[:, ids[4:5] - 3][rows])
+
+
+def with_markers(in_memory, where):
+    """Return cells whose genes are numbered from 3, and which begin with 1."""
+    lists = [np.split(each, X.indptr[1:-1]) for each in (X.indices + 3, X.data)]
+    columns = {"genes": [np.append(np.int32(1), each) for each in lists[0]]}
+    columns |= {"expressions": [np.append(np.float32(-2), each) for each in lists[1]]}
+    dataset = datasets.Dataset.from_dict(columns)
+    if in_memory:
+        return dataset
+    if not where.exists():
+        dataset.save_to_disk(where)
+    return where
+
+
+def test_markers_that_are_none(folder, tmp_path):
+    with pytest.raises(ParameterError, match="is one of `gene_ids`, and no marker; leave"):
+        read(HuggingFaceSource(folder, gene_ids=range(N_VARS), n_markers=1))
+    where = with_markers(in_memory=False, where=tmp_path / "cells")
+    with pytest.raises(FormatError, match="hold a column index outside"):
+        read(HuggingFaceSource(where, gene_ids=range(3, 12), n_markers=1))
+    with pytest.raises(ParameterError, match="`n_markers >= 0` must hold"):
+        HuggingFaceSource(where, gene_ids=range(3, 12), n_markers=-1)
+
+
 def test_genes_that_are_known_by_ids_are_joined_by_names(folder):
     names = [f"gene {k}" for k in range(4)]
     sources = [

@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location
 from cellfeed._cells import CsrRows, summable
 from cellfeed._chunks import CHUNK_ELEMENTS, FolderFiles, Pieces, SlowRead, pieced_array
-from cellfeed._errors import FormatError
+from cellfeed._errors import FormatError, ParameterError
 from cellfeed._layouts import CsrChunks, Layout, RowPieces
-from cellfeed._runs import Runs
+from cellfeed._runs import Runs, expand
 from cellfeed._sources._base import FileNames, FlatCsr, StoredElement
 from cellfeed._sources._huggingface._batches import ListColumns
 
 __all__ = ["ArrowLists", "ArrowRows", "Columns"]
+
+_CHECKED_CELLS = 100
 
 
 class Columns:
@@ -32,6 +34,8 @@ class Columns:
         All numbers of genes are below it.
     names
         Names of the genes, str, shape (n_vars,); None if they have none.
+    n_markers
+        How many elements the lists of each cell begin with that are no genes.
     """
 
     def __init__(
@@ -40,8 +44,10 @@ class Columns:
         lists: tuple[str, str],
         n_stored: int,
         names: NDArray[np.object_] | None,
+        n_markers: int,
     ) -> None:
         self.location, self.lists, self.n_stored, self.names = location, lists, n_stored, names
+        self.n_markers = n_markers
 
     def differ(self) -> FormatError:
         """Return the error for cells whose lists do not belong together."""
@@ -104,7 +110,25 @@ class ArrowLists(FlatCsr):
             skipped = pieces.firsts[:-1] * CHUNK_ELEMENTS - pointer[first_rows]
             arrays.append(pieced_array(name, pieces, dtype, self._files))
         rows = RowPieces(first_rows, skipped)
-        return CsrChunks(pointer, arrays[0], arrays[1], self._columns.n_stored, rows)
+        n_stored, n_markers = self._columns.n_stored, self._columns.n_markers
+        if n_markers and self.stored_columns is not None and self._stored.n_rows.sum():
+            whole = CsrChunks(pointer, arrays[0], arrays[1], n_stored, rows)
+            self._check_markers(whole, self.stored_columns)
+        return CsrChunks(pointer, arrays[0], arrays[1], n_stored, rows, n_markers)
+
+    def _check_markers(self, whole: CsrChunks, known: NDArray[np.int32]) -> None:
+        """Check of some cells that what they begin with are no genes, before it is left out."""
+        rows = np.unique(np.linspace(0, len(whole.indptr) - 2, _CHECKED_CELLS).astype(np.int64))
+        starts, lengths = whole.ranges(rows)
+        counts = np.minimum(lengths, self._columns.n_markers)
+        numbers, ends = np.empty(int(counts.sum()), np.int64), np.cumsum(counts)
+        reads = whole.indices.reads_of_ranges(starts, counts, (ends - counts) * 8, numbers.dtype)
+        reads.run(np.array([numbers.ctypes.data], np.int64))
+        is_gene = [0 <= number < known.size and known[number] >= 0 for number in numbers.tolist()]
+        if any(is_gene):
+            found, location = numbers[is_gene.index(True)], self._columns.location
+            msg = f"{location}: cells begin with {found}, which is one of `gene_ids`, and no marker"
+            raise ParameterError(f"{msg}; leave `n_markers` out")
 
     def _lists(self, column: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first offset of each batch, and the lengths of the lists of all rows."""
@@ -180,7 +204,12 @@ class ArrowRows(StoredElement):
         lengths_of_values, data = self._lists(rows, 1)
         if not np.array_equal(lengths, lengths_of_values):
             raise self._columns.differ()
-        indptr = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        kept = np.maximum(lengths - self._columns.n_markers, 0)
+        if self._columns.n_markers:
+            stops = np.cumsum(lengths, dtype=np.int64)
+            elements = expand(np.stack([stops - kept, stops], axis=1))
+            indices, data = indices[elements], data[elements]
+        indptr = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])
         return CsrRows(indptr, indices.astype(np.int64), data, self._columns.n_stored)
 
     def _lists(self, table: Any, column: int) -> tuple[NDArray[np.int64], NDArray[Any]]:

@@ -19,6 +19,8 @@ __all__ = ["HuggingFaceSource"]
 
 _MOST_IDS = 1 << 20  # numbers of genes below it may be left out; the table of them takes 4 MB
 
+_LEFT_OUT, _NOT_THERE = -1, -2  # of columns that are none of the element's
+
 
 class HuggingFaceSource(Source):
     """A HuggingFace data set with a row for each cell and two lists in it, such as Tahoe-100M.
@@ -37,7 +39,11 @@ class HuggingFaceSource(Source):
     gene_ids
         The number of the gene in each column of the matrix, distinct, shape (n_vars,), such as
         the token ids of Tahoe-100M. Elements of other numbers are left out, such as the marker
-        that each cell of Tahoe-100M begins with.
+        that each cell of Tahoe-100M begins with; rows are then read in two rounds.
+    n_markers
+        How many elements the lists of each cell begin with that are no genes, where that is known,
+        such as 1 of Tahoe-100M. These are left out, and all others have to be of ``gene_ids``, so
+        that rows are read at once, several times faster.
     var_names
         Names of the genes, shape (n_vars,); without them, ``gene_ids`` or the numbers.
     genes, values
@@ -49,7 +55,7 @@ class HuggingFaceSource(Source):
         There is no such folder.
     FormatError
         It is something else, or a column is no list of numbers. Also when rows are read: the lists
-        of a cell differ in length, or a number is not below ``n_vars``.
+        of a cell differ in length, or a number is not below ``n_vars`` or none of ``gene_ids``.
     ColumnError
         There is no such column.
     ParameterError
@@ -72,6 +78,7 @@ class HuggingFaceSource(Source):
         *,
         n_vars: int | None = None,
         gene_ids: ArrayLike | None = None,
+        n_markers: int | None = None,
         var_names: Sequence[str] | None = None,
         genes: str = "genes",
         values: str = "expressions",
@@ -101,12 +108,18 @@ class HuggingFaceSource(Source):
             msg = f"`n_vars` must be that of `gene_ids`, {ids.size}, but got {n_vars}"
             raise ParameterError(f"{self.location}: {msg}; leave it out")
         require_positive("n_vars", n_vars)
+        if n_markers is not None and n_markers < 0:
+            msg = f"`n_markers >= 0` must hold, but got n_markers={n_markers}"
+            raise ParameterError(f"{self.location}: {msg}")
         n_stored = n_vars if ids is None else max(_MOST_IDS, int(ids.max()) + 1)
-        columns = Columns(self.location, self._lists, n_stored, _names(var_names, ids, n_vars))
+        columns = Columns(
+            self.location, self._lists, n_stored, _names(var_names, ids, n_vars), n_markers or 0
+        )
         element = self._element(columns, dtypes[1], n_vars)
         element.row_order = self._table.row_order
         if ids is not None:
-            element.stored_columns = np.full(n_stored, -1, np.int32)
+            other = _LEFT_OUT if n_markers is None else _NOT_THERE
+            element.stored_columns = np.full(n_stored, other, np.int32)
             element.stored_columns[ids] = np.arange(ids.size)
         self.elements = {"X": element}
 
