@@ -125,8 +125,8 @@ def test_genes_that_are_known_by_ids_are_joined_by_names(folder):
 def test_rows_and_columns_of_an_object(dataset, choose, rows):
     """They are found in the files that the library has mapped."""
     chosen = choose(dataset)
-    renamed = {"genes": "g", "values": "genes"} if "g" in chosen.column_names else {}
-    source = HuggingFaceSource(chosen, n_vars=N_VARS, **renamed)
+    genes, values = ("g", "genes") if "g" in chosen.column_names else ("genes", "expressions")
+    source = HuggingFaceSource(chosen, n_vars=N_VARS, genes=genes, values=values)
     for each in (source, pickle.loads(pickle.dumps(source))):
         collection = open_collection(each, obs=["row"])
         assert collection.describe()["is_fast"].all()

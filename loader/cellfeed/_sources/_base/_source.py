@@ -146,7 +146,8 @@ class StoredElement(ABC):
         in the order of the cells. What follows speaks of stored rows.
     stored_columns
         Which column each stored column is, -1 if it is left out, -2 if no element of it may be
-        there, int32, shape (n_stored,); None if columns are stored as they are. `chunked` and `read_rows` speak of stored columns.
+        there, int32, shape (n_stored,); None if columns are stored as they are. `chunked` and
+        `read_rows` speak of stored columns.
     chunk_shape
         Shape of a unit of storage that is read as a whole; None if there are no such units.
     rows_per_chunk
