@@ -40,10 +40,10 @@ class Target:
     bucket: str | None = None
     options: dict = field(default_factory=dict, repr=False)
 
-    def paths(self, url: str) -> list[str]:
-        """Return the URLs of the files, seen through a proxy with a URL of its own."""
+    def paths(self, url: str, names: list[str] | None = None) -> list[str]:
+        """Return the URLs of files, all of them if None, seen through a proxy with its own URL."""
         base = url if self.bucket is None else f"s3://{self.bucket}"
-        return [f"{base}/{name}" for name in self.names]
+        return [f"{base}/{name}" for name in (self.names if names is None else names)]
 
     def options_by(self, url: str) -> dict:
         """Return the options that reach the server through a proxy."""
@@ -51,16 +51,16 @@ class Target:
 
 
 @contextmanager
-def served(kind: str, files: list[Path]) -> Iterator[Target]:
-    """Serve files by a process of its own: the tests' web server, or SeaweedFS."""
-    names = [file.name for file in files]
+def served(kind: str, folder: Path, files: list[Path]) -> Iterator[Target]:
+    """Serve files of a folder by a process of its own: the tests' web server, or SeaweedFS."""
+    names = [str(file.relative_to(folder)) for file in files]
     if kind == "web":
-        with WebServer.in_process(files[0].parent) as url:
+        with WebServer.in_process(folder) as url:
             yield Target(url, names)
         return
-    with TemporaryDirectory() as folder, S3Server(Path(folder)) as server:
-        for file in files:
-            server.put(file, file.name)
+    with TemporaryDirectory() as own, S3Server(Path(own)) as server:
+        for file, name in zip(files, names, strict=True):
+            server.put(file, name)
         yield Target(server.url, names, server.bucket, server.options)
 
 

@@ -97,7 +97,7 @@ def _clients(
     for block in blocks:
         found["local", -1, block, None] = client(opened, job, local | {"block_size": block})
     for kind in targets:
-        target = opened.enter_context(served(kind, files))
+        target = opened.enter_context(served(kind, files[0].parent, files))
         for round_trip in round_trips:
             proxy = opened.enter_context(at_distance(target, round_trip))
             is_longest = round_trip == max(round_trips)

@@ -1,9 +1,9 @@
-"""Who else reads the same cells over a distance? Interleaved rounds, from one web server.
+"""Who else reads the same cells over a distance? Interleaved rounds, from one server.
 
 ``python -m bench.remote.peers FOLDER`` takes the .h5ad plates of a folder, and writes a shuffled
 zarr store beside them; reads both by cellfeed, by slices of blocks through fsspec + h5py and
 obstore + zarr-python, and by annbatch where ``--annbatch`` names a Python that has it (as
-`bench/peers` makes one).
+`bench/peers` makes one). fsspec needs s3fs on an object store: ``--fsspec`` names a Python with it.
 """
 
 from contextlib import ExitStack
@@ -12,7 +12,7 @@ from statistics import median
 
 import click
 import numpy as np
-from bench.remote.clients import JOBS, Client, Target, at_distance, client, served
+from bench.remote.clients import JOBS, Client, at_distance, client, served
 
 from cellfeed import preshuffle
 
@@ -24,29 +24,48 @@ OURS, SLICES, ANNBATCH = (
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--annbatch", metavar="PYTHON", help="Interpreter of an environment with annbatch.")
+@click.option("--fsspec", metavar="PYTHON", help="Interpreter of one with fsspec, s3fs and h5py.")
+@click.option("--target", type=click.Choice(["web", "s3"]), default="web", show_default=True)
 @click.option("--round-trips", default="0,50", show_default=True, help="In milliseconds.")
 @click.option("--block", default=16, show_default=True)
 @click.option("--seconds", default=5.0, show_default=True, help="How long slices are followed.")
 @click.option("--rounds", default=3, show_default=True, help="Timed, after one that is not.")
 def main(
-    folder: Path, annbatch: str | None, round_trips: str, block: int, seconds: float, rounds: int
+    folder: Path,
+    annbatch: str | None,
+    fsspec: str | None,
+    target: str,
+    round_trips: str,
+    block: int,
+    seconds: float,
+    rounds: int,
 ) -> None:
     files = sorted(folder.glob("*.h5ad"))
     store = folder / "shuffled.zarr"
     if not store.exists():
         preshuffle(files, store, seed=0)
     parts = [str(part.relative_to(folder)) for part in sorted(store.glob("dataset_*"))]
+    of_store = [file for file in store.rglob("*") if file.is_file()]
+    pythons = {"annbatch": annbatch, "h5py": fsspec, "zarr": None, "": None}
     found = dict[tuple[str, str], list[dict]]()
     with ExitStack() as opened:
-        target = opened.enter_context(served("web", files))
+        on_server = opened.enter_context(served(target, folder, [*files, *of_store]))
         clients = dict[tuple[str, str], Client]()
         for round_trip in round_trips.split(","):
-            proxy = opened.enter_context(at_distance(target, float(round_trip)))
-            jobs = _jobs(target.paths(proxy.url), Target(proxy.url, parts).paths(proxy.url))
-            for name, (job, paths, more) in jobs.items():
-                if job != ANNBATCH or annbatch:
-                    settings = {"paths": paths, "block_size": block, "seconds": seconds} | more
-                    command = [annbatch, job] if job == ANNBATCH and annbatch else [job]
+            proxy = opened.enter_context(at_distance(on_server, float(round_trip)))
+            plates = on_server.paths(proxy.url, [file.name for file in files])
+            shared = {
+                "options": on_server.options_by(proxy.url),
+                "block_size": block,
+                "seconds": seconds,
+            }
+            for name, (job, paths, more) in _jobs(
+                plates, on_server.paths(proxy.url, parts)
+            ).items():
+                python = pythons["annbatch" if job == ANNBATCH else more.get("kind", "")]
+                if job != ANNBATCH or python:
+                    settings = shared | {"paths": paths} | more
+                    command = [python, job] if python else [job]
                     clients[name, round_trip] = client(opened, command, settings)
         for key, one in clients.items():
             found[key] = [{"opening": one.opened()}]
@@ -61,7 +80,7 @@ def main(
 
 def _jobs(plates: list[str], parts: list[str]) -> dict[str, tuple[str, list[str], dict]]:
     """Return script, URLs and further settings by the name of a row."""
-    ours = {"options": {}, "prefetch": None}
+    ours = {"prefetch": None}
     return {
         "cellfeed, .h5ad": (OURS, plates, ours),
         "fsspec + h5py, .h5ad": (SLICES, plates, {"kind": "h5py"}),

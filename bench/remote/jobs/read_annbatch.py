@@ -1,4 +1,4 @@
-"""annbatch on data sets of a zarr store on a web server, by fsspec: its environment has that."""
+"""annbatch on data sets of a zarr store on a server, by fsspec: its environment has that."""
 
 import json
 import sys
@@ -8,18 +8,21 @@ import anndata
 import numpy as np
 import zarr
 from annbatch import Loader
+from read_slices import fsspec_options
 
 
 def main():
     job = json.loads(sys.stdin.readline())
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     began = time.perf_counter()
+    options = fsspec_options(job["options"])
     parts = [
         anndata.AnnData(
             X=anndata.io.sparse_dataset(
-                zarr.open_group(zarr.storage.FsspecStore.from_url(url, read_only=True), mode="r")[
-                    "X"
-                ]
+                zarr.open_group(
+                    zarr.storage.FsspecStore.from_url(url, storage_options=options, read_only=True),
+                    mode="r",
+                )["X"]
             )
         )
         for url in job["paths"]

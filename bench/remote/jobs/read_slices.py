@@ -1,6 +1,7 @@
-"""What one writes by hand: rows of random blocks, sliced from files or arrays on a web server.
+"""What one writes by hand: rows of random blocks, sliced from files or arrays on a server.
 
-``h5py`` on files of fsspec, or zarr-python on obstore. An epoch is followed for some seconds.
+``h5py`` on files of fsspec (and s3fs), or zarr-python on obstore.
+An epoch is followed for some seconds.
 """
 
 import json
@@ -12,13 +13,23 @@ import numpy as np
 FETCH_ROWS = 4096
 
 
+def fsspec_options(options):
+    """Return options of obstore as s3fs takes them."""
+    if not options:
+        return {}
+    client = {"endpoint_url": options["endpoint"], "region_name": options["region"]}
+    keys = {"key": options["access_key_id"], "secret": options["secret_access_key"]}
+    return keys | {"client_kwargs": client}
+
+
 def opened(job):
     """Return data, indices and indptr of each matrix."""
     if job["kind"] == "h5py":
         import fsspec  # noqa: PLC0415
         import h5py  # noqa: PLC0415
 
-        files = [fsspec.open(url, "rb").open() for url in job["paths"]]
+        options = fsspec_options(job["options"])
+        files = [fsspec.open(url, "rb", **options).open() for url in job["paths"]]
         groups = [h5py.File(file, "r")["X"] for file in files]
     else:
         import obstore.store  # noqa: PLC0415
@@ -26,7 +37,8 @@ def opened(job):
 
         groups = []
         for url in job["paths"]:
-            store = obstore.store.HTTPStore.from_url(url, client_options={"allow_http": True})
+            options = {"client_options": {"allow_http": True}} | job["options"]
+            store = obstore.store.from_url(url, **options)
             groups.append(
                 zarr.open_group(zarr.storage.ObjectStore(store, read_only=True), mode="r")["X"]
             )

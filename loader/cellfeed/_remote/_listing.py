@@ -14,6 +14,7 @@ __all__ = ["expand_url", "versions_below", "versions_of"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _WEB = ("http", "https")
+_ZARR = {"zarr.json", ".zgroup"}  # which a folder that is a group of zarr has
 _MOST_AT_ONCE = 1000
 _MOST_ASKED = 32
 
@@ -116,7 +117,10 @@ def versions_of(folder: Location, names: Sequence[str]) -> dict[str, Version]:
 
 
 def _in_folder(location: Location, suffixes: Sequence[str]) -> list[Location]:
-    names = {name.partition("/")[0] for name in _names_below(location)}
+    below = _names_below(location)
+    if not _ZARR.isdisjoint(below):
+        return [location]
+    names = {name.partition("/")[0] for name in below}
     return [location / name for name in sorted(names) if name.endswith(tuple(suffixes))]
 
 

@@ -103,6 +103,22 @@ def test_of_an_object_store(folder, s3_server, pattern):
     )
 
 
+@pytest.mark.parametrize("store", ["z0.zarr", "z1.zarr"])
+def test_a_store_of_any_name(folder, s3_server, store):
+    """As annbatch writes them: ``dataset_0`` and so on, in a store."""
+    for path in sorted((folder / store).rglob("*")):
+        if path.is_file():
+            s3_server.put(path, f"{store}_parts/dataset_0/{path.relative_to(folder / store)}")
+    there, here = (
+        open_collection(path, obs=OBS, elements=ELEMENTS, storage_options=options)
+        for path, options in (
+            (f"s3://{s3_server.bucket}/{store}_parts/dataset_0", s3_server.options),
+            (folder / store, None),
+        )
+    )
+    assert_same(there, here, np.arange(len(here)))
+
+
 def test_an_epoch_is_the_same(folder, web):
     def epoch(root):
         collection = open_collection([f"{root}/p{k}.h5ad" for k in range(3)], obs=["plate"])
