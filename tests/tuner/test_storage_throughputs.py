@@ -53,6 +53,13 @@ def test_loaders_deliver_whole_minibatches_of_all_cells_and_other_ones_with_anot
     assert orders["stream", 0] == orders["stream", 1] == list(range(N_ROWS))
 
 
+def test_the_loader_of_torch_may_take_the_same_cells_from_elsewhere(cells):
+    found = _loaders(cells, np.arange(N_ROWS), [16], [4], 16, 0)
+    opened = {row["strategy"]: open_loader for row, _, open_loader in found}
+    assert np.concatenate(list(opened["stream"]())).tolist() == list(range(N_ROWS))
+    assert next(iter(opened["Streaming"]())).X.shape == (16, N_VARS)
+
+
 def test_fewer_cells_than_a_fetch(cells):
     with pytest.raises(ParameterError, match="which are less than one fetch"):
         storage_throughputs(
