@@ -135,6 +135,7 @@ class TestNpyFolder:
         with pytest.raises(PathError, match=r"data\.npy: is missing; unzip what"):
             MemoryMapSource(tmp_path)
         where = write_npy(tmp_path / "cells", X)
+        np.save(where / "format.npy", np.array(b"csr"))
         for name, values, said in (
             ("indptr", X.indptr[:-1], "are not those of one CSR matrix"),
             ("indptr", X.indptr[::-1].copy(), "are not those of one CSR matrix"),
