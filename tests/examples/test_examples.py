@@ -11,6 +11,7 @@ import anndata as ad
 import pandas as pd
 import pytest
 from tests.loader.sources.memory_maps import write_scdl
+from tests.loader.sources.somas import write_experiment
 
 from cellfeed.synthetic import write_tahoe_like
 
@@ -95,6 +96,17 @@ def test_perturbation_sets(plates):
 def test_numpy_or_jax(plates):
     first, second = losses_in(run(EXAMPLES / "jax_numpy.py", plates))
     assert second < first
+
+
+def test_soma(plates, tmp_path):
+    pytest.importorskip("tiledbsoma")
+    adata = ad.read_h5ad(plates / "plate01.h5ad")
+    experiment = write_experiment(tmp_path / "experiment", adata)
+    printed = run(EXAMPLES / "soma.py", experiment, "n_counts > 500")
+    n_cells = int((adata.obs["n_counts"] > 500).sum())
+    assert f"{n_cells:,} cells x {adata.n_vars:,} genes" in printed
+    assert len(re.findall(rf"epoch \d: {n_cells:,} cells, [\d,.]+ counts each", printed)) == 2
+    assert "the last labels: ['plate01', 'plate01', 'plate01']" in printed
 
 
 @needs("transformers")

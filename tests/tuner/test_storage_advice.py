@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellfeed_tuner import Configuration, Estimate
+from cellfeed_tuner import Configuration, Estimate, epochs_until_paid
 from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
 from cellfeed_tuner._explain._stage_model import StageModel, StageName
 from cellfeed_tuner._explain._storage_advice import StorageLayout, amplification, storage_advice
@@ -17,7 +17,7 @@ LAYOUT = StorageLayout(
     n_cells=1_000_000, rows_per_chunk=100.0, batch_size=64, already_shuffled=False
 )
 BLOCKS_OF_16 = Configuration(block_size=16, fetch_factor=64)
-STORE = StoreSample(decode_seconds=4e-6, stored_bytes=3_000.0)
+STORE = StoreSample(encode_seconds=20e-6, decode_seconds=4e-6, stored_bytes=3_000.0)
 SIZES = (1, 16, 1024, 65_536)
 
 
@@ -82,6 +82,19 @@ def test_a_shuffled_copy_is_read_in_the_largest_blocks_that_fit_a_fetch():
     assert (advice.action, advice.block_size) == ("preshuffle", 1024)
     assert advice.least_speedup == pytest.approx(80 / (4 * (1 + 63 / 1024) + 10), rel=0.01)
     assert "in blocks of 1,024, and should be read at least 5.6 times as fast" in advice.sentence
+    # Written in three times what an epoch and encoding take, of which 4.6 of 5.6 is then saved.
+    assert advice.epochs_until_paid == 5 == np.ceil(3 * (80 + 20) / (80 - 80 / 5.6))
+    assert advice.sentence.endswith("Writing it takes what 5 epochs save, at most.")
+
+
+@given(conversion=st.floats(0.1, 1e4), now=st.floats(0.1, 1e3), share=st.floats(0.01, 0.99))
+def test_epochs_until_a_conversion_is_paid(conversion, now, share):
+    times = {"conversion_seconds": conversion, "epoch_seconds": now}
+    n = epochs_until_paid(**times, epoch_seconds_then=now * share)
+    assert n is not None
+    assert conversion + n * now * share <= n * now * (1 + 1e-9)
+    assert n == 1 or conversion + (n - 1) * now * share > (n - 1) * now * (1 - 1e-9)
+    assert epochs_until_paid(**times, epoch_seconds_then=now) is None
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._entropy._storage_order import StorageOrder, storage_order
     from cellfeed_tuner._entropy._strategy_entropy import StrategyEntropy, strategy_entropy
     from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
+    from cellfeed_tuner._explain._payback import epochs_until_paid
     from cellfeed_tuner._explain._stage_model import StageModel
     from cellfeed_tuner._explain._storage_advice import StorageAdvice
     from cellfeed_tuner._history._recall import Earlier
@@ -94,6 +95,7 @@ __all__ = [
     "decoded_bytes_per_cell",
     "describe_machine",
     "entropy_over_epoch",
+    "epochs_until_paid",
     "joint_codes",
     "label_entropies",
     "label_entropy",
@@ -157,6 +159,7 @@ _IMPORTED_WHEN_USED = {
     "decoded_bytes_per_cell": "cellfeed_tuner._measuring._decoded",
     "describe_machine": "cellfeed_tuner._machine._description",
     "entropy_over_epoch": "cellfeed_tuner._entropy._epoch_course",
+    "epochs_until_paid": "cellfeed_tuner._explain._payback",
     "joint_codes": "cellfeed_tuner._entropy._conditional_entropy",
     "label_entropies": "cellfeed_tuner._entropy._label_entropy",
     "label_entropy": "cellfeed_tuner._entropy._label_entropy",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
 
-__all__ = ["Buffer", "BufferPool"]
+__all__ = ["Buffer", "BufferPool", "array_at"]
 
 Bytes = NDArray[np.uint8]
 
@@ -110,7 +110,7 @@ class Buffer:
 
     def array(self, dtype: np.dtype[Any], n: int, *, start: int = 0) -> NDArray[Any]:
         """Return ``n`` elements from byte ``start`` on, as an array that keeps the buffer alive."""
-        return np.asarray(_Base(self, dtype, n, start))
+        return np.asarray(_Base(self, dtype, n, self.address + start))
 
 
 class _Lease(weakref.ref[Buffer]):
@@ -136,14 +136,27 @@ class _Base:
 
     size = 0  # SciPy copies arrays that are much smaller than their base says to be
 
-    def __init__(self, buffer: Buffer, dtype: np.dtype[Any], n: int, start: int) -> None:
+    def __init__(self, buffer: Buffer | None, dtype: np.dtype[Any], n: int, address: int) -> None:
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
-            "data": (buffer.address + start, False),
+            "data": (address, False),
             "shape": (n,),
             "typestr": dtype.str,
         }
         self._buffer = buffer
+
+
+def array_at(address: int, dtype: np.dtype[Any], n: int) -> NDArray[Any]:
+    """Return an array over memory that its caller keeps alive.
+
+    Parameters
+    ----------
+    address
+        Where it begins.
+    dtype, n
+        Dtype and number of its elements.
+    """
+    return np.asarray(_Base(None, dtype, n, address))
 
 
 def _map(capacity: int) -> Bytes:

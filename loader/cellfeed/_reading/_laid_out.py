@@ -26,6 +26,7 @@ from cellfeed._layouts import (
     csr_groups,
     dense_groups,
 )
+from cellfeed._reading._direct_rows import DirectRows
 from cellfeed._reading._parts import Part, PlacedRows, StoredRows
 from cellfeed._reading._sparse_rows import (
     ArrivingRows,
@@ -52,6 +53,8 @@ class LaidOut:
         Chunks that are to be decoded.
     placed
         Rows that are not placed by that.
+    direct
+        Rows that a library decodes to where they go.
     copies
         Rows that are delivered again.
     is_zeroed
@@ -65,18 +68,19 @@ class LaidOut:
     reads: Sequence[ChunkReads]
     placed: Sequence[PlacedRows]
     copies: Sequence[Copies]
+    direct: Sequence[DirectRows] = ()
     is_zeroed: bool = False
     as_stored: NDArray[np.intp] | None = None
 
     @property
     def chunks(self) -> Sequence[ChunkReads]:
         """See `ElementRead`."""
-        return self.reads
+        return [*self.reads, *(each.announced for each in self.direct)]
 
     @property
     def is_decoded_here(self) -> bool:
         """See `ElementRead`."""
-        return not self.placed
+        return not self.placed and not self.direct
 
     def lay_out(self, threads: Executor, n_threads: int) -> "LaidOut":  # noqa: ARG002 - of the protocol
         """See `ElementRead`."""
@@ -218,7 +222,7 @@ class ElementPlan:
             dtype=self.dtype,
             first_number=self.first_number,
         )
-        reads, placed = list[ChunkReads](), list[PlacedRows]()
+        reads, placed = list[ChunkReads](), list[PlacedRows | DirectRows]()
         for each in rows:
             decoded, others = each.to(target[each.part.rows], self.steps)
             reads += decoded
@@ -230,7 +234,12 @@ class ElementPlan:
                 go_through[each.part.rows] = each.go_through
             as_stored = np.flatnonzero(~go_through[self.order])
         return LaidOut(
-            groups=groups, reads=reads, placed=placed, copies=copies, as_stored=as_stored
+            groups=groups,
+            reads=reads,
+            placed=[each for each in placed if not isinstance(each, DirectRows)],
+            copies=copies,
+            direct=[each for each in placed if isinstance(each, DirectRows)],
+            as_stored=as_stored,
         )
 
     def _check_fit(self, n_values: float) -> None:
@@ -258,7 +267,8 @@ class _Arriving:
     def chunks(self) -> Sequence[ChunkReads]:
         """See `ElementRead`."""
         known = [reads for rows in self.known for reads in rows.chunks()]
-        return [*known, *(reads for rows in self.selected for reads in rows.chunks())]
+        known += [reads for rows in self.selected for reads in rows.chunks()]
+        return [*known, *(reads for rows in self.arriving for reads in rows.chunks())]
 
     @property
     def is_decoded_here(self) -> bool:

@@ -13,6 +13,7 @@ from cellfeed._cells import Cells, CsrRows, ObsColumn
 from cellfeed._chunks import ChunkReads, copy_all
 from cellfeed._layouts import CsrGroup, DenseGroup, Dtypes, Element, dtypes_of
 from cellfeed._reading._ahead import Ahead
+from cellfeed._reading._direct_rows import decode
 from cellfeed._reading._laid_out import ElementPlan, ElementRead, LaidOut
 from cellfeed._reading._parts import Part
 from cellfeed._reading._prefetch import ahead
@@ -306,6 +307,8 @@ class Reader:
     ) -> Mapping[str, Sequence[bool]]:
         """Fill memory; return for each group whether columns are distinct, nothing if all are."""
         ordered = reads.run(bases, self._threads, self._n_threads).ascending
+        direct = [rows for each in laid_out.values() for rows in each.direct]
+        ordered &= decode(direct, bases, self._threads, self._n_threads)
         for each in laid_out.values():
             for placed in each.placed:
                 ordered &= placed.place(bases)

@@ -24,8 +24,10 @@ from cellfeed._chunks import (
 )
 from cellfeed._layouts import CsrChunks, CsrTarget
 from cellfeed._reading._dense_as_csr import dense_as_csr
+from cellfeed._reading._direct_rows import DirectRows, read_in_threads
 from cellfeed._reading._parts import Part, PlacedRows, RowsInMemory, StoredRows
 from cellfeed._runs import expand
+from cellfeed._sources import DirectCsr
 
 __all__ = ["ArrivingRows", "KnownRows", "SelectedRows", "SparseRows", "sparse_rows"]
 
@@ -47,7 +49,7 @@ class SparseRows(Protocol):
 
     def to(
         self, target: CsrTarget, steps: ValueSteps | None
-    ) -> tuple[list[ChunkReads], list[PlacedRows]]:
+    ) -> tuple[list[ChunkReads], list[PlacedRows | DirectRows]]:
         """Return what is to be decoded, and what is to be placed, so that they come there.
 
         Values of the rows that `go_through` go through steps on their way.
@@ -101,15 +103,18 @@ class KnownRows:
     def chunks(self) -> list[ChunkReads]:
         """Return the chunks that they take, of which nothing can be placed."""
         if self.chunked is None or self.starts is None:
-            return []
+            return _announced(self.part)
         arrays = (self.chunked.indices, self.chunked.data)
         return [_chunks(array, self.starts, self.lengths) for array in arrays]
 
     def to(
         self, target: CsrTarget, steps: ValueSteps | None
-    ) -> tuple[list[ChunkReads], list[PlacedRows]]:
+    ) -> tuple[list[ChunkReads], list[PlacedRows | DirectRows]]:
         """See `SparseRows`."""
         if self.chunked is None or self.starts is None:
+            stored = self.part.stored
+            if isinstance(stored, DirectCsr):
+                return [], [DirectRows(self.part, stored, target)]
             return [], [StoredRows(self.part, target)]
         return target.reads_from(self.chunked, self.starts, self.part.columns, steps), []
 
@@ -170,7 +175,7 @@ class _KeptRows:
         self,
         target: CsrTarget,
         steps: ValueSteps | None,  # noqa: ARG002 - of the protocol
-    ) -> tuple[list[ChunkReads], list[PlacedRows]]:
+    ) -> tuple[list[ChunkReads], list[PlacedRows | DirectRows]]:
         """See `SparseRows`."""
         kept = self.kept
         reads = self.chunked.data.reads_of_kept(
@@ -205,6 +210,10 @@ class ArrivingRows:
 
     part: Part
 
+    def chunks(self) -> list[ChunkReads]:
+        """Return the bytes that they take, where these are known."""
+        return _announced(self.part)
+
     def read(self, n_columns: int, threads: Executor, n_threads: int) -> SparseRows:
         """Read them.
 
@@ -223,6 +232,8 @@ class ArrivingRows:
         rows: Any
         if self.part.stored.layout == "dense":
             rows = dense_as_csr(self.part, threads, n_threads)
+        elif isinstance(self.part.stored, DirectCsr):
+            rows = read_in_threads(self.part, self.part.stored, threads, n_threads)
         else:
             rows = self.part.read_rows()
         if self.part.columns is not None:
@@ -248,7 +259,7 @@ class _ArrivedRows:
         self,
         target: CsrTarget,
         steps: ValueSteps | None,  # noqa: ARG002 - of the protocol
-    ) -> tuple[list[ChunkReads], list[PlacedRows]]:
+    ) -> tuple[list[ChunkReads], list[PlacedRows | DirectRows]]:
         """See `SparseRows`."""
         return [], [RowsInMemory(self.part, self.rows, target)]
 
@@ -268,6 +279,11 @@ def _selected(part: Part, rows: CsrRows, columns: NDArray[np.int32], n_columns: 
         data.ctypes.data + kept.starts[:-1] * data.itemsize,
     )
     return CsrRows(kept.starts, kept.columns, data, n_columns)
+
+
+def _announced(part: Part) -> list[ChunkReads]:
+    stored = part.stored
+    return [stored.stored_rows(expand(part.runs))] if isinstance(stored, DirectCsr) else []
 
 
 def _chunks(

@@ -4,10 +4,12 @@ from cellfeed._sources._anndata import ANNDATA, open_sources
 from cellfeed._sources._base import (
     ChunkedCsr,
     ChunkedDense,
+    DirectCsr,
     Layout,
     Source,
     Storage,
     StoredElement,
+    built_in,
     find_storage,
     open_location,
     register,
@@ -15,6 +17,7 @@ from cellfeed._sources._base import (
     storage_of,
     suffixes,
 )
+from cellfeed._sources._cellstream import CELLSTREAM
 from cellfeed._sources._huggingface import HUGGINGFACE, HuggingFaceSource
 from cellfeed._sources._in_memory import AnnDataObjectSource, locations_or_sources
 from cellfeed._sources._memory_maps import MEMORY_MAPS, SCDL, MemoryMapSource
@@ -24,6 +27,7 @@ __all__ = [
     "AnnDataObjectSource",
     "ChunkedCsr",
     "ChunkedDense",
+    "DirectCsr",
     "HuggingFaceSource",
     "Layout",
     "MemoryMapSource",
@@ -31,6 +35,7 @@ __all__ = [
     "Source",
     "Storage",
     "StoredElement",
+    "built_in",
     "find_storage",
     "locations_or_sources",
     "open_location",
@@ -46,3 +51,4 @@ register(SOMA)
 register(HUGGINGFACE)
 register(MEMORY_MAPS)
 register(SCDL)
+register(CELLSTREAM)

@@ -254,5 +254,7 @@ except cellfeed.FormatError as error:
 def test_without_pyarrow(folder):
     command = [sys.executable, "-c", WITHOUT, str(folder)]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    install = "is read with pyarrow; install it: pip install 'cellfeed[huggingface]'"
+    install = (
+        "a table of Arrow is read with pyarrow; install it: pip install 'cellfeed[huggingface]'"
+    )
     assert said == f"{folder}: {install}\n"

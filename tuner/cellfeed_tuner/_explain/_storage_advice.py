@@ -14,6 +14,7 @@ import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._explain._bottleneck import Bottleneck
+from cellfeed_tuner._explain._payback import epochs_until_paid
 from cellfeed_tuner._explain._stage_model import StageName
 from cellfeed_tuner._explain._store_sample import CELLS_PER_STORE_CHUNK, StoreSample
 from cellfeed_tuner._planning._cost_model import distinct
@@ -24,6 +25,8 @@ __all__ = ["StorageAdvice", "StorageLayout", "amplification", "storage_advice"]
 _LEAST_SPEEDUP = 1.2
 # A chunk so much smaller than a block costs little beyond the block.
 _CHUNKS_PER_BLOCK = 4
+# What `preshuffle` takes for all that is beside reading and encoding each cell once, as a factor.
+_PRESHUFFLE_OVERHEAD = 3.0
 # Smaller ones cost more to find and compress than they save.
 _LEAST_CHUNK_BYTES = 16_384
 
@@ -67,6 +70,9 @@ class StorageAdvice:
         How many times the measured throughput it gives at least.
     basis
         What the estimate rests on, in one clause.
+    epochs_until_paid
+        After how many epochs at most the conversion has saved what it took; None if that was not
+        reckoned.
     """
 
     action: Literal["rechunk", "preshuffle"]
@@ -74,6 +80,7 @@ class StorageAdvice:
     block_size: int
     least_speedup: float
     basis: str
+    epochs_until_paid: int | None = None
 
     @property
     def sentence(self) -> str:
@@ -86,7 +93,11 @@ class StorageAdvice:
                 f"{self.block_size:,}, and"
             )
         tenths = floor(10 * self.least_speedup) / 10
-        return f"{what} should be read at least {tenths:.1f} times as fast ({self.basis})."
+        said = f"{what} should be read at least {tenths:.1f} times as fast ({self.basis})."
+        if self.epochs_until_paid is None:
+            return said
+        epochs = "1 epoch" if self.epochs_until_paid == 1 else f"{self.epochs_until_paid:,} epochs"
+        return f"{said} Writing it takes what {epochs} save, at most."
 
 
 def storage_advice(
@@ -178,12 +189,20 @@ def _preshuffle(found: Bottleneck, store: StoreSample, block_size: int) -> Stora
     then = 1 + (CELLS_PER_STORE_CHUNK - 1) / block_size
     smaller = then * store.stored_bytes / max(found.stored_bytes, 1.0)
     decoding = then * store.decode_seconds / found.model.n_threads
+    least_speedup = _least_speedup(found, {"disk": smaller, "page cache": smaller}, decoding)
+    now = found.measured_seconds_per_cell
     return StorageAdvice(
         action="preshuffle",
         rows_per_chunk=CELLS_PER_STORE_CHUNK,
         block_size=block_size,
-        least_speedup=_least_speedup(found, {"disk": smaller, "page cache": smaller}, decoding),
+        least_speedup=least_speedup,
         basis="estimated from some of your cells, compressed and decompressed as in such a copy",
+        epochs_until_paid=epochs_until_paid(
+            conversion_seconds=_PRESHUFFLE_OVERHEAD
+            * (now + store.encode_seconds / found.model.n_threads),
+            epoch_seconds=now,
+            epoch_seconds_then=now / least_speedup,
+        ),
     )
 
 

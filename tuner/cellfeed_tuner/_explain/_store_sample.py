@@ -27,12 +27,13 @@ class StoreSample:
 
     Parameters
     ----------
-    decode_seconds
-        Of one thread, for each cell; the longest of a few times.
+    encode_seconds, decode_seconds
+        Of one thread, for each cell; the longest of a few times to decode.
     stored_bytes
         Of each cell once it is encoded.
     """
 
+    encode_seconds: float
     decode_seconds: float
     stored_bytes: float
 
@@ -55,14 +56,16 @@ def sample_store(minibatches: Sequence[Minibatch], n_vars: int) -> StoreSample:
             break
         pieces += _arrays(minibatch, n_vars)
         n_cells += len(minibatch)
+    start = time.perf_counter()
     encoded = [codec.encode(piece) for piece in pieces]
-    decode = 0.0
+    encode, decode = time.perf_counter() - start, 0.0
     for _ in range(_REPEATS):
         start = time.perf_counter()
         for each in encoded:
             codec.decode(each)
         decode = max(decode, time.perf_counter() - start)
     return StoreSample(
+        encode_seconds=encode / n_cells,
         decode_seconds=decode / n_cells,
         stored_bytes=sum(map(len, encoded)) / n_cells,
     )

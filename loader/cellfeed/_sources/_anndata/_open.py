@@ -29,7 +29,7 @@ from cellfeed._sources._anndata._remote_h5file import RemoteH5File
 from cellfeed._sources._anndata._remote_zarr import RemoteZarrStore, remote_groups
 from cellfeed._sources._anndata._source import AnnDataSource
 from cellfeed._sources._anndata._zarr_groups import anndata_groups, is_zarr
-from cellfeed._sources._base import Source, Storage, StoredElement
+from cellfeed._sources._base import Source, Storage, StorageFacts, StoredElement
 
 __all__ = ["ANNDATA", "open_sources"]
 
@@ -82,6 +82,12 @@ ANNDATA = Storage(
     schemes=SCHEMES,
     suffixes=(".h5ad", ".h5mu", ".zarr"),
     recognizes=_is_anndata,
+    facts=StorageFacts(
+        recognized="`.h5ad`, `.h5mu` and zarr, by content; what `cellfeed preshuffle` wrote",
+        reading="fast: chunks are decoded here (gzip, zstd, lz4, blosc, lzf or none); what "
+        "`Collection.describe` names goes through h5py or zarr",
+        remote="web servers, S3 and its like (`remote`)",
+    ),
 )
 
 

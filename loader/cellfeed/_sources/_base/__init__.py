@@ -2,10 +2,14 @@
 
 from cellfeed._sources._base._arrow import import_arrow, to_frame
 from cellfeed._sources._base._chunked import ChunkedCsr, ChunkedDense
+from cellfeed._sources._base._direct import DirectCsr
 from cellfeed._sources._base._flat import FileNames, FlatCsr
+from cellfeed._sources._base._libraries import library
 from cellfeed._sources._base._source import Layout, Source, StoredElement
 from cellfeed._sources._base._storages import (
     Storage,
+    StorageFacts,
+    built_in,
     find_storage,
     open_location,
     register,
@@ -17,14 +21,18 @@ from cellfeed._sources._base._storages import (
 __all__ = [
     "ChunkedCsr",
     "ChunkedDense",
+    "DirectCsr",
     "FileNames",
     "FlatCsr",
     "Layout",
     "Source",
     "Storage",
+    "StorageFacts",
     "StoredElement",
+    "built_in",
     "find_storage",
     "import_arrow",
+    "library",
     "open_location",
     "register",
     "select_elements",

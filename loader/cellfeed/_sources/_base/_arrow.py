@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from cellfeed._bytes import Location
-from cellfeed._errors import FormatError
+from cellfeed._sources._base._libraries import library
 
 __all__ = ["import_arrow", "to_frame"]
 
@@ -26,12 +26,9 @@ def import_arrow(location: Location, extra: str) -> Any:
     FormatError
         It is not installed.
     """
-    try:
-        import pyarrow as pa  # noqa: PLC0415 - an extra
-        import pyarrow.parquet  # noqa: PLC0415 - not loaded by pyarrow itself
-    except ImportError as error:
-        msg = f"{location}: is read with pyarrow"
-        raise FormatError(f"{msg}; install it: pip install 'cellfeed[{extra}]'") from error
+    library("pyarrow.parquet", location, what="a table of Arrow", extra=extra)
+    import pyarrow as pa  # noqa: PLC0415 - an extra
+
     return pa
 
 

@@ -14,6 +14,8 @@ from cellfeed._sources._base._source import Source
 
 __all__ = [
     "Storage",
+    "StorageFacts",
+    "built_in",
     "find_storage",
     "open_location",
     "register",
@@ -23,6 +25,31 @@ __all__ = [
 ]
 
 _ENTRY_POINTS = "cellfeed.sources"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageFacts:
+    """What a table of storages says of one, in a few words of Markdown each.
+
+    Parameters
+    ----------
+    recognized
+        What is recognised as it.
+    reading
+        Who decodes rows, whether that is the fast path, and why if not.
+    threads
+        In how many threads.
+    remote
+        Where else than on this machine it may lie.
+    labels
+        What ``obs=``, and ``label=`` of autotune, may name.
+    """
+
+    recognized: str
+    reading: str
+    threads: str = "any number"
+    remote: str = "no"
+    labels: str = "obs columns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +80,10 @@ class Storage:
     recognizes
         Says by content whether it opens a path, in place of ``suffixes``, which then say only
         what is taken out of a folder of several.
+    extra
+        The extra of cellfeed that installs the library it needs; empty if it needs none.
+    facts
+        What the page "What can be opened" says of a storage that comes with cellfeed.
 
     Examples
     --------
@@ -67,6 +98,8 @@ class Storage:
     schemes: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
     recognizes: Callable[[Path], bool] | None = None
+    extra: str = ""
+    facts: StorageFacts | None = None
 
     def opens(self, location: Location) -> bool:
         """Return whether it opens a location, which exists if it is on this machine."""
@@ -96,6 +129,11 @@ def register(storage: Storage) -> None:
     """
     _registered.pop(storage.name, None)
     _registered[storage.name] = storage
+
+
+def built_in() -> tuple[Storage, ...]:
+    """Return the storages that were registered in this process, in the order they were."""
+    return tuple(_registered.values())
 
 
 def find_storage(location: Location) -> Storage | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cellfeed._bytes import Location
-from cellfeed._sources._base import Source, Storage
+from cellfeed._sources._base import Source, Storage, StorageFacts
 from cellfeed._sources._soma._source import SomaSource
 
 __all__ = ["SOMA"]
@@ -19,4 +19,16 @@ def _is_group(path: Path) -> bool:
     return (path / "__group").is_dir() or (path / "__tiledb_group.tdb").is_file()
 
 
-SOMA = Storage(name="TileDB-SOMA", open=_open, suffixes=(".soma",), recognizes=_is_group)
+SOMA = Storage(
+    name="TileDB-SOMA",
+    open=_open,
+    suffixes=(".soma",),
+    recognizes=_is_group,
+    extra="soma",
+    facts=StorageFacts(
+        recognized="a folder that is a TileDB group, or a `SomaSource` with a query",
+        reading="by tiledbsoma, a query for each fetch: its tiles are not decoded here",
+        threads="TileDB's own, as many as are this process's share",
+        remote="URIs of TileDB, by `SomaSource`",
+    ),
+)

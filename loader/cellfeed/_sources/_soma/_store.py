@@ -7,6 +7,7 @@ from typing import Any
 
 from cellfeed._bytes import Location
 from cellfeed._errors import CellfeedError, FormatError, PathError
+from cellfeed._sources._base import library
 from cellfeed.machine import threads_per_process
 
 __all__ = ["SomaStore", "one_line"]
@@ -72,11 +73,7 @@ class SomaStore:
             raise FormatError(f"{msg}; the experiment may be damaged") from error
 
     def _open(self) -> Any:
-        try:
-            import tiledbsoma  # noqa: PLC0415 - it is large, and an extra
-        except ImportError as error:
-            msg = f"{self.location}: TileDB-SOMA is read with tiledbsoma"
-            raise FormatError(f"{msg}; install it: pip install 'cellfeed[soma]'") from error
+        tiledbsoma = library("tiledbsoma", self.location, what="TileDB-SOMA", extra="soma")
         from cellfeed._torch import get_worker_info  # noqa: PLC0415 - it imports torch
 
         worker = get_worker_info()
