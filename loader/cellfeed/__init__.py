@@ -36,8 +36,6 @@ if typing.TYPE_CHECKING:
         suggest_parameters,
     )
     from cellfeed._indexables import (
-        HuggingFaceCells,
-        MemoryMappedCells,
         MultiIndexable,
         adata_to_mindex,
         hf_tahoe_to_tensor,
@@ -45,6 +43,8 @@ if typing.TYPE_CHECKING:
     from cellfeed._load_database import Loaded, load_database
     from cellfeed._preshuffle import Preshuffled, preshuffle
     from cellfeed._sources import (
+        HuggingFaceSource,
+        MemoryMapSource,
         PostgresSource,
         SomaSource,
         Span,
@@ -79,10 +79,10 @@ __all__ = [
     "Folds",
     "FormatError",
     "GroupedSampling",
-    "HuggingFaceCells",
+    "HuggingFaceSource",
     "InterleavedDatasets",
     "Loaded",
-    "MemoryMappedCells",
+    "MemoryMapSource",
     "Minibatch",
     "MismatchError",
     "MultiIndexable",
@@ -126,10 +126,10 @@ _IMPORTED_WHEN_USED = {
     "Fetch": "cellfeed.sampling",
     "Folds": "cellfeed._splits",
     "GroupedSampling": "cellfeed.sampling",
-    "HuggingFaceCells": "cellfeed._indexables",
+    "HuggingFaceSource": "cellfeed._sources",
     "InterleavedDatasets": "cellfeed._dataset",
     "Loaded": "cellfeed._load_database",
-    "MemoryMappedCells": "cellfeed._indexables",
+    "MemoryMapSource": "cellfeed._sources",
     "Minibatch": "cellfeed._cells._minibatch",
     "MultiIndexable": "cellfeed._indexables",
     "NumericColumn": "cellfeed._cells",

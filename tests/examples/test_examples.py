@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import anndata as ad
+import pandas as pd
 import pytest
+from tests.loader.sources.memory_maps import write_scdl
 from tests.loader.sources.somas import write_experiment
 
 from cellfeed import load_database
@@ -143,3 +145,34 @@ def test_scvi(plates, tmp_path):
     printed = run(EXAMPLES / "scvi_model.py", tmp_path)
     assert "SCVI on 2,000 cells x 300 genes of 14 batches: 64 steps" in printed
     assert "latent space (2000, 5)" in printed
+
+
+@needs("datasets")
+def test_tahoe_arrow(plates, tmp_path):
+    import datasets  # noqa: PLC0415 - an extra
+
+    adata = ad.concat([ad.read_h5ad(plate) for plate in sorted(plates.glob("*.h5ad"))[:3]])
+    rows = [adata.X[k] for k in range(adata.n_obs)]
+    columns = {  # tokens from 3 on; a marker of token 1 comes first
+        "genes": [[1, *(row.indices + 3).tolist()] for row in rows],
+        "expressions": [[-2.0, *row.data.tolist()] for row in rows],
+        "drug": adata.obs["drug"].astype(str).tolist(),
+    }
+    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "cells")
+    tokens = range(3, adata.n_vars + 3)
+    table = pd.DataFrame({"token_id": tokens, "gene_symbol": adata.var_names})
+    table.to_parquet(tmp_path / "genes.parquet")
+    printed = run(EXAMPLES / "tahoe_arrow.py", tmp_path / "cells", tmp_path / "genes.parquet")
+    assert f"{adata.n_obs:,} cells x {adata.n_vars:,} genes" in printed
+    first, second = losses_in(printed)
+    assert second < first
+
+
+@needs("bionemo")
+def test_scdl_weighted(plates, tmp_path):
+    adata = ad.concat([ad.read_h5ad(plate) for plate in plates.glob("*.h5ad")], index_unique="-")
+    write_scdl(tmp_path / "cells", adata.X, adata.obs, adata.var)
+    printed = run(EXAMPLES / "scdl_weighted.py", tmp_path / "cells")
+    assert "16 minibatches, and 16 after resuming" in printed
+    least, most = map(int, re.findall(r"(\d+) to (\d+) times", printed)[0])
+    assert most < 3 * least

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cellfeed import CellfeedError, MemoryMappedCells, ParameterError
+from cellfeed import CellfeedError, ParameterError, open_collection
 from cellfeed_tuner import storage_throughputs
 from cellfeed_tuner._measuring._storage_throughputs import _loaders
 
@@ -17,7 +17,7 @@ def cells(tmp_path_factory):
     np.save(folder / "indices.npy", np.tile(np.arange(N_VARS), N_ROWS))
     np.save(folder / "indptr.npy", np.arange(N_ROWS + 1) * N_VARS)
     np.save(folder / "shape.npy", np.array([N_ROWS, N_VARS]))
-    return MemoryMappedCells(folder)
+    return open_collection(folder)
 
 
 def test_every_setting_is_measured(cells):
@@ -35,17 +35,29 @@ def test_every_setting_is_measured(cells):
     assert set(table["cache"]) <= {"cold", "unknown"}
 
 
+def first_values(X):
+    """Return the first column of a SciPy array, or of a tensor."""
+    return np.asarray(X.to_dense() if hasattr(X, "to_dense") else X.toarray())[:, 0]
+
+
 def test_loaders_deliver_whole_minibatches_of_all_cells_and_other_ones_with_another_seed(cells):
     orders = {}
     for seed in (0, 1):
-        for row, _, open_loader in _loaders(cells, [16], [4], 16, seed):
-            first = [batch.toarray()[:, 0] // N_VARS for batch in open_loader()]
+        for row, _, open_loader in _loaders(cells, None, [16], [4], 16, seed):
+            first = [first_values(batch.X) // N_VARS for batch in open_loader()]
             assert {each.shape for each in first} == {(16,)}
             assert sorted(np.concatenate(first)) == list(range(N_ROWS))
             orders[row["strategy"], seed] = np.concatenate(first).tolist()
     assert orders["random", 0] != orders["random", 1]
     assert orders["BlockShuffling", 0] != orders["BlockShuffling", 1]
     assert orders["stream", 0] == orders["stream", 1] == list(range(N_ROWS))
+
+
+def test_the_loader_of_torch_may_take_the_same_cells_from_elsewhere(cells):
+    found = _loaders(cells, np.arange(N_ROWS), [16], [4], 16, 0)
+    opened = {row["strategy"]: open_loader for row, _, open_loader in found}
+    assert np.concatenate(list(opened["stream"]())).tolist() == list(range(N_ROWS))
+    assert next(iter(opened["Streaming"]())).X.shape == (16, N_VARS)
 
 
 def test_fewer_cells_than_a_fetch(cells):
@@ -56,11 +68,11 @@ def test_fewer_cells_than_a_fetch(cells):
 
 
 def test_reading_that_fails(cells, tmp_path):
-    for path in (*cells.files, cells.files[0].with_name("shape.npy")):
+    for path in cells.files:
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    damaged = MemoryMappedCells(tmp_path)
     np.save(tmp_path / "indices.npy", np.full(N_ROWS * N_VARS, N_VARS))
-    with pytest.raises(CellfeedError, match="are not of one CSR matrix"):
+    damaged = open_collection(tmp_path)
+    with pytest.raises(CellfeedError, match="hold a column index outside"):
         storage_throughputs(
             damaged, files=damaged.files, block_sizes=[1], fetch_factors=[1], batch_size=16, runs=1
         )

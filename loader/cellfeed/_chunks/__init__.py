@@ -9,6 +9,7 @@ destination.
 from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines may take
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks, chunk_codec
 from cellfeed._chunks._coordinates import rows_of_coordinates
+from cellfeed._chunks._folder_files import FolderFiles, identity_of_files
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec, hdf5_slow_read
 from cellfeed._chunks._kept import KeptElements, kept_of
@@ -18,22 +19,26 @@ from cellfeed._chunks._kernels import (
     densify,
     sort_rows,
 )
+from cellfeed._chunks._pieces import CHUNK_ELEMENTS, Pieces, pieced_array
 from cellfeed._chunks._placing import place_elements, place_kept
 from cellfeed._chunks._reads import ChunkReads
-from cellfeed._chunks._row_ranges import Pieces, RowRanges
+from cellfeed._chunks._row_ranges import RowExtents, RowRanges
 from cellfeed._chunks._slow_read import SlowRead
 from cellfeed._chunks._transforming import RowGroup, ValueSteps
 from cellfeed._chunks._zarr import zarr_array
-from cellfeed._chunks._zarr_files import ZarrFiles, identity_of_files
+from cellfeed._chunks._zarr_files import ZarrFiles
 from cellfeed._chunks._zarr_layout import ZarrLayout, zarr_codec, zarr_layout
 
 __all__ = [
+    "CHUNK_ELEMENTS",
     "ChunkReads",
     "ChunkTable",
     "ChunkedArray",
     "ContiguousChunks",
+    "FolderFiles",
     "KeptElements",
     "Pieces",
+    "RowExtents",
     "RowGroup",
     "RowRanges",
     "SlowRead",
@@ -51,6 +56,7 @@ __all__ = [
     "hdf5_slow_read",
     "identity_of_files",
     "kept_of",
+    "pieced_array",
     "place_elements",
     "place_kept",
     "rows_of_coordinates",

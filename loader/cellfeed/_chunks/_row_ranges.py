@@ -12,11 +12,11 @@ from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._placing import array_row
 from cellfeed._chunks._reads import ChunkReads
 
-__all__ = ["Pieces", "RowRanges"]
+__all__ = ["RowExtents", "RowRanges"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class RowExtents:
     """Byte ranges that rows consist of, row by row; arrays are int64, of shape (n_pieces,).
 
     Parameters
@@ -63,7 +63,7 @@ class RowRanges:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     files: ByteStore
-    pieces: Callable[[NDArray[np.int64]], Pieces]
+    pieces: Callable[[NDArray[np.int64]], RowExtents]
 
     def reads_of_rows(
         self,

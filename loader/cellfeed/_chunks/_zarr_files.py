@@ -1,62 +1,22 @@
 """The files of a zarr array: shards, which stay open, and chunks in a file each, which do not."""
 
-import itertools
 import math
-import os
-import resource
-import sys
-import time
-import weakref
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import (
-    ByteStore,
-    Identity,
-    LastingIdentity,
-    Location,
-    identity,
-    lasting_identity,
-    removed,
-    replaced,
-)
-from cellfeed._bytes._descriptors import closed_with
+from cellfeed._chunks._folder_files import FolderFiles
+from cellfeed._chunks._zarr_layout import ZarrLayout
 
-__all__ = ["ZarrFiles", "identity_of_files"]
-
-_SHARE_OF_OPEN_FILES = 4  # of what the process may open; others belong to the user's program
-_CHECK_AGAIN_AFTER = 1.0  # seconds
-_MOST_LOOKED_AT = 100_000  # files of an array, which takes 0.2 s
-
-_ABSENT: Identity = (-1, -1)
+__all__ = ["ZarrFiles"]
 
 
-class FileNames(Protocol):
-    """Which files an array has: what `ZarrLayout` says of them."""
-
-    @property
-    def sharded(self) -> bool:
-        """Whether each is read often, and stays open."""
-        ...
-
-    @property
-    def file_grid(self) -> tuple[int, ...]:
-        """Files along each dimension."""
-        ...
-
-    def file_names(self, files: NDArray[np.int64]) -> NDArray[np.bytes_]:
-        """Return the names of files within the folder."""
-        ...
-
-
-class ZarrFiles(ByteStore):
-    """The files of one array; descriptors stay in the process that opened them.
+class ZarrFiles(FolderFiles):
+    """The files of one array.
 
     A shard is read often, so its file stays open as long as there are not too many of them.
-    Other files are opened for each read, by path.
+    Other files are opened for each read, by path, and may change.
 
     Parameters
     ----------
@@ -66,169 +26,22 @@ class ZarrFiles(ByteStore):
         What is in it.
     """
 
-    def __init__(self, folder: Path, layout: FileNames) -> None:
-        self._folder = folder
-        self._absolute = folder.absolute()  # it stays the same where the working folder changes
+    def __init__(self, folder: Path, layout: ZarrLayout) -> None:
         self._layout = layout
         n_files = math.prod(layout.file_grid) if layout.sharded else 0
-        found = self._found(np.arange(n_files, dtype=np.int64))
-        self._identities = np.array(found, np.int64).reshape(n_files, 2)
-        self._process = -1
-
-    def _enter_process(self) -> None:
-        """Leave descriptors to the process that opened them."""
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self._checked_at = np.full(len(self._identities), -np.inf)
-            self._descriptors = np.full(len(self._identities), -1, np.int64)
-            self._open: list[_OpenFile] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        kept = self.__dict__ | {"_process": -1}
-        for name in ("_checked_at", "_descriptors", "_open"):
-            kept.pop(name, None)
-        return kept
-
-    def location_of(self, file: int) -> Location:
-        """Return where a file is, for messages."""
-        return Location.of(self._folder / self._name(file))
+        super().__init__(folder, layout.file_names, n_files)
 
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the bytes of files, of shards as they were at first; -1 where there is none."""
         if self._layout.sharded:
-            sizes: NDArray[np.int64] = self._identities[files, 0]
-            return sizes
+            return super().sizes(files)
         return np.array([size for size, _ in self._found(files)], np.int64)
-
-    def identity(self) -> LastingIdentity | None:
-        """Return the identity of all files of the array; None if there are too many to look at."""
-        return identity_of_files(self._absolute)
 
     def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
         """Return descriptors or addresses of paths; see `ByteStore`."""
-        if not self._layout.sharded:
-            return self._addresses(files)
-        self.check_unchanged(files)
-        self._open_those(np.unique(files))
-        handles = self._descriptors[files]
-        is_closed = (handles < 0) & (self.sizes(files) >= 0)
-        # One address for each file, so that chunks beside each other are read together.
-        distinct, numbers = np.unique(files[is_closed], return_inverse=True)
-        addresses, paths = self._addresses(distinct)
-        handles[is_closed] = addresses[numbers]
-        return handles, (paths, self._open)
+        return super().handles(files) if self._layout.sharded else self._addresses(files)
 
     def check_unchanged(self, files: NDArray[np.int64]) -> None:
-        """Check that shards are those that were there at first; each once in a second at most.
-
-        Raises
-        ------
-        FormatError
-            One was replaced or written to.
-        PathError
-            One was removed.
-        """
-        self._enter_process()
-        now = time.monotonic()
-        distinct = np.unique(files)
-        due = distinct[now - self._checked_at[distinct] > _CHECK_AGAIN_AFTER]
-        for file, found in zip(due.tolist(), self._found(due), strict=True):
-            self._compare(file, found)
-        self._checked_at[due] = now
-
-    def read_ranges(
-        self,
-        files: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-    ) -> list[bytes | None]:
-        """Read byte ranges, one after the other; see `ByteStore`."""
+        """Check that shards are those that were there at first; see `FolderFiles`."""
         if self._layout.sharded:
-            self.check_unchanged(files)
-        ranges = zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
-        return [self._read(*each) for each in ranges]
-
-    def _read(self, file: int, first: int, n_bytes: int) -> bytes | None:
-        try:
-            with self._path(file).open("rb") as opened:
-                opened.seek(first)
-                return opened.read(n_bytes)
-        except FileNotFoundError:
-            return None
-
-    def _found(self, files: NDArray[np.int64]) -> list[Identity]:
-        """Return what is there now."""
-        folder = os.fsencode(self._absolute)
-        names = self._layout.file_names(files).tolist()
-        return [_identity_of(folder + b"/" + name) for name in names]
-
-    def _compare(self, file: int, found: Identity) -> None:
-        if found == tuple(self._identities[file].tolist()):
-            return
-        where = self.location_of(file)
-        raise removed(where) if found == _ABSENT else replaced(where)
-
-    def _open_those(self, files: NDArray[np.int64]) -> None:
-        n_more = max(0, _most_open() - _OpenFile.count())
-        is_closed = (self._descriptors[files] < 0) & (self.sizes(files) >= 0)
-        for file in files[is_closed][:n_more].tolist():
-            opened = _OpenFile(self._path(file))
-            self._compare(file, identity(os.fstat(opened.descriptor)))
-            self._open.append(opened)
-            self._descriptors[file] = opened.descriptor
-
-    def _addresses(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
-        """Return minus the address of each path, and the paths."""
-        folder = os.fsencode(self._absolute) + b"/"
-        paths = np.char.add(np.char.add(folder, self._layout.file_names(files)), b"\0")
-        width = paths.dtype.itemsize + 1  # NumPy leaves out a zero that is at the end
-        paths = paths.astype(f"S{width}")
-        return -(paths.ctypes.data + np.arange(len(files), dtype=np.int64) * width), paths
-
-    def _name(self, file: int) -> str:
-        return os.fsdecode(self._layout.file_names(np.array([file], np.int64))[0])
-
-    def _path(self, file: int) -> Path:
-        return self._absolute / self._name(file)
-
-
-class _OpenFile:
-    """A file that is open for reading as long as this object lives."""
-
-    _all: ClassVar[list[weakref.ref["_OpenFile"]]] = []
-
-    def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._closing = closed_with(self.descriptor)
-        _OpenFile._all.append(weakref.ref(self))
-
-    @staticmethod
-    def count() -> int:
-        """Return how many there are in this process."""
-        _OpenFile._all = [each for each in _OpenFile._all if each() is not None]
-        return len(_OpenFile._all)
-
-
-def identity_of_files(folder: Path) -> LastingIdentity | None:
-    """Return the identity of all files in a folder; None if there are too many to look at."""
-    every = (Path(where, name) for where, _, names in os.walk(folder) for name in names)
-    files = sorted(itertools.islice(every, _MOST_LOOKED_AT + 1))
-    if len(files) > _MOST_LOOKED_AT:
-        return None
-    try:
-        return lasting_identity((str(file), file.stat()) for file in files)
-    except OSError:
-        return None  # one was removed meanwhile
-
-
-def _identity_of(path: bytes) -> Identity:
-    try:
-        return identity(os.stat(path))  # noqa: PTH116 - Path.stat takes twice as long
-    except FileNotFoundError:
-        return _ABSENT
-
-
-def _most_open() -> int:
-    """Return how many shards of all collections may stay open in this process."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // _SHARE_OF_OPEN_FILES
+            super().check_unchanged(files)

@@ -36,7 +36,7 @@ _ROWS_READ = 200  # where lengths are not known before rows are read
 
 
 def open_collection(
-    paths: Given | Iterable[Given],
+    paths: Given | Iterable[Given] | Any,
     *,
     obs: Sequence[str] = (),
     elements: Sequence[str] = ("X",),
@@ -56,9 +56,14 @@ def open_collection(
         its ``.h5ad`` and ``.h5mu`` files and ``.zarr`` stores, by name), or several of these. Also
         URLs of these on web servers (``https://``, each file by its URL) and in object stores
         (``s3://``, ``gs://``, ``az://``, with folders and patterns), read in ranges and never
-        downloaded as a whole; a folder that is a TileDB-SOMA experiment or a token stream; and
-        whatever other packages open, by suffix or URL; see `cellfeed.sources.Storage`. In place of
-        a path, an open `cellfeed.sources.Source`, such as `SomaSource` or `TokenStream`.
+        downloaded as a whole; cells in PostgreSQL (``postgresql://host/db?collection=NAME``); a
+        folder that is a TileDB-SOMA experiment, a HuggingFace data set (as `save_to_disk` writes
+        it), of BioNeMo SCDL, a memory-mapped CSR matrix or a token stream; an archive of
+        cellstream; and whatever other packages open, by suffix or URL; see
+        `cellfeed.sources.Storage`. In place of a path, an open `cellfeed.sources.Source`, such as
+        `SomaSource` or `TokenStream`; or an object: AnnData in memory or backed, AnnCollection, a
+        `datasets.Dataset`, BioNeMo's ``SingleCellMemMapDataset``, or an artifact, collection or
+        MappedCollection of lamindb.
     obs
         The obs columns that minibatches carry. Others are not read. In MuData, those of a
         modality are called such as ``"rna:plate"``, as mudata calls them.
@@ -360,13 +365,8 @@ class Collection:
     @cached_property
     def files(self) -> tuple[Path, ...]:
         """All files of this machine that hold cells: those given, and those in folders."""
-        return tuple(
-            file
-            for path in (location.path for location in self.locations)
-            if path is not None
-            for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
-            if file.is_file()
-        )
+        found = [file for source in self._sources for file in source.files()]
+        return tuple(dict.fromkeys(found))
 
     @property
     def rows_per_chunk(self) -> float:

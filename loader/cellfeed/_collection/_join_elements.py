@@ -11,7 +11,7 @@ from cellfeed._bytes import Location
 from cellfeed._collection._join_var import Genes, join_var, listed
 from cellfeed._collection._side_by_side import side_by_side
 from cellfeed._errors import FormatError, MismatchError
-from cellfeed._layouts import ColumnMap, ColumnNames, Element, Layout
+from cellfeed._layouts import ColumnMap, ColumnNames, Element, Layout, column_maps
 from cellfeed._sources import Source, StoredElement
 
 __all__ = ["join_elements"]
@@ -58,6 +58,8 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
                 "read only where all files have the genes that are read, in the same order"
             )
             raise MismatchError(msg)
+        if any(each.stored_columns is not None for each in stored):
+            maps = _of_stored_columns(stored, maps, n_columns)
         elements[name] = Element(
             name=name,
             dtype=_dtype_of(name, sources),
@@ -92,6 +94,18 @@ def _dtype_of(name: str, sources: Sequence[Source]) -> np.dtype[Any]:
             )
             raise MismatchError(msg)
     return dtypes[0]
+
+
+def _of_stored_columns(
+    stored: Sequence[StoredElement], maps: tuple[ColumnMap, ...] | None, n_columns: int
+) -> tuple[ColumnMap, ...]:
+    """Return what each stored column becomes, from what each column of the elements does."""
+    found = list[NDArray[np.int32]]()
+    for k, element in enumerate(stored):
+        own = np.arange(element.shape[1], dtype=np.int32) if maps is None else maps[k].columns
+        order = element.stored_columns
+        found.append(own if order is None else np.where(order < 0, order, own[order]))
+    return column_maps(found, n_columns)
 
 
 def _modality(table: str) -> str:

@@ -5,16 +5,17 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cellfeed._bytes import SCHEMES, Location, StorageOptions
 from cellfeed._collection._side_by_side import side_by_side
-from cellfeed._errors import PathError
+from cellfeed._errors import ParameterError, PathError
 from cellfeed._remote import expand_url
 from cellfeed._sources import (
     Source,
     Storage,
     find_storage,
+    locations_or_sources,
     open_location,
     select_elements,
     storage_of,
@@ -28,7 +29,7 @@ Given = PathLike | Source
 
 
 def open_sources_of(
-    given: Given | Iterable[Given],
+    given: Any,
     elements: Sequence[str],
     options: StorageOptions | None = None,
 ) -> list[Source]:
@@ -37,7 +38,8 @@ def open_sources_of(
     Parameters
     ----------
     given
-        Paths, folders, patterns and URLs, and sources that are open.
+        Paths, folders, patterns and URLs, sources that are open, and objects of other libraries;
+        see `open_collection`.
     elements
         What is read of each.
     options
@@ -50,7 +52,7 @@ def open_sources_of(
     FormatError
         Nothing opens a file, or what opens it cannot.
     """
-    one_or_more = [given] if isinstance(given, str | os.PathLike | Source) else list(given)
+    one_or_more = _listed(given, elements)
     if not one_or_more:
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
         raise PathError(msg)
@@ -64,6 +66,19 @@ def open_sources_of(
         seen.add(resolved)
     opened = side_by_side(partial(_open, elements=elements), found)
     return [source for sources in opened for source in sources]
+
+
+def _listed(given: Any, elements: Sequence[str]) -> list[Given]:
+    """Return the paths, URLs and sources that are given, some by objects of other libraries."""
+    if isinstance(given, str | os.PathLike | Source):
+        return [given]
+    found = locations_or_sources(given, elements)
+    if found is not None:
+        return found
+    if not isinstance(given, Iterable):
+        msg = f"`{type(given).__name__}` cannot be opened; give paths, URLs, sources or AnnData"
+        raise ParameterError(msg)
+    return [each for one in given for each in _listed(one, elements)]
 
 
 class _Found(NamedTuple):

@@ -1,13 +1,10 @@
 """What else takes row numbers in brackets."""
 
-from cellfeed._indexables._indexables import HuggingFaceCells, MemoryMappedCells
 from cellfeed._indexables._multi_indexable import MultiIndexable
 from cellfeed._indexables._rows import count_rows, in_memory
 from cellfeed._indexables._transforms import adata_to_mindex, hf_tahoe_to_tensor
 
 __all__ = [
-    "HuggingFaceCells",
-    "MemoryMappedCells",
     "MultiIndexable",
     "adata_to_mindex",
     "count_rows",

@@ -75,7 +75,7 @@ def hf_tahoe_to_tensor(
     """Return the expression of cells of a HuggingFace data set as a dense tensor.
 
     For ``fetch_transform`` over a data set whose cells are two lists, numbers of genes and their
-    values, all of which are taken as they are. `HuggingFaceCells` reads such a data set as a
+    values, all of which are taken as they are. `HuggingFaceSource` reads such a data set as a
     sparse matrix, and leaves out what is no gene.
 
     Parameters

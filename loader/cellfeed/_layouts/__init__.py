@@ -12,6 +12,7 @@ from cellfeed._layouts._chunked import (
     RaggedChunks,
     RaggedRanges,
     RaggedRuns,
+    RowPieces,
 )
 from cellfeed._layouts._column_maps import ColumnMap, column_maps
 from cellfeed._layouts._copies import Copies
@@ -39,6 +40,7 @@ __all__ = [
     "RaggedRanges",
     "RaggedRuns",
     "RaggedTarget",
+    "RowPieces",
     "RowTarget",
     "column_maps",
     "csr_groups",

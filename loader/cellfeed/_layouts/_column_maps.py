@@ -14,8 +14,8 @@ class ColumnMap:
     Parameters
     ----------
     columns
-        The column of the collection that each becomes, distinct, -1 where it is left out, int32,
-        shape (n_columns of the source,).
+        The column of the collection that each becomes, distinct, -1 where it is left out, -2 where
+        no element may be, int32, shape (n_columns of the source,).
     n_columns
         Columns of the collection; those that the source lacks are zero.
 
@@ -32,7 +32,7 @@ class ColumnMap:
     def __init__(self, columns: NDArray[np.int32], n_columns: int) -> None:
         self.columns = columns
         self.stays = np.array_equal(columns, np.arange(columns.size))
-        self.keeps_all = bool((columns >= 0).all())
+        self.keeps_all = bool((columns != -1).all())
         self.covers = int(np.count_nonzero(columns >= 0)) == n_columns
 
 

@@ -362,6 +362,11 @@ class _ArrivingRagged:
         """See `ElementRead`."""
         return [reads for rows in self.known for reads in rows.chunks()]
 
+    @property
+    def arriving_parts(self) -> Sequence[Part]:
+        """See `ElementRead`."""
+        return [each.part for each in self.arriving]
+
     def lay_out(self, threads: Executor, n_threads: int) -> LaidOut:  # noqa: ARG002 - of the protocol
         """See `ElementRead`."""
         return self.plan.laid_out_ragged([*self.known, *(each.read() for each in self.arriving)])

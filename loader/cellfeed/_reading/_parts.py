@@ -74,6 +74,8 @@ class Part:
         if not isinstance(rows, _TYPES[layout]):
             raise self.wrong(f"{type(rows).__name__} for an element of layout {layout!r}")
         expected = (count_rows(self.runs), *self.stored.shape[1:])
+        if self.stored.stored_columns is not None:
+            expected = (expected[0], self.stored.stored_columns.size)
         if rows.shape != expected:
             raise self.wrong(f"shape {rows.shape} in place of {expected}")
         return rows

@@ -74,9 +74,7 @@ def sparse_rows(part: Part, dtype: np.dtype[Any]) -> "KnownRows | SelectedRows |
     """
     chunked = part.stored.chunked()
     if isinstance(chunked, CsrChunks) and can_cast(chunked.data.dtype, dtype):
-        rows = expand(part.runs)
-        starts = chunked.indptr[rows]
-        lengths = chunked.indptr[rows + 1] - starts
+        starts, lengths = chunked.ranges(expand(part.runs))
         if part.keeps_all or part.columns is None:
             return KnownRows(part, lengths, chunked, starts)
         indices = chunked.indices.reads_selecting(starts, lengths, column_map=part.columns)

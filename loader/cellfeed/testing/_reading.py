@@ -96,7 +96,7 @@ class GuardedRead:
         if chunked is None or not can_cast(_dtype(chunked), target.dtype):
             return None
         if isinstance(chunked, CsrChunks) and isinstance(target, CsrTarget):
-            starts = chunked.indptr[expand(runs)]
+            starts, _ = chunked.ranges(expand(runs))
             return ChunkReads.concatenate(target.reads_from(chunked, starts, None))
         if isinstance(chunked, DenseChunks) and isinstance(target, DenseTarget):
             return target.reads_from(chunked, runs, None)

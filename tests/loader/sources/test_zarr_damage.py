@@ -16,7 +16,7 @@ from anndata.io import write_elem
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 
 from cellfeed import FormatError, PathError, open_collection
-from cellfeed._chunks import _zarr_files
+from cellfeed._chunks import _folder_files
 
 pytestmark = pytest.mark.filterwarnings(
     # What zarr and anndata say when these stores are written.
@@ -196,7 +196,7 @@ class TestChunksInFiles:
 class TestChanges:
     @pytest.fixture(autouse=True)
     def look_every_time(self, monkeypatch):
-        monkeypatch.setattr(_zarr_files, "_CHECK_AGAIN_AFTER", -1.0)
+        monkeypatch.setattr(_folder_files, "_CHECK_AGAIN_AFTER", -1.0)
 
     @staticmethod
     def touch(path: Path) -> None:
@@ -230,7 +230,7 @@ class TestChanges:
         assert np.array_equal(collection[[-1]].X.toarray(), MATRIX[[-1]])
 
     def test_are_looked_for_once_in_a_while(self, sharded, monkeypatch):
-        monkeypatch.setattr(_zarr_files, "_CHECK_AGAIN_AFTER", 1000.0)
+        monkeypatch.setattr(_folder_files, "_CHECK_AGAIN_AFTER", 1000.0)
         collection = open_collection(sharded)
         collection[:]
         self.touch(sharded / "X/data/c/0")

@@ -11,7 +11,7 @@ import pytest
 from tests.loader.sources.test_zarr import Storage, dense, pytestmark, write_store
 
 from cellfeed import open_collection
-from cellfeed._chunks import _zarr_files
+from cellfeed._chunks import _folder_files
 
 __all__ = ["pytestmark"]
 
@@ -30,8 +30,8 @@ def open_files(path: Path) -> list[Path]:
 
 class TestFiles:
     def test_more_shards_than_may_stay_open(self, write, monkeypatch):
-        opened_before = _zarr_files._OpenFile.count()
-        monkeypatch.setattr(_zarr_files, "_most_open", lambda: opened_before + 2)
+        opened_before = _folder_files._OpenFile.count()
+        monkeypatch.setattr(_folder_files, "_most_open", lambda: opened_before + 2)
         storage = Storage(n_rows=40, shard=1)
         path = write(storage)
         collection = open_collection(path)

@@ -27,6 +27,7 @@ def storage_throughputs(
     cells: Any,
     *,
     files: Sequence[Path],
+    beside: Any = None,
     block_sizes: Sequence[int],
     fetch_factors: Sequence[int],
     batch_size: int = 64,
@@ -43,10 +44,12 @@ def storage_throughputs(
     Parameters
     ----------
     cells
-        What `cellfeed.CellDataset` takes; pickled as its files, such as `cellfeed.HuggingFaceCells`
-        and `cellfeed.MemoryMappedCells` are.
+        What `cellfeed.CellDataset` takes; pickled as its files, such as a `cellfeed.Collection`.
     files
         What holds them.
+    beside
+        The same cells as an object that takes arrays of row numbers in brackets, for PyTorch's
+        loader; ``cells`` if None.
     block_sizes, fetch_factors
         The grid. Streaming is measured for each fetch factor. `torch.utils.data.DataLoader` takes
         one minibatch after the other, of rows at random and in the order of storage.
@@ -76,7 +79,9 @@ def storage_throughputs(
     with MeasuringProcess(None) as process:
         process.start()
         for run in range(runs):
-            loaders = list(_loaders(cells, block_sizes, fetch_factors, batch_size, seed + run))
+            loaders = list(
+                _loaders(cells, beside, block_sizes, fetch_factors, batch_size, seed + run)
+            )
             for number in order.permutation(len(loaders)).tolist():
                 row, configuration, open_loader = loaders[number]
                 request = LoaderRequest(
@@ -108,6 +113,7 @@ def _common(states: "pd.Series[str]") -> str:
 
 def _loaders(
     cells: Any,
+    beside: Any,
     block_sizes: Sequence[int],
     fetch_factors: Sequence[int],
     batch_size: int,
@@ -128,9 +134,10 @@ def _loaders(
             configuration = Configuration(block_size=block, fetch_factor=factor)
             shuffled = open_dataset(BlockShuffling(block), factor)
             yield row("cellfeed", "BlockShuffling", block, factor), configuration, shuffled
+    indexed = cells if beside is None else beside
     for name, shuffle_seed in (("random", seed), ("stream", None)):
         minibatches = _Minibatches(len(cells), batch_size, shuffle_seed)
-        open_loader = partial(DataLoader, cells, batch_size=None, sampler=minibatches)
+        open_loader = partial(DataLoader, indexed, batch_size=None, sampler=minibatches)
         yield row("DataLoader", name, None, None), SINGLE_MINIBATCHES, open_loader
 
 

@@ -49,6 +49,8 @@ def _renumber(indices: NDArray[Any], columns: NDArray[np.int32]) -> int:
         if not 0 <= indices[i] < columns.size:
             return -1
         column = columns[indices[i]]
+        if column < 0:
+            return -1
         ascending &= column > last
         last = column
         indices[i] = column

@@ -1,5 +1,6 @@
 """What a source is, and which storages there are."""
 
+from cellfeed._sources._base._arrow import import_arrow, to_frame
 from cellfeed._sources._base._chunked import (
     ChunkedCsr,
     ChunkedDense,
@@ -7,6 +8,7 @@ from cellfeed._sources._base._chunked import (
     read_ragged,
 )
 from cellfeed._sources._base._direct import DirectCsr
+from cellfeed._sources._base._flat import FileNames, FlatCsr
 from cellfeed._sources._base._libraries import library
 from cellfeed._sources._base._source import Layout, Source, StoredElement
 from cellfeed._sources._base._storages import (
@@ -26,6 +28,8 @@ __all__ = [
     "ChunkedDense",
     "ChunkedRagged",
     "DirectCsr",
+    "FileNames",
+    "FlatCsr",
     "Layout",
     "Source",
     "Storage",
@@ -33,6 +37,7 @@ __all__ = [
     "StoredElement",
     "built_in",
     "find_storage",
+    "import_arrow",
     "library",
     "open_location",
     "read_ragged",
@@ -40,4 +45,5 @@ __all__ = [
     "select_elements",
     "storage_of",
     "suffixes",
+    "to_frame",
 ]

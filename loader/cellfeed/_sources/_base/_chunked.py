@@ -11,7 +11,7 @@ from cellfeed._layouts import CsrChunks, DenseChunks, Layout, RaggedChunks, Ragg
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._base._source import StoredElement
 
-__all__ = ["ChunkedCsr", "ChunkedDense", "ChunkedRagged", "read_ragged"]
+__all__ = ["ChunkedCsr", "ChunkedDense", "ChunkedRagged", "read_ragged", "why_not_cast"]
 
 
 class ChunkedCsr(StoredElement):
@@ -46,12 +46,11 @@ class ChunkedCsr(StoredElement):
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return the number of elements of each row."""
-        rows = expand(runs)
-        return self._chunks.indptr[rows + 1] - self._chunks.indptr[rows]
+        return self.chunked().ranges(expand(runs))[1]
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
         """Return why values of this dtype are not decoded here; None if they are."""
-        return _slow_read(self.dtype, dtype)
+        return why_not_cast(self.dtype, dtype)
 
     def chunked(self) -> CsrChunks:
         """Return where rows lie."""
@@ -59,12 +58,13 @@ class ChunkedCsr(StoredElement):
 
     def read_rows(self, runs: Runs) -> CsrRows:
         """Read rows as they are stored."""
-        lengths, starts = self.row_lengths(runs), self._chunks.indptr[expand(runs)]
+        chunked = self.chunked()
+        starts, lengths = chunked.ranges(expand(runs))
         ends = np.concatenate([[0], np.cumsum(lengths)])
         indices, data = np.empty(ends[-1], np.int64), np.empty(ends[-1], self.dtype)
-        for stored, out in ((self._chunks.indices, indices), (self._chunks.data, data)):
+        for stored, out in ((chunked.indices, indices), (chunked.data, data)):
             _run(stored.reads_of_ranges(starts, lengths, ends[:-1] * out.itemsize, out.dtype), out)
-        return CsrRows(ends, indices, data, self.shape[1])
+        return CsrRows(ends, indices, data, chunked.n_columns)
 
 
 class ChunkedDense(StoredElement):
@@ -85,7 +85,7 @@ class ChunkedDense(StoredElement):
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
         """Return why values of this dtype are not decoded here; None if they are."""
-        return _slow_read(self.dtype, dtype)
+        return why_not_cast(self.dtype, dtype)
 
     def chunked(self) -> DenseChunks:
         """Return where rows lie."""
@@ -125,7 +125,7 @@ class ChunkedRagged(StoredElement):
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
         """Return why values of this dtype are not decoded here; None if they are."""
-        return _slow_read(self.dtype, dtype)
+        return why_not_cast(self.dtype, dtype)
 
     def chunked(self) -> RaggedRuns:
         """Return where rows lie."""
@@ -146,7 +146,8 @@ def read_ragged(chunks: RaggedChunks, rows: NDArray[np.int64]) -> RaggedRows:
     return RaggedRows(offsets, out)
 
 
-def _slow_read(stored: np.dtype[Any], dtype: np.dtype[Any]) -> SlowRead | None:
+def why_not_cast(stored: np.dtype[Any], dtype: np.dtype[Any]) -> SlowRead | None:
+    """Return why stored values are not cast to a dtype while they are placed; None if they are."""
     if can_cast(stored, dtype):
         return None
     reason = f"{stored} is not converted to {dtype} here"

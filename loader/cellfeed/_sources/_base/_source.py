@@ -6,6 +6,7 @@ ascending.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,11 +51,20 @@ class Source(ABC):
         Unless it is overridden, those of its elements alone where it is not on this machine; 0 if
         that is unknown.
         """
+        if self.location.path is None:
+            return sum(each.stored_bytes() for each in self.elements.values())
+        return sum(each.stat().st_size for each in self.files())
+
+    def files(self) -> Sequence[Path]:
+        """Return the files of this machine that it lies in.
+
+        Unless it is overridden, that of its location, or all in that folder.
+        """
         path = self.location.path
         if path is None:
-            return sum(each.stored_bytes() for each in self.elements.values())
-        files = path.rglob("*") if path.is_dir() else [path]
-        return sum(each.stat().st_size for each in files if each.is_file())
+            return ()
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        return [each for each in files if each.is_file()]
 
     def version(self) -> str | None:
         """Return what tells it from another one that was put in its place; None if nothing does.
@@ -135,6 +145,10 @@ class StoredElement(ABC):
     row_order
         Which stored row each cell has, distinct, int64, shape (n_cells,); None if rows are stored
         in the order of the cells. What follows speaks of stored rows.
+    stored_columns
+        Which column each stored column is, -1 if it is left out, -2 if no element of it may be
+        there, int32, shape (n_stored,); None if columns are stored as they are. `chunked` and
+        `read_rows` speak of stored columns.
     chunk_shape
         Shape of a unit of storage that is read as a whole; None if there are no such units.
     rows_per_chunk
@@ -150,6 +164,7 @@ class StoredElement(ABC):
     layout: Layout
     var: str | None = "var"
     row_order: NDArray[np.int64] | None = None
+    stored_columns: NDArray[np.int32] | None = None
     chunk_shape: tuple[int, ...] | None = None
     rows_per_chunk: float = 1.0
     stored_as: str = ""

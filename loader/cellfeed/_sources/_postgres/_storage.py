@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cellfeed._bytes import Location
-from cellfeed._sources._base import Source, Storage
+from cellfeed._sources._base import Source, Storage, StorageFacts
 from cellfeed._sources._postgres._source import PostgresSource
 
 __all__ = ["POSTGRES"]
@@ -13,4 +13,17 @@ def _open(location: Location, elements: Sequence[str]) -> list[Source]:  # noqa:
     return [PostgresSource(location)]
 
 
-POSTGRES = Storage(name="PostgreSQL", open=_open, schemes=("postgresql", "postgres"))
+POSTGRES = Storage(
+    name="PostgreSQL",
+    open=_open,
+    schemes=("postgresql", "postgres"),
+    extra="postgres",
+    facts=StorageFacts(
+        recognized="`postgresql://host/database?collection=NAME`, which `cellfeed load-database` "
+        "wrote, or a `PostgresSource` with a query",
+        reading="packed rows, asked for by key over pipelined connections, unpacked in compiled "
+        "code by one thread",
+        threads="one",
+        remote="yes",
+    ),
+)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._cells import RaggedRows
-from cellfeed._chunks import Pieces, RowRanges, SlowRead, can_cast
+from cellfeed._chunks import RowExtents, RowRanges, SlowRead, can_cast
 from cellfeed._layouts import DenseChunks, RaggedRanges
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._base import StoredElement, read_ragged
@@ -44,7 +44,7 @@ class _Tokens(StoredElement):
         reason = f"{self.dtype} is not converted to {dtype} here"
         return SlowRead("NumPy", reason, f"read it as {self.dtype}, or write it as {dtype}")
 
-    def _pieces(self, rows: NDArray[np.int64]) -> Pieces:
+    def _pieces(self, rows: NDArray[np.int64]) -> RowExtents:
         return pieces_of(self._shards.bounds, *self._rows.ranges(rows))
 
     @property

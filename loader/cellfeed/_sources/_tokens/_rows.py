@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._chunks import Pieces
+from cellfeed._chunks import RowExtents
 from cellfeed._errors import FormatError
 from cellfeed._runs import expand
 from cellfeed._sources._tokens._format import DOCUMENTS
@@ -108,7 +108,7 @@ class Documents:
 
 def pieces_of(
     bounds: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> Pieces:
+) -> RowExtents:
     """Return ranges of a stream by shard.
 
     Parameters
@@ -132,7 +132,7 @@ def pieces_of(
     counts = np.minimum((starts + lengths)[rows], bounds[shards + 1]) - begins
     there = np.flatnonzero(counts)  # shards may be empty
     rows, shards, begins = rows[there], shards[there], begins[there]
-    return Pieces(
+    return RowExtents(
         rows=rows,
         files=shards,
         firsts=begins - bounds[shards],

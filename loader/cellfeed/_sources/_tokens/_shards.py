@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
-from cellfeed._chunks import ZarrFiles
+from cellfeed._chunks import FolderFiles
 from cellfeed._errors import FormatError, PathError
+from cellfeed._sources._base import FileNames
 from cellfeed._sources._tokens._format import (
     INDEX,
     SUFFIX,
@@ -96,9 +97,10 @@ class Shards:
                 if found != expected:
                     raise self.damaged(shard, name, "holds other bytes than were written")
 
-    def files(self, name: str) -> ZarrFiles:
+    def files(self, name: str) -> FolderFiles:
         """Return the files of one name, by the number of the shard."""
-        return ZarrFiles(self._folder, _OneOfEach([f"{shard}/{name}" for shard in self.names]))
+        names = FileNames(*(f"{shard}/{name}" for shard in self.names))
+        return FolderFiles(self._folder, names, len(self.names))
 
     def table(self, name: str, dtype: Any) -> "ShardTables":
         """Return a file of each shard as a table of rows of a dtype, mapped when it is used."""
@@ -170,17 +172,3 @@ class ShardTables:
         for some in np.split(order, bounds) if order.size else ():
             out[some] = self.of(int(shards[some[0]]))[rows[some]]
         return out
-
-
-class _OneOfEach:
-    """Files of given names, which stay open."""
-
-    sharded = True
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = np.array([name.encode() for name in names])
-        self.file_grid = (len(names),)
-
-    def file_names(self, files: NDArray[np.int64]) -> NDArray[np.bytes_]:
-        """Return the names of files within the folder."""
-        return self._names[files]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import ByteStore
 from cellfeed._cells import RaggedRows
-from cellfeed._chunks import Pieces, RowRanges
+from cellfeed._chunks import RowExtents, RowRanges
 from cellfeed._layouts import RaggedRanges
 from cellfeed._runs import expand
 from cellfeed._sources._base import read_ragged
@@ -34,7 +34,7 @@ class _Found:
     """
 
     rows: NDArray[np.int64]
-    pieces: Pieces
+    pieces: RowExtents
     records: NDArray[Any]
     of_piece: NDArray[np.int64]
     metadata: NDArray[np.int64]
@@ -120,7 +120,7 @@ class SpanReader:
         is_kept &= (records["start"] < stops) & (records["stop"] > starts)
         return _Found(rows, pieces, records[is_kept], of_piece[is_kept], located[:, :, 1])
 
-    def _located(self, pieces: Pieces) -> NDArray[np.int64]:
+    def _located(self, pieces: RowExtents) -> NDArray[np.int64]:
         """Return the first and last record of each piece, and byte of metadata, (n, 2, 2)."""
         located = np.zeros((pieces.rows.size, 2, 2), np.int64)
         there = np.flatnonzero(self._has_spans[pieces.files])
@@ -134,7 +134,7 @@ class SpanReader:
         self._check(np.logical_or.reduce(wrong, axis=1), pieces.files, INDEX)
         return located
 
-    def _first_records(self, pieces: Pieces, first: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _first_records(self, pieces: RowExtents, first: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many records the first block of each piece has."""
         counts = np.zeros(pieces.rows.size, np.int64)
         there = np.flatnonzero(self._has_spans[pieces.files])
@@ -164,11 +164,11 @@ class SpanReader:
 
 def _pieces(
     shards: NDArray[np.int64], ranges: NDArray[np.int64], rows: NDArray[np.int64]
-) -> Pieces:
+) -> RowExtents:
     """Return ranges of files, of which one is a row, as pieces."""
     counts = ranges[rows, 1] - ranges[rows, 0]
     there = np.flatnonzero(counts)
-    return Pieces(
+    return RowExtents(
         rows=there,
         files=shards[rows[there]],
         firsts=ranges[rows[there], 0],

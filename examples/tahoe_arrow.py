@@ -1,0 +1,55 @@
+"""A HuggingFace data set of cells, such as Tahoe-100M, trained from as its files are.
+
+    python examples/tahoe_arrow.py folder/of/save_to_disk gene_metadata.parquet
+
+Each row has the lists `genes` (token ids; that of a marker comes first) and `expressions`, and
+obs columns such as `drug`. The table of genes has a `token_id` and a `gene_symbol` for each.
+"""
+
+import sys
+
+import pandas as pd
+import torch
+
+from cellfeed import BlockShuffling, CellDataset, HuggingFaceSource, open_collection
+from cellfeed.transforms import Log1p, NormalizeTotal
+
+LABEL = "drug"
+
+
+def main(folder: str, gene_table: str) -> None:
+    genes = pd.read_parquet(gene_table)
+    source = HuggingFaceSource(
+        folder,
+        gene_ids=genes["token_id"],
+        n_markers=1,
+        var_names=genes["gene_symbol"].tolist(),
+    )
+    collection = open_collection(source, obs=[LABEL])
+    print(collection)
+
+    train = CellDataset(
+        collection,
+        BlockShuffling(16),
+        batch_size=64,
+        fetch_factor=16,
+        dtype="float32",
+        transform=[NormalizeTotal(1e4), Log1p()],
+        seed=0,
+    )
+    model = torch.nn.Linear(collection.n_vars, len(collection.obs[LABEL].categories))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for epoch in range(2):
+        total = 0.0
+        for minibatch in train.loader():
+            optimizer.zero_grad()
+            scores = minibatch.X @ model.weight.T + model.bias
+            loss = torch.nn.functional.cross_entropy(scores, minibatch.obs[LABEL])
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        print(f"epoch {epoch}: loss {total / len(train):.2f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,180 @@
+"""HuggingFace data sets with a row for each cell and its genes in two lists."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed._errors import ColumnError, FormatError, ParameterError, require_positive
+from cellfeed._sources._base import Source, StoredElement, import_arrow
+from cellfeed._sources._huggingface._batches import EXTRA, type_of_lists
+from cellfeed._sources._huggingface._elements import ArrowLists, ArrowRows, Columns
+from cellfeed._sources._huggingface._tables import ArrowTable
+
+__all__ = ["HuggingFaceSource"]
+
+_MOST_IDS = 1 << 20  # numbers of genes below it may be left out; the table of them takes 4 MB
+
+_LEFT_OUT, _NOT_THERE = -1, -2  # of columns that are none of the element's
+
+
+class HuggingFaceSource(Source):
+    """A HuggingFace data set with a row for each cell and two lists in it, such as Tahoe-100M.
+
+    One list holds the numbers of the genes that were counted, and one as many values. All other
+    columns of numbers and text are obs columns. Arrow files that are not compressed, as the
+    library writes them, are read by compiled threads, without the library.
+
+    Parameters
+    ----------
+    dataset
+        A folder that `Dataset.save_to_disk` wrote, or a `datasets.Dataset`.
+    n_vars
+        Number of genes, where these are numbered from 0 as columns of the matrix. Without it, and
+        without ``gene_ids``, one more than the largest number there is, for which all are read.
+    gene_ids
+        The number of the gene in each column of the matrix, distinct, shape (n_vars,), such as
+        the token ids of Tahoe-100M. Elements of other numbers are left out, such as the marker
+        that each cell of Tahoe-100M begins with; rows are then read in two rounds.
+    n_markers
+        How many elements the lists of each cell begin with that are no genes, where that is known,
+        such as 1 of Tahoe-100M. These are left out, and all others have to be of ``gene_ids``, so
+        that rows are read at once, several times faster.
+    var_names
+        Names of the genes, shape (n_vars,); without them, ``gene_ids`` or the numbers.
+    genes, values
+        The columns that hold the lists.
+
+    Raises
+    ------
+    PathError
+        There is no such folder.
+    FormatError
+        It is something else, or a column is no list of numbers. Also when rows are read: the lists
+        of a cell differ in length, or a number is not below ``n_vars`` or none of ``gene_ids``.
+    ColumnError
+        There is no such column.
+    ParameterError
+        Ids are not distinct integers, or names are not as many.
+
+    Examples
+    --------
+    >>> import datasets
+    >>> from cellfeed import HuggingFaceSource, open_collection
+    >>> columns = {"genes": [[1, 5, 9], [1, 9]], "expressions": [[-2.0, 3.0, 4.0], [-2.0, 7.0]]}
+    >>> source = HuggingFaceSource(datasets.Dataset.from_dict(columns), gene_ids=[9, 7, 5])
+    >>> open_collection(source)[[1, 0]].X.toarray()
+    array([[7., 0., 0.],
+           [4., 0., 3.]])
+    """
+
+    def __init__(
+        self,
+        dataset: "str | os.PathLike[str] | Any",
+        *,
+        n_vars: int | None = None,
+        gene_ids: ArrayLike | None = None,
+        n_markers: int | None = None,
+        var_names: Sequence[str] | None = None,
+        genes: str = "genes",
+        values: str = "expressions",
+    ) -> None:
+        self._table = ArrowTable(dataset)
+        self.location = self._table.location
+        self._lists = genes, values
+        ids = None if gene_ids is None else _distinct(gene_ids)
+        schema = self._table().schema
+        for name in self._lists:
+            if name not in schema.names:
+                msg = f"{self.location}: has no column {name!r}; give `genes=` and `values=` of"
+                raise ColumnError(f"{msg} `HuggingFaceSource`, of: {', '.join(schema.names)}")
+        arrow = import_arrow(self.location, EXTRA)
+        dtypes = [
+            np.dtype(type_of_lists(arrow, self.location, schema, name).value_type.to_pandas_dtype())
+            for name in self._lists
+        ]
+        if dtypes[0].kind not in "iu":
+            msg = (
+                f"{self.location}: column {genes!r} has {dtypes[0]}, which are no numbers of genes"
+            )
+            raise FormatError(f"{msg}; name another")
+        if n_vars is None:
+            n_vars = self._largest() + 1 if ids is None else ids.size
+        elif ids is not None and n_vars != ids.size:
+            msg = f"`n_vars` must be that of `gene_ids`, {ids.size}, but got {n_vars}"
+            raise ParameterError(f"{self.location}: {msg}; leave it out")
+        require_positive("n_vars", n_vars)
+        if n_markers is not None and n_markers < 0:
+            msg = f"`n_markers >= 0` must hold, but got n_markers={n_markers}"
+            raise ParameterError(f"{self.location}: {msg}")
+        n_stored = n_vars if ids is None else max(_MOST_IDS, int(ids.max()) + 1)
+        columns = Columns(
+            self.location, self._lists, n_stored, _names(var_names, ids, n_vars), n_markers or 0
+        )
+        element = self._element(columns, dtypes[1], n_vars)
+        element.row_order = self._table.row_order
+        if ids is not None:
+            other = _LEFT_OUT if n_markers is None else _NOT_THERE
+            element.stored_columns = np.full(n_stored, other, np.int32)
+            element.stored_columns[ids] = np.arange(ids.size)
+        self.elements = {"X": element}
+
+    def __repr__(self) -> str:
+        return f"HuggingFaceSource({str(self.location)!r})"
+
+    def _element(self, columns: Columns, dtype: np.dtype[Any], n_vars: int) -> StoredElement:
+        order = self._table.row_order
+        n_rows = len(self._table()) if order is None else order.size
+        paths, stored = self._table.list_columns(self._lists)
+        if stored is not None and dtype != np.float16:
+            return ArrowLists(columns, *stored.of_files(paths), (n_rows, n_vars))
+        reason = (
+            "float16 is not decoded here" if stored else "it is not in files as it is in memory"
+        )
+        return ArrowRows(
+            columns, self._table, dtype, (n_rows, n_vars), reason if self._table.paths else None
+        )
+
+    def _largest(self) -> int:
+        """Return the largest number of a gene, for which all are read."""
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        chunks = self._table().column(self._lists[0]).chunks
+        found = [pc.max(pc.list_flatten(chunk)).as_py() for chunk in chunks]
+        return max((each for each in found if each is not None), default=0)
+
+    def obs_names(self) -> list[str]:
+        """Return the names of the obs columns."""
+        return self._table.obs_names()
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Read some obs columns, and nothing else."""
+        return self._table.read_obs(columns)
+
+    def files(self) -> Sequence[Path]:
+        """Return the files that its rows are in."""
+        return self._table.paths
+
+
+def _distinct(gene_ids: ArrayLike) -> NDArray[np.int64]:
+    ids = np.asarray(gene_ids)
+    is_list = ids.ndim == 1 and ids.dtype.kind in "iu" and ids.size > 0
+    if not is_list or ids.min() < 0 or np.unique(ids).size != ids.size:
+        msg = "`gene_ids` must be distinct integers from 0 on, in one dimension, at least one"
+        raise ParameterError(f"{msg}, but got {str(gene_ids)[:50]}")
+    return ids.astype(np.int64)
+
+
+def _names(
+    names: Sequence[str] | None, ids: NDArray[np.int64] | None, n_vars: int
+) -> NDArray[np.object_] | None:
+    if names is None:
+        return None if ids is None else ids.astype(str).astype(object)
+    if len(names) != n_vars:
+        msg = f"`var_names` must name {n_vars} genes, but names {len(names)}"
+        raise ParameterError(msg)
+    return np.array([str(name) for name in names], object)

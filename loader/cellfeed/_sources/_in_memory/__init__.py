@@ -1,0 +1,6 @@
+"""Cells in objects of other libraries: in memory, or where these say that they are."""
+
+from cellfeed._sources._in_memory._objects import locations_or_sources
+from cellfeed._sources._in_memory._source import AnnDataObjectSource
+
+__all__ = ["AnnDataObjectSource", "locations_or_sources"]

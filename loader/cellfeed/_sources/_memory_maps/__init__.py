@@ -1,0 +1,6 @@
+"""CSR matrices in uncompressed files: of BioNeMo SCDL, and of SciPy."""
+
+from cellfeed._sources._memory_maps._source import MemoryMapSource
+from cellfeed._sources._memory_maps._storage import MEMORY_MAPS, SCDL
+
+__all__ = ["MEMORY_MAPS", "SCDL", "MemoryMapSource"]

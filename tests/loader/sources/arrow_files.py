@@ -1,0 +1,21 @@
+"""Writes HuggingFace data sets."""
+
+import datasets
+import numpy as np
+
+
+def dataset_of(matrix, obs):
+    """Return a data set of a CSR matrix, which is in memory."""
+    borders = np.asarray(matrix.indptr[1:-1], np.int64)
+    columns = {
+        "genes": np.split(matrix.indices, borders),
+        "expressions": np.split(matrix.data, borders),
+    }
+    columns |= {name: obs[name].astype(object).where(obs[name].notna(), None) for name in obs}
+    return datasets.Dataset.from_dict(columns)
+
+
+def write_dataset(folder, matrix, obs, **options):
+    """Write a data set with HuggingFace's library itself."""
+    dataset_of(matrix, obs).save_to_disk(folder, **options)
+    return folder
