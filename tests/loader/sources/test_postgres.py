@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from tests.loader.sources.test_soma import (
+from tests.loader.sources.cells import (
     ELEMENTS,
     N_CELLS,
     OBS,
     SMALL,
+    assert_same_epochs,
     labels_of,
     make_adata,
     values_of,
@@ -60,26 +61,9 @@ def test_the_same_minibatches_as_from_the_h5ad(stored, options):
         open_collection(url, obs=OBS, elements=ELEMENTS, storage_options=options),
         open_collection(h5ad, obs=OBS, elements=ELEMENTS),
     ]
-    assert list(both[0].elements) == ELEMENTS
+    assert_same_epochs(both)
     for name in ELEMENTS:
-        names = [each.elements[name].column_names.tolist() for each in both]
-        assert names[0] == names[1]
         assert both[0].elements[name].dtype == both[1].elements[name].dtype
-    epochs = [
-        CellDataset(each, BlockShuffling(4), batch_size=16, fetch_factor=3, seed=1, as_torch=False)
-        for each in both
-    ]
-    n = 0
-    for some, others in zip(*epochs, strict=True):
-        assert some.rows.tolist() == others.rows.tolist()
-        for name in ELEMENTS:
-            assert np.array_equal(values_of(some[name]), values_of(others[name]))
-        for name in OBS:
-            pair = zip(both, (some, others), strict=True)
-            labels = [labels_of(each, name, cells.obs[name]) for each, cells in pair]
-            assert str(labels[0]) == str(labels[1])  # NaN equals NaN
-        n += len(some.rows)
-    assert n == N_CELLS
 
 
 def test_obs_as_pandas_has_it(stored, options):

@@ -7,18 +7,23 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any
 
-import anndata as ad
 import numpy as np
-import pandas as pd
 import pytest
-import scipy.sparse as sp
+from tests.loader.sources.cells import (
+    ELEMENTS,
+    N_CELLS,
+    OBS,
+    SMALL,
+    assert_same_epochs,
+    labels_of,
+    make_adata,
+    values_of,
+)
 from tests.loader.sources.somas import write_experiment
 
 from cellfeed import (
     BlockShuffling,
-    CategoricalColumn,
     CellDataset,
     FormatError,
     ParameterError,
@@ -29,40 +34,7 @@ from cellfeed import (
 )
 from cellfeed_tuner import autotune
 
-N_CELLS, N_GENES = 300, 40
-ELEMENTS = ["X", "layers/counts", "raw/X", "obsm/X_pca"]
-SMALL: dict[str, Any] = {
-    "block_sizes": [4],
-    "fetch_factors": [2],
-    "entropy_floor": 0.5,
-    "budget": 6,
-}
-OBS = ["plate", "donor", "n_counts", "dosage", "is_control"]
-
 pytest.importorskip("tiledbsoma")
-
-
-def make_adata():
-    random = np.random.default_rng(0)
-    X = sp.csr_matrix(random.poisson(0.3, (N_CELLS, N_GENES)).astype(np.float32))
-    plates = pd.Categorical.from_codes(
-        random.integers(-1, 3, N_CELLS), pd.Index(["p2", "p1", "p3"])
-    )
-    obs = pd.DataFrame(
-        {
-            "plate": plates,
-            "donor": [f"donor {k % 7}" for k in range(N_CELLS)],
-            "n_counts": np.asarray(X.sum(axis=1)).ravel().astype(np.int64),
-            "dosage": np.where(random.random(N_CELLS) < 0.2, np.nan, 0.5),
-            "is_control": random.random(N_CELLS) < 0.5,
-        },
-        index=[f"cell {k}" for k in range(N_CELLS)],
-    )
-    adata = ad.AnnData(X, obs=obs, var=pd.DataFrame(index=[f"gene {k}" for k in range(N_GENES)]))
-    adata.raw = ad.AnnData(X * 3, obs=obs, var=adata.var)
-    adata.layers["counts"] = X * 2
-    adata.obsm["X_pca"] = random.random((N_CELLS, 3)).astype(np.float32)
-    return adata
 
 
 @pytest.fixture(scope="module")
@@ -73,37 +45,10 @@ def stored(tmp_path_factory):
     return write_experiment(folder / "experiment", adata), folder / "cells.h5ad", adata
 
 
-def values_of(array: Any):
-    return array.toarray() if hasattr(array, "toarray") else np.asarray(array)
-
-
-def labels_of(collection, name, values):
-    column = collection.obs[name]
-    if isinstance(column, CategoricalColumn):
-        return column.decode(values).tolist()
-    return values.tolist()
-
-
 def test_the_same_minibatches_as_from_the_h5ad(stored):
     experiment, h5ad, _ = stored
     both = [open_collection(path, obs=OBS, elements=ELEMENTS) for path in (experiment, h5ad)]
-    assert list(both[0].elements) == ELEMENTS
-    assert both[0].var_names.tolist() == both[1].var_names.tolist()
-    epochs = [
-        CellDataset(each, BlockShuffling(4), batch_size=16, fetch_factor=3, seed=1, as_torch=False)
-        for each in both
-    ]
-    n = 0
-    for some, others in zip(*epochs, strict=True):
-        assert some.rows.tolist() == others.rows.tolist()
-        for name in ELEMENTS:
-            assert np.array_equal(values_of(some[name]), values_of(others[name]))
-        for name in OBS:
-            pair = zip(both, (some, others), strict=True)
-            labels = [labels_of(each, name, cells.obs[name]) for each, cells in pair]
-            assert str(labels[0]) == str(labels[1])  # NaN equals NaN
-        n += len(some.rows)
-    assert n == N_CELLS
+    assert_same_epochs(both)
 
 
 @pytest.mark.parametrize(

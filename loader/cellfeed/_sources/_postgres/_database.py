@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from cellfeed._bytes import Location, is_awaited
-from cellfeed._errors import CellfeedError, FormatError, ParameterError, RemoteError
+from cellfeed._errors import CellfeedError, ParameterError, RemoteError
+from cellfeed._sources._base import library
 
 __all__ = ["Database", "Session", "failure", "may_pass", "one_line", "psycopg"]
 
@@ -46,12 +47,7 @@ def psycopg(location: Location) -> Any:
     FormatError
         It is not installed.
     """
-    try:
-        import psycopg as library  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        msg = f"{location}: PostgreSQL is read with psycopg"
-        raise FormatError(f"{msg}; install it: pip install 'cellfeed[postgres]'") from error
-    return library
+    return library("psycopg", location, what="PostgreSQL", extra="postgres")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +101,13 @@ class Database:
         RemoteError
             There is no connection, at once if there never was one.
         """
-        library = psycopg(self.location)
+        driver = psycopg(self.location)
         if self._has_connected:
-            connection = self.retried(lambda: library.connect(**self.arguments))
+            connection = self.retried(lambda: driver.connect(**self.arguments))
         else:
             try:
-                connection = library.connect(**self.arguments)
-            except library.Error as error:
+                connection = driver.connect(**self.arguments)
+            except driver.Error as error:
                 raise failure(self.location, error) from None
         self._has_connected = True
         connection.execute(
@@ -142,12 +138,12 @@ class Database:
         RemoteError
             It still fails.
         """
-        library = psycopg(self.location)
+        driver = psycopg(self.location)
         began, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             try:
                 return ask()
-            except library.Error as error:
+            except driver.Error as error:
                 is_late = time.monotonic() - began > self.retry_seconds
                 if not may_pass(error) or is_late or not is_awaited():
                     raise failure(self.location, error) from None
