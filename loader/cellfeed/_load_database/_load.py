@@ -63,7 +63,8 @@ def load_database(
 
     docs/postgres.md states what is written. A load that was stopped or killed is taken up by the
     same call: parts of some thousand cells are each written in one transaction, and only those
-    that are missing are written.
+    that are missing are written. Cells in memory, and others of which nothing tells whether they
+    are the same, are not taken up.
 
     Parameters
     ----------

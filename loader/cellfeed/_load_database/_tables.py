@@ -51,6 +51,10 @@ def begin(connection: Any, job: Job) -> Sequence[int] | None:
     elif found == (True, False):
         msg = f"{job.location}: there is a schema {job.schema} that is no collection"
         raise ParameterError(f"{msg}; give another `name`")
+    elif not job.digest:
+        msg = f"{job.location}: there is a {job.schema}, and nothing tells whether of these cells"
+        remedy = "write them to .h5ad first, give another `name`"
+        raise ParameterError(f"{msg}; {remedy}, or DROP SCHEMA {schema} CASCADE")
     rows = connection.execute(
         f"SELECT key, value FROM {schema}.cellfeed WHERE key IN ('digest', 'is_complete')"  # noqa: S608
     ).fetchall()
