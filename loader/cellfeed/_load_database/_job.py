@@ -148,7 +148,7 @@ def _identity(source: Source, elements: Sequence[str]) -> str:
     if version is None:
         if not files:
             return ""
-        version = lasting_identity((str(each), each.stat()) for each in files).digest
+        version = lasting_identity((str(each.absolute()), each.stat()) for each in files).digest
     stored = hashlib.blake2b(digest_size=16)
     for element in map(source.elements.__getitem__, elements):
         for order in (element.row_order, element.stored_columns):

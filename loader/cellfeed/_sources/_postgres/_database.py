@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from cellfeed._bytes import Location, is_awaited
 from cellfeed._errors import CellfeedError, ParameterError, RemoteError
@@ -54,6 +54,7 @@ def psycopg(location: Location) -> Any:
 class _Parts:
     url: str
     collection: str | None
+    options: frozenset[str]
 
 
 class Database:
@@ -78,8 +79,7 @@ class Database:
         parts = _parts(location)
         self.collection = parts.collection
         given = {key: value for key, value in values.items() if key not in _OWN_OPTIONS}
-        named = {key for key, _ in parse_qsl(urlsplit(parts.url).query, keep_blank_values=True)}
-        usual = {key: value for key, value in _DEFAULTS.items() if key not in named}
+        usual = {key: value for key, value in _DEFAULTS.items() if key not in parts.options}
         self._arguments: dict[str, Any] = {"conninfo": parts.url, **usual, **given}
         self._has_connected = False
 
@@ -223,9 +223,8 @@ def one_line(error: BaseException) -> str:
 
 
 def _parts(location: Location) -> _Parts:
-    url = urlsplit(location.text)
-    pairs = parse_qsl(url.query, keep_blank_values=True)
-    collection = next((value for key, value in pairs if key == "collection"), None)
-    kept = [(key, value) for key, value in pairs if key != "collection"]
-    query = urlencode(kept, quote_via=quote, safe="/")
-    return _Parts(url._replace(query=query).geturl(), collection)
+    shown, _, query = location.text.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    collection = given.pop("collection", None)
+    query = urlencode(given, quote_via=quote, safe="/")
+    return _Parts(f"{shown}?{query}" if query else shown, collection, frozenset(given))
