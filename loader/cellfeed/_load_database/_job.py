@@ -93,14 +93,14 @@ def describe_job(
         msg = f"`name` must have 1 to 63 bytes and not begin with pg_, but got name={schema!r}"
         raise ParameterError(msg)
     files = tuple(map(InputFile.of, collection.locations))
-    table = ObsTable(collection.sources, tuple(each.path for each in files))
-    first = table.read(np.zeros(1, np.int64))
-    there = [str(name) for name in first if name not in table.provenance]
+    there = list(dict.fromkeys(name for each in collection.sources for name in each.obs_names()))
     chosen = there if obs is None else list(dict.fromkeys(obs))
     for name in chosen:
         if name not in there:
-            msg = f"`obs` names {name!r}, but the columns are: {', '.join(map(str, there))}"
+            msg = f"`obs` names {name!r}, but the columns are: {', '.join(there)}"
             raise ParameterError(msg)
+    table = ObsTable(collection.sources, tuple(each.path for each in files), chosen)
+    first = table.read(np.zeros(1, np.int64))
     if len(files) > 1:
         chosen += table.provenance
     columns = column_names(chosen, "obs")
