@@ -173,11 +173,14 @@ def test_credentials_are_never_shown(stored, postgres_server):
         ("plate = 'p9'", "no cell fulfils where="),
         (
             "tissue = 'lung'",
-            'is no condition .*"tissue" does not exist.*; the columns are: id, .*p',
+            'is not a valid SQL condition .*"tissue" does not exist.*; the columns are: id, .*p',
         ),
-        ("plate =", "is no condition .*syntax error"),
-        ("n_counts > 'many'", "is no condition"),
-        ("true); DROP TABLE cells.cells; SELECT (true", "is no condition|cannot be read"),
+        ("plate =", "is not a valid SQL condition .*syntax error"),
+        ("n_counts > 'many'", "is not a valid SQL condition"),
+        (
+            "true); DROP TABLE cells.cells; SELECT (true",
+            "is not a valid SQL condition|cannot be read",
+        ),
     ],
 )
 def test_no_condition(stored, options, where, said):
