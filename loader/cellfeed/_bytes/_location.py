@@ -15,6 +15,7 @@ __all__ = ["SCHEMES", "Location", "StorageOptions"]
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss")  # of web servers, object stores
 _DATABASES = ("postgresql", "postgres")
+_WITHOUT_SLASHES = re.compile(r"postgres(ql)?:(?!//).*@", re.IGNORECASE)
 _SECRETS = ("password", "sslpassword")  # in the query of a database's URL
 
 
@@ -67,6 +68,9 @@ class Location:
         if isinstance(where, Location):
             return where
         location = cls(os.fspath(where))
+        if _WITHOUT_SLASHES.match(location.text):
+            msg = "the URL of a database begins with postgresql://, and there are no slashes"
+            raise PathError(f"{msg}; add them")
         return _without_password(location) if location.scheme in _DATABASES else location
 
     def with_options(self, options: StorageOptions) -> "Location":
@@ -128,7 +132,7 @@ def _without_password(location: Location) -> Location:
     secrets = {"password": unquote(password)} if password else {}
     path, _, query = behind.partition("?")
     kept = list[tuple[str, str]]()
-    for key, value in parse_qsl(query, keep_blank_values=True):
+    for key, value in parse_qsl(query.replace("+", "%2B"), keep_blank_values=True):
         if key in _SECRETS:
             secrets[key] = value
         else:

@@ -52,9 +52,9 @@ def begin(connection: Any, job: Job) -> Sequence[int] | None:
         msg = f"{job.location}: there is a schema {job.schema} that is no collection"
         raise ParameterError(f"{msg}; give another `name`")
     elif not job.digest:
-        msg = f"{job.location}: there is a {job.schema}, and nothing tells whether of these cells"
-        remedy = "write them to .h5ad first, give another `name`"
-        raise ParameterError(f"{msg}; {remedy}, or DROP SCHEMA {schema} CASCADE")
+        msg = f"{job.location}: {job.schema} was begun, and nothing tells whether with these cells"
+        remedy = f"give another `name`, or DROP SCHEMA {schema} CASCADE"
+        raise ParameterError(f"{msg}; {remedy}, and load from .h5ad, which can be taken up")
     rows = connection.execute(
         f"SELECT key, value FROM {schema}.cellfeed WHERE key IN ('digest', 'is_complete')"  # noqa: S608
     ).fetchall()

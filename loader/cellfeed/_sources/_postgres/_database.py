@@ -240,7 +240,8 @@ def _number(values: Mapping[str, Any], name: str, usual: float, kind: type[float
 
 def _parts(location: Location) -> _Parts:
     shown, _, query = location.text.partition("?")
-    given = dict(parse_qsl(query, keep_blank_values=True))
+    shown = location.scheme + shown[len(location.scheme) :]  # libpq knows lower case alone
+    given = dict(parse_qsl(query.replace("+", "%2B"), keep_blank_values=True))
     collection = given.pop("collection", None)
     query = urlencode(given, quote_via=quote, safe="/")
     return _Parts(f"{shown}?{query}" if query else shown, collection, frozenset(given))
