@@ -107,6 +107,7 @@ def test_a_condition_in_sql(stored, options, where, in_pandas):
     whole = PostgresSource(url, storage_options=options)
     assert source.version() != whole.version()
     assert whole.version() == PostgresSource(url, storage_options=options).version()
+    assert (source.selection(), whole.selection()) == (where, "")
 
 
 def test_sources_beside_paths(stored, options):

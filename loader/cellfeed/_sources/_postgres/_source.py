@@ -89,7 +89,11 @@ class PostgresSource(Source):
 
     def version(self) -> str:
         """Return what tells it from another loading of the same name, and from other cells."""
-        return digest_of(self._metadata.token, self._where or "")
+        return digest_of(self._metadata.token, self.selection())
+
+    def selection(self) -> str:
+        """Return the condition that its cells fulfil; empty if it has all of them."""
+        return self._where or ""
 
     def obs_names(self) -> list[str]:
         """Return the names of the obs columns."""
