@@ -142,11 +142,14 @@ class TokenStream(Source):
             elements["metadata"] = MetadataElement(self._shards, self._rows, reader)
         self.elements: Mapping[str, StoredElement] = elements
         self._labels = Labels(self._shards, self._rows)
-        rows = "documents=True" if documents else f"window={window}, stride={stride}"
-        self._shown = f"TokenStream({str(self.location)!r}, {rows})"
+        self._shown_rows = "documents=True" if documents else f"window={window}, stride={stride}"
 
     def __repr__(self) -> str:
-        return self._shown
+        return f"TokenStream({str(self.location)!r}, {self._shown_rows})"
+
+    def selection(self) -> str:
+        """Return what its rows are: windows of a length and stride, or documents."""
+        return self._shown_rows
 
     @property
     def n_tokens(self) -> int:
