@@ -123,7 +123,11 @@ def require_dtype(dtype: Any) -> np.dtype[Any]:
     ParameterError
         It is none of numbers and booleans of at most 8 bytes, or of fields of these.
     """
-    given = np.dtype(dtype)
+    try:
+        given = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        msg = f"`dtype` must be one of NumPy, but got {dtype!r}; give such as 'uint16'"
+        raise ParameterError(msg) from error
     parts = {"": given} if given.names is None else {name: given[name] for name in given.names}
     for name, part in parts.items():
         base = part.base
