@@ -97,8 +97,8 @@ class AnnDataObjectSource(Source):
             ]
             there = [*(["`X`"] if adata.X is not None else []), *there]
             there += ["`raw/X`"] if adata.raw is not None else []
-            listed = ", ".join(there)
-            raise FormatError(f"{self.location}: has no `{name}`; its elements are: {listed}")
+            listed = f"its elements are: {', '.join(there)}" if there else "it has no elements"
+            raise FormatError(f"{self.location}: has no `{name}`; {listed}")
         if folder != "obsm":
             columns = owner.var_names.astype(str).to_numpy(object)
         return element_in_memory(self.location, name, found, columns)
