@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location
 from cellfeed._collection._join_var import Genes, join_var, listed
 from cellfeed._collection._side_by_side import side_by_side
-from cellfeed._errors import FormatError, MismatchError
+from cellfeed._errors import FormatError, MismatchError, ParameterError
 from cellfeed._layouts import ColumnMap, ColumnNames, Element, Layout, column_maps
 from cellfeed._sources import Source, StoredElement
 
@@ -30,6 +30,8 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
         none.
     FormatError
         An array has another number of columns than its table says.
+    ParameterError
+        Genes are chosen, and no element has names of genes.
     """
     elements, tables = dict[str, Element](), dict[str, _Columns]()
     for name, first in sources[0].elements.items():
@@ -69,6 +71,9 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
             stored_as=tuple(each.stored_as for each in stored),
             column_maps=maps,
         )
+    if genes.names is not None and not tables:
+        msg = f"{sources[0].location}: `genes` are chosen, but {listed([*elements])} has none"
+        raise ParameterError(f"{msg} by name; leave out `genes`, or read an element that has")
     return elements
 
 

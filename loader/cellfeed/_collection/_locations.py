@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,8 +51,10 @@ def open_sources_of(
         A path is missing, matches no file or is given twice, or nothing opens such URLs.
     FormatError
         Nothing opens a file, or what opens it cannot.
+    ParameterError
+        An object is nothing that can be opened, or is given twice.
     """
-    one_or_more = _listed(given, elements)
+    one_or_more = _listed(given, elements, {})
     if not one_or_more:
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
         raise PathError(msg)
@@ -68,17 +70,36 @@ def open_sources_of(
     return [source for sources in opened for source in sources]
 
 
-def _listed(given: Any, elements: Sequence[str]) -> list[Given]:
-    """Return the paths, URLs and sources that are given, some by objects of other libraries."""
-    if isinstance(given, str | os.PathLike | Source):
+def _listed(given: Any, elements: Sequence[str], seen: dict[int, Any]) -> list[Given]:
+    """Return the paths, URLs and sources that are given, some by objects of other libraries.
+
+    ``seen`` holds the objects so far, by `id`.
+    """
+    if isinstance(given, str | os.PathLike):
         return [given]
-    found = locations_or_sources(given, elements)
+    is_open = isinstance(given, Source)
+    found: list[Given] | None = [given] if is_open else locations_or_sources(given, elements)
     if found is not None:
+        if id(given) in seen:
+            msg = f"the same `{type(given).__name__}` is given twice, so that its cells would"
+            raise ParameterError(f"{msg} count twice; give it once")
+        seen[id(given)] = given
         return found
-    if not isinstance(given, Iterable):
-        msg = f"`{type(given).__name__}` cannot be opened; give paths, URLs, sources or AnnData"
-        raise ParameterError(msg)
-    return [each for one in given for each in _listed(one, elements)]
+    if not isinstance(given, Iterable) or isinstance(given, Mapping) or _is_matrix(given):
+        remedy = "give paths, URLs, sources or AnnData"
+        if _is_matrix(given):
+            remedy = "wrap it in `anndata.AnnData(X)`"
+        elif isinstance(given, Mapping):
+            remedy = "give a list of its values"
+        raise ParameterError(f"`{type(given).__name__}` cannot be opened; {remedy}")
+    return [each for one in given for each in _listed(one, elements, seen)]
+
+
+def _is_matrix(given: Any) -> bool:
+    """Return whether an object has a shape, and is not a list of texts, such as a pandas Series."""
+    shape = getattr(given, "shape", None)
+    kind = getattr(getattr(given, "dtype", None), "kind", None)
+    return shape is not None and not (len(shape) == 1 and kind in ("O", "U", "T"))
 
 
 class _Found(NamedTuple):

@@ -170,6 +170,9 @@ def test_no_table_of_genes_is_needed(folder):
     [
         ({"values": "counts"}, ColumnError, "no column 'counts'; give .*, of: genes, expressions"),
         ({"n_vars": 0}, ParameterError, "`n_vars >= 1` must hold"),
+        ({"n_vars": "3"}, ParameterError, "`n_vars` must be"),
+        ({"n_markers": "1"}, ParameterError, "`n_markers` must be"),
+        ({"n_markers": 1.0}, ParameterError, "`n_markers` must be"),
         ({"gene_ids": [3, 1, 3]}, ParameterError, "`gene_ids` must be distinct integers"),
         ({"gene_ids": [3, 1], "n_vars": 3}, ParameterError, "must be that of `gene_ids`, 2, but"),
         ({"n_vars": 3, "var_names": ["a"]}, ParameterError, "must name 3 genes, but names 1"),
@@ -215,6 +218,10 @@ def test_what_is_no_data_set(folder, dataset, tmp_path):
     with pytest.raises(ParameterError, match=r"has several splits; give one of: .*splits/train, "):
         open_collection(tmp_path / "splits")
     assert np.array_equal(read(tmp_path / "splits" / "test"), COUNTS[:9])
+    for damaged in ("{", "[]", '{"splits": 3}', '{"splits": [3]}'):
+        (tmp_path / "splits" / "dataset_dict.json").write_text(damaged)
+        with pytest.raises(FormatError, match=r"dataset_dict\.json does not tell the splits"):
+            open_collection(tmp_path / "splits")
     with pytest.raises(ParameterError, match=r"cannot be read by row; give a `datasets\.Dataset`"):
         open_collection(dataset.to_iterable_dataset())
     with pytest.raises(ParameterError, match="has a row twice; call its `flatten_indices`"):
@@ -234,7 +241,7 @@ def test_damaged_files(folder, tmp_path):
     changed.write_bytes(content[: len(content) // 2])
     with pytest.raises(FormatError, match="was replaced or written to"):
         pickle.loads(pickle.dumps(collection))[:]
-    with pytest.raises(FormatError, match="no whole Arrow stream") as raised:
+    with pytest.raises(FormatError, match="is not a complete Arrow stream") as raised:
         open_collection(copied)
     assert "\n" not in str(raised.value)
 

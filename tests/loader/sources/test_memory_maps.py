@@ -98,6 +98,29 @@ class TestScdl:
             with pytest.raises(FormatError, match=r"header\.sch: is no header of BioNeMo SCDL"):
                 open_collection(where)
         header.write_bytes(whole)
+        for name in ("obs_features", "var_features"):
+            index, table = (
+                where / name / f for f in ("cumulative_sum_index.npy", "dataframe_0.parquet")
+            )
+            for file in (index, table):
+                before = file.read_bytes()
+                file.write_bytes(b"junk")
+                with pytest.raises(
+                    FormatError, match=f"{name}/{file.name}: cannot be read"
+                ) as said:
+                    open_collection(where, obs=["plate"])
+                assert "\n" not in str(said.value)
+                file.unlink()
+                with pytest.raises(FormatError, match=f"{name}.*(cannot be read|its 0 tables)"):
+                    open_collection(where, obs=["plate"])
+                file.write_bytes(before)
+            np.save(index, [-1, N_ROWS - 1])
+            with pytest.raises(FormatError, match=r"index\.npy: is of 59 cells, and not 60"):
+                open_collection(where, obs=["plate"])
+            np.save(index, [-1, N_ROWS])
+        obs_of(N_ROWS - 1).to_parquet(where / "obs_features" / "dataframe_0.parquet")
+        with pytest.raises(FormatError, match=r"_0\.parquet: has 59 rows, and not 60 as its index"):
+            open_collection(where, obs=["plate"])
         data = where / "data.npy"
         data.write_bytes(data.read_bytes()[:-4])
         with pytest.raises(FormatError, match="its arrays are not those of one CSR matrix"):
@@ -107,6 +130,44 @@ class TestScdl:
             FormatError, match=r"data\.npy: .* bytes are no whole number of float32"
         ):
             open_collection(where)
+
+    def test_tables_of_an_earlier_save_are_not_read(self, scdl, tmp_path):
+        """With 11 tables in place of 1, files are named by two digits beside one of one digit."""
+        labels, parts = [], []
+        for k in range(11):
+            obs = obs_of(4).assign(plate=f"p{k}")
+            obs = obs.assign(extra=1.0) if k % 2 else obs  # other columns, so that it is a table
+            var = pd.DataFrame({"feature_id": [f"gene {k} {j}" for j in range(N_VARS)]})
+            var.index = var.index.astype(str)
+            ad.AnnData(X[:4], obs=obs, var=var).write_h5ad(tmp_path / "part.h5ad")
+            where = str(tmp_path / str(k)), str(tmp_path / "part.h5ad")
+            parts.append(scdl.SingleCellMemMapDataset(*where, use_X_not_raw=True))
+            labels += obs["plate"].tolist()
+        for part in parts[1:]:
+            parts[0].concat([part])
+        parts[0].save()
+        where = tmp_path / "0"
+        assert len([*(where / "obs_features").glob("*.parquet")]) > 11
+        collection = open_collection(where, obs=["plate"], join_vars="outer")
+        plate = collection.obs["plate"]
+        assert isinstance(plate, CategoricalColumn)
+        assert plate.decode(plate.codes).tolist() == labels
+        assert len(collection.var_names) == 11 * N_VARS
+        for name in ("obs_features", "var_features"):
+            table = where / name / "dataframe_03.parquet"
+            table.rename(tmp_path / table.name)
+            with pytest.raises(FormatError, match=rf"{name}: its .* tables are not the 11 that"):
+                open_collection(where, obs=["plate"], join_vars="outer")
+            (tmp_path / table.name).rename(table)
+
+    def test_tables_that_are_named_otherwise(self, scdl, tmp_path):
+        var = pd.DataFrame(index=[str(k) for k in range(N_VARS)])
+        where = write_scdl(tmp_path / "cells", X, obs_of(N_ROWS), var)
+        for name in ("obs_features", "var_features"):
+            (where / name / "dataframe_0.parquet").rename(where / name / "table.parquet")
+        plate = open_collection(where, obs=["plate"]).obs["plate"]
+        assert isinstance(plate, CategoricalColumn)
+        assert plate.decode(plate.codes).tolist() == obs_of(N_ROWS)["plate"].tolist()
 
     def test_its_own_object(self, scdl, tmp_path):
         var = pd.DataFrame(index=[str(k) for k in range(N_VARS)])

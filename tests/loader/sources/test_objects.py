@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from anndata.experimental import AnnCollection
+from tests.loader.sources.memory_maps import write_npy
 
-from cellfeed import FormatError, ParameterError, open_collection
+from cellfeed import FormatError, MemoryMapSource, ParameterError, open_collection
 
 COUNTS = np.random.default_rng(0).poisson(0.5, (30, 8)).astype(np.float32)
 
@@ -43,8 +44,45 @@ def test_a_view_is_read_as_it_is(adata):
 
 
 def test_objects_beside_paths(adata, path):
-    collection = open_collection([adata, path, adata])
+    collection = open_collection([adata, path, adata.copy()])
     assert np.array_equal(collection[:].X.toarray(), np.vstack([COUNTS] * 3))
+
+
+def test_an_object_that_is_given_twice(adata, path):
+    source = MemoryMapSource(write_npy(path.with_suffix(""), adata.X))
+    for given in (adata, AnnCollection([adata]), source):
+        with pytest.raises(
+            ParameterError, match=r"^the same `\w+` is given twice.*; give it once$"
+        ):
+            open_collection([given, path, [given]])
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        (sp.csr_matrix(COUNTS), r"wrap it in `anndata\.AnnData\(X\)`"),
+        (sp.csc_array(COUNTS), r"wrap it in `anndata\.AnnData\(X\)`"),
+        (COUNTS, r"wrap it in `anndata\.AnnData\(X\)`"),
+        (COUNTS[0], r"wrap it in `anndata\.AnnData\(X\)`"),
+        (pd.DataFrame(COUNTS), r"wrap it in `anndata\.AnnData\(X\)`"),
+        ({"a": "cells.h5ad"}, "give a list of its values"),
+    ],
+)
+def test_what_is_no_anndata(given, remedy):
+    name = type(given).__name__
+    for each in (given, [given]):
+        with pytest.raises(ParameterError, match=f"^`{name}` cannot be opened; {remedy}$"):
+            open_collection(each)
+
+
+def test_paths_in_arrays(path):
+    for given in (np.array([str(path)]), pd.Series([str(path)]), np.array([path])):
+        assert len(open_collection(given)) == 30
+
+
+def test_genes_of_elements_without_genes(adata):
+    with pytest.raises(ParameterError, match="`genes` are chosen, but 'obsm/pca' has none by name"):
+        open_collection(adata, elements=["obsm/pca"], genes=["no such gene"])
 
 
 def test_a_backed_object_has_its_own_obs(path):
@@ -60,6 +98,9 @@ def test_a_backed_object_has_its_own_obs(path):
 def test_what_an_object_lacks(adata):
     with pytest.raises(FormatError, match="has no `raw/X`; its elements are: `X`, `layers/dense`"):
         open_collection(adata, elements=["raw/X"])
+    bare = ad.AnnData(obs=adata.obs)
+    with pytest.raises(FormatError, match=r"has no `X`; it has no elements$"):
+        open_collection(bare)
     adata.X = adata.X.tocsc()
     with pytest.raises(FormatError, match=r"`X` is stored by gene \(csc\).*make it CSR"):
         open_collection(adata)

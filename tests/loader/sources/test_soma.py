@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -209,3 +210,34 @@ def test_autotune_and_preshuffle(stored, tmp_path, monkeypatch):
     rows = np.asarray(shuffled.obs["source_row"].values)
     assert np.array_equal(np.sort(rows), np.arange(N_CELLS))
     assert np.array_equal(shuffled[:].X.toarray(), adata.X[rows].toarray())
+
+
+@pytest.mark.parametrize("cell_index", [None, "cell", "gene_id", "obs_id"])
+@pytest.mark.parametrize("gene_index", [None, "symbol", "gene_id", "gene_name"])
+def test_names_are_the_index_of_the_h5ad(tmp_path, cell_index, gene_index):
+    """Also beside a column that is called as an index often is; such columns are columns."""
+    adata = make_adata()[:20, :5].copy()
+    del adata.raw
+    adata.obs.index.name, adata.var.index.name = cell_index, gene_index
+    labels = [name for name in ("gene_id", "feature_id", "var_id") if name != cell_index]
+    for name in labels:
+        adata.obs[name] = [f"{name} {k % 3}" for k in range(20)]
+    for name in {"gene_id", "feature_id", "obs_id"} - {gene_index}:
+        adata.var[name] = [f"{name} {k}" for k in range(5)]
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    io = pytest.importorskip("tiledbsoma.io")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of AnnData's and tiledbsoma's own
+        uri = str(tmp_path / "experiment")
+        io.from_h5ad(uri, str(tmp_path / "cells.h5ad"), measurement_name="RNA")
+    source = SomaSource(uri)
+    assert source.obs_names() == [*adata.obs]
+    assert source.read_obs_rows(["plate"], np.array([1, 4])).index.tolist() == ["cell 1", "cell 4"]
+    var = source.read_var()
+    assert var.index.tolist() == adata.var_names.tolist()
+    assert set(var) == set(adata.var)
+    collection = open_collection([uri, tmp_path / "cells.h5ad"], obs=labels)
+    assert collection.var_names.tolist() == adata.var_names.tolist()
+    for name in labels:
+        found = labels_of(collection, name, collection[:].obs[name])
+        assert found == 2 * adata.obs[name].tolist()

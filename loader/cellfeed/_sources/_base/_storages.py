@@ -192,7 +192,8 @@ def select_elements(source: Source, names: Sequence[str]) -> Source:
     for name in names:
         if name not in source.elements:
             there = ", ".join(f"`{each}`" for each in source.elements)
-            raise FormatError(f"{source.location}: has no `{name}`; its elements are: {there}")
+            listed = f"its elements are: {there}" if there else "it has no elements"
+            raise FormatError(f"{source.location}: has no `{name}`; {listed}")
     selected = copy(source)
     selected.elements = {name: source.elements[name] for name in names}
     return selected

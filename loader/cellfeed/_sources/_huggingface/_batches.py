@@ -67,7 +67,9 @@ def _damage_named(path: Path) -> Iterator[None]:
         raise PathError(f"{path}: there is no such file; put it back") from error
     except (OSError, ValueError) as error:  # Arrow's are of these
         said = str(error).splitlines()[0]
-        raise FormatError(f"{path}: no whole Arrow stream ({said}); copy it again") from error
+        raise FormatError(
+            f"{path}: is not a complete Arrow stream ({said}); copy it again"
+        ) from error
 
 
 def batches_in_files(location: Location, paths: Sequence[Path]) -> Iterator[Placed]:

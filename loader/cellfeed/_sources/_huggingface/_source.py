@@ -9,7 +9,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import ColumnError, FormatError, ParameterError, require_positive
+from cellfeed._errors import (
+    ColumnError,
+    FormatError,
+    ParameterError,
+    require_integer,
+    require_positive,
+)
 from cellfeed._sources._base import Source, StoredElement, import_arrow
 from cellfeed._sources._huggingface._batches import EXTRA, type_of_lists
 from cellfeed._sources._huggingface._elements import ArrowLists, ArrowRows, Columns
@@ -108,7 +114,7 @@ class HuggingFaceSource(Source):
             msg = f"`n_vars` must be that of `gene_ids`, {ids.size}, but got {n_vars}"
             raise ParameterError(f"{self.location}: {msg}; leave it out")
         require_positive("n_vars", n_vars)
-        if n_markers is not None and n_markers < 0:
+        if n_markers is not None and require_integer("n_markers", n_markers) < 0:
             msg = f"`n_markers >= 0` must hold, but got n_markers={n_markers}"
             raise ParameterError(f"{self.location}: {msg}")
         n_stored = n_vars if ids is None else max(_MOST_IDS, int(ids.max()) + 1)

@@ -129,8 +129,12 @@ class ArrowTable:
 def _saved_files(folder: Location) -> list[Path]:
     path = Path(folder)
     if (path / _SPLITS).is_file():
-        splits = json.loads((path / _SPLITS).read_text())["splits"]
-        listed = ", ".join(str(path / split) for split in splits)
+        try:
+            splits = json.loads((path / _SPLITS).read_text())["splits"]
+            listed = ", ".join(str(path / split) for split in splits)
+        except (ValueError, KeyError, TypeError) as error:
+            msg = f"{folder}: {_SPLITS} does not tell the splits ({type(error).__name__})"
+            raise FormatError(f"{msg}; copy the folder again") from error
         raise ParameterError(f"{folder}: has several splits; give one of: {listed}")
     if not (path / _STATE).is_file():
         if not path.is_dir():

@@ -1,6 +1,6 @@
 """The tables of genes and of cells in a folder of BioNeMo SCDL."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,13 +49,7 @@ def gene_tables(folder: Location, n_rows: int) -> list[GeneTable]:
     if where is None:
         msg = f"{folder}: has no `var_features`, so that the number of genes is not known"
         raise FormatError(f"{msg}; save it with `SingleCellMemMapDataset.save`")
-    bounds = np.maximum(np.load(where / "cumulative_sum_index.npy"), 0).tolist()
-    files = _parquet_files(where)
-    if len(files) != len(bounds) - 1 or bounds[-1] != n_rows:
-        msg = (
-            f"{folder}: `{where.name}` has {len(files)} tables, of {bounds[-1]} cells, not {n_rows}"
-        )
-        raise FormatError(f"{msg}; write the folder again")
+    bounds, files = _saved(folder, where.name, n_rows)
     arrow = import_arrow(folder, "scdl")
     tables = list[GeneTable]()
     for k, file in enumerate(files):
@@ -80,47 +74,92 @@ class ScdlObs:
     ----------
     folder
         The folder.
+    n_rows
+        How many cells it has.
     rows
-        The first of its cells, and the one after the last.
+        The first of those that are read, and the one after the last.
     """
 
-    def __init__(self, folder: Location, rows: tuple[int, int]) -> None:
-        self._folder, self._rows = folder, rows
+    def __init__(self, folder: Location, n_rows: int, rows: tuple[int, int]) -> None:
+        self._folder, self._n_rows, self._rows = folder, n_rows, rows
 
     def names(self) -> list[str]:
         """Return the names of all columns."""
-        files = _parquet_files(Path(self._folder, "obs_features"))
-        if not files:
-            return []
-        arrow = import_arrow(self._folder, "scdl")
-        schemas = [arrow.parquet.read_schema(file) for file in files]
-        return list(dict.fromkeys(name for schema in schemas for name in schema.names))
+        arrow, files = self._files()
+        named = [_said_in(file, arrow.parquet.read_schema).names for file in files]
+        return list(dict.fromkeys(name for names in named for name in names))
 
     def read(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return some columns; what a part of the cells lacks is missing."""
-        arrow = import_arrow(self._folder, "scdl")
-        files = _parquet_files(Path(self._folder, "obs_features"))
+        arrow, files = self._files()
         parts = [_read(arrow, file, columns) for file in files]
         table = arrow.concat_tables(parts, promote_options="permissive").select(list(columns))
         first, stop = self._rows
-        if len(table) < stop:
-            msg = f"{self._folder}: `obs_features` has {len(table)} rows, and not {stop}"
-            raise FormatError(f"{msg}; write the folder again")
         return to_frame(table.slice(first, stop - first))
 
+    def _files(self) -> tuple[Any, list[Path]]:
+        """Return pyarrow, and the tables, each of which has as many rows as the index says."""
+        arrow = import_arrow(self._folder, "scdl")
+        if not Path(self._folder, "obs_features").is_dir():
+            return arrow, []
+        bounds, files = _saved(self._folder, "obs_features", self._n_rows)
+        for file, first, stop in zip(files, bounds, bounds[1:], strict=False):
+            n_rows = _said_in(file, arrow.parquet.read_metadata).num_rows
+            if n_rows != stop - first:
+                msg = f"{file}: has {n_rows} rows, and not {stop - first} as its index says"
+                raise FormatError(f"{msg}; write the folder {self._folder.name} again")
+        return arrow, files
 
-def _parquet_files(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.parquet"))
+
+def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Path]]:
+    """Return the first row of each table that was saved last, and of none, and their files.
+
+    BioNeMo numbers the files from 0, with as many digits as their count has, and leaves those of
+    an earlier save where they are.
+
+    Raises
+    ------
+    FormatError
+        One is missing, or they are not of ``n_rows`` cells.
+    """
+    where = Path(folder, name)
+    index = where / "cumulative_sum_index.npy"
+    stored = _said_in(index, lambda path: np.load(path).astype(np.int64))
+    bounds = np.maximum(stored, 0).ravel().tolist()
+    n_tables = len(bounds) - 1
+    if not n_tables and name == "obs_features":  # the cells have no labels
+        return bounds, []
+    files = [where / f"dataframe_{k:0{len(str(n_tables))}d}.parquet" for k in range(n_tables)]
+    if not all(file.is_file() for file in files):
+        files = sorted(where.rglob("*.parquet"))  # named otherwise, if all are of one save
+    if len(files) != n_tables or len({len(file.name) for file in files}) > 1:
+        msg = f"{where}: its {len(files)} tables are not the {n_tables} that `{index.name}` has"
+        raise FormatError(f"{msg}; write the folder {folder.name} again")
+    if bounds[-1] != n_rows:
+        msg = f"{index}: is of {bounds[-1]} cells, and not {n_rows}"
+        raise FormatError(f"{msg}; write the folder {folder.name} again")
+    return bounds, files
+
+
+def _said_in(file: Path, read: Callable[[Path], Any]) -> Any:
+    """Return what is read of a file.
+
+    Raises
+    ------
+    FormatError
+        It is missing or damaged.
+    """
+    try:
+        return read(file)
+    except (OSError, ValueError, EOFError) as error:
+        said = str(error).splitlines()[0]
+        raise FormatError(f"{file}: cannot be read ({said}); copy it again") from error
 
 
 def _read(arrow: Any, file: Path, columns: Sequence[str] | None) -> Any:
-    there = arrow.parquet.read_schema(file).names
+    there = _said_in(file, arrow.parquet.read_schema).names
     wanted = None if columns is None else [name for name in columns if name in there]
-    try:
-        table = arrow.parquet.ParquetFile(file).read(columns=wanted)
-    except (OSError, ValueError) as error:
-        said = str(error).splitlines()[0]
-        raise FormatError(f"{file}: cannot be read ({said}); copy it again") from error
+    table = _said_in(file, lambda path: arrow.parquet.ParquetFile(path).read(columns=wanted))
     if columns is not None and not wanted:  # so that it keeps its rows
         n_rows = arrow.parquet.read_metadata(file).num_rows
         return arrow.table({columns[0]: arrow.nulls(n_rows)})

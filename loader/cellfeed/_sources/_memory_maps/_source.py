@@ -88,7 +88,7 @@ class MemoryMapSource(Source):
             if table is not None and len(table) != n:
                 msg = f"`{name}` must have {n} rows, but has {len(table)}"
                 raise ParameterError(f"{self.location}: {msg}")
-        self._obs = ScdlObs(self.location, rows) if obs is None else obs
+        self._obs = ScdlObs(self.location, arrays.n_rows, rows) if obs is None else obs
         self._var = var
         self.elements = {"X": MappedCsr(self.location, arrays, rows, names, n_columns or 0)}
 

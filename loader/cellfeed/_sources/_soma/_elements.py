@@ -58,7 +58,7 @@ class SomaElement(StoredElement):
             return super().var_names()
         with self._store.failures_named(self.var):
             table = self._store.at(self.var)
-            column = name_column(table)
+            column = name_column(table, "var")
             named = read_table(table, [] if column is None else [column], None)
         if not np.array_equal(named.index.to_numpy(), np.arange(len(named))):
             msg = f"{self._store.location}: `{self.var}` has gaps in soma_joinid"

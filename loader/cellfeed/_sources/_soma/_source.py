@@ -98,7 +98,7 @@ class SomaSource(Source):
     def obs_names(self) -> list[str]:
         """Return the names of the obs columns."""
         with self._store.failures_named("obs"):
-            return columns_of(self._store().obs)
+            return columns_of(self._store().obs, "obs")
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read some obs columns, and nothing else."""
@@ -112,7 +112,7 @@ class SomaSource(Source):
         ids = rows if isinstance(self._joinids, range) else self._joinids[rows]
         with self._store.failures_named("obs"):
             obs = self._store().obs
-            names = name_column(obs)
+            names = name_column(obs, "obs")
             wanted = [*columns] if names is None else [*columns, names]
             table = read_table(obs, wanted, ids if ids.size else np.arange(1)).iloc[: ids.size]
         index = [str(each) for each in (table.index if names is None else table[names])]
@@ -123,8 +123,8 @@ class SomaSource(Source):
         """Read the table of genes of the measurement."""
         with self._store.failures_named("var"):
             var = self._store().ms[self._measurement].var
-            names = name_column(var)
-            wanted = columns_of(var) if names is None else [names, *columns_of(var)]
+            names = name_column(var, "var")
+            wanted = [*([] if names is None else [names]), *columns_of(var, "var")]
             table = read_table(var, wanted, None)
         index = table.index.astype(str) if names is None else table.pop(names)
         return table.set_index(pd.Index(index, dtype=object, name=None))

@@ -1,7 +1,8 @@
 """Tables of cells and of genes in an experiment: their rows, columns and names."""
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -10,17 +11,33 @@ from numpy.typing import NDArray
 __all__ = ["columns_of", "name_column", "read_joinids", "read_table"]
 
 _JOINID = "soma_joinid"
-_NAMES = ("obs_id", "var_id", "feature_id", "gene_id", "_index")  # of what was the index
+_NAMED = "soma_dataframe_original_index_name"  # metadata of a table that `tiledbsoma.io` wrote
+_NAMES = {
+    "obs": ("obs_id", "_index"),
+    "var": ("var_id", "_index", "feature_id", "gene_id"),  # the last two if nothing tells
+}
+
+Axis = Literal["obs", "var"]
 
 
-def name_column(table: Any) -> str | None:
-    """Return the column of a table that names its rows; None if there is none."""
-    return next((name for name in _NAMES if name in table.keys()), None)  # noqa: SIM118 - no mapping
+def name_column(table: Any, axis: Axis) -> str | None:
+    """Return the column of a table that names its cells or genes; None if there is none.
+
+    `tiledbsoma.io` calls it as the index was called, which it notes, or else ``obs_id`` or
+    ``var_id``.
+    """
+    noted = table.metadata.get(_NAMED, "null")
+    try:
+        name = json.loads(noted)
+    except ValueError:  # written by something else
+        name = noted
+    there = list(table.keys())
+    return next((each for each in (name, *_NAMES[axis]) if each in there), None)
 
 
-def columns_of(table: Any) -> list[str]:
+def columns_of(table: Any, axis: Axis) -> list[str]:
     """Return the columns of a table, without numbers and names of rows."""
-    left_out = (_JOINID, name_column(table))
+    left_out = (_JOINID, name_column(table, axis))
     return [name for name in table.keys() if name not in left_out]  # noqa: SIM118 - no mapping
 
 
