@@ -53,14 +53,27 @@ class Serving:
     async def run(self, listener: socket.socket) -> None:
         """Serve every connection; closes all of them, and the listener, at the end."""
         loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+
+        def accept() -> None:
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, ConnectionError):  # who asked has left
+                return
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = connections.create_task(self._serve(connection))
+            # Called also for one that is cancelled before it begins.
+            task.add_done_callback(partial(_closed, connection))
+
         try:
             async with asyncio.TaskGroup() as connections:
-                while True:
-                    connection, _ = await loop.sock_accept(listener)
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    task = connections.create_task(self._serve(connection))
-                    # Called also for one that is cancelled before it begins.
-                    task.add_done_callback(partial(_closed, connection))
+                # Not awaited: who is cancelled then would lose a connection.
+                loop.add_reader(listener, accept)
+                try:
+                    await _forever()
+                finally:
+                    loop.remove_reader(listener)
         finally:
             listener.close()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from cellfeed._errors import PathError
 
@@ -116,21 +116,25 @@ class Location:
 
 
 def _without_password(location: Location) -> Location:
-    url = urlsplit(location.text)
-    if "@" in url.path or "@" in url.fragment:
-        msg = "the URL of a database has a user or password with a character such as / or #"
-        raise PathError(f"{msg}; write it as urllib.parse.quote(password, safe='') does")
-    user, _, host = url.netloc.rpartition("@")
+    """Return a database's URL without its password, taken apart as libpq does."""
+    scheme, _, rest = location.text.partition("://")
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    behind = rest[len(authority) :]
+    if "@" in behind:
+        msg = "the URL of a database has an @ behind a /, ? or #, perhaps in its user or password"
+        raise PathError(f"{msg}; write them as urllib.parse.quote(password, safe='') does")
+    user, _, host = authority.rpartition("@")
     name, _, password = user.partition(":")
     secrets = {"password": unquote(password)} if password else {}
+    path, _, query = behind.partition("?")
     kept = list[tuple[str, str]]()
-    for key, value in parse_qsl(url.query, keep_blank_values=True):
+    for key, value in parse_qsl(query, keep_blank_values=True):
         if key in _SECRETS:
             secrets[key] = value
         else:
             kept.append((key, value))
     if not secrets:
         return location
-    netloc = f"{name}@{host}" if name else host
-    shown = url._replace(netloc=netloc, query=urlencode(kept, quote_via=quote, safe="/"))
-    return Location(shown.geturl(), StorageOptions(secrets))
+    shown = f"{scheme}://{name}@{host}{path}" if name else f"{scheme}://{host}{path}"
+    query = urlencode(kept, quote_via=quote, safe="/")
+    return Location(f"{shown}?{query}" if query else shown, StorageOptions(secrets))

@@ -157,7 +157,7 @@ def _are_small(values: NDArray[Any]) -> bool:
         return False
     if values.dtype.kind == "f" and np.signbit(values).any():  # -0.0 is no integer
         return False
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         whole = values.astype(np.uint64)
         return bool(np.all(whole.astype(values.dtype) == values) and whole.max(initial=0) < 1 << 32)
 

@@ -89,6 +89,9 @@ class Collection:
     def _shown_shape(self) -> str:
         if self.layout == "ragged":
             return f"{len(self):,} rows"
+        if self._stored[self._first.name][0].var is None:  # such as windows of tokens, and images
+            row_shape = " x ".join(f"{n:,}" for n in self._first.row_shape)
+            return f"{len(self):,} rows of {row_shape} values"
         return f"{len(self):,} cells x {self.n_vars:,} genes"
 
     def __getitem__(self, rows: NDArray[np.integer] | Sequence[int] | slice) -> Cells:

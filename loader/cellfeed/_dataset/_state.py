@@ -10,17 +10,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._bytes import SCHEMES
 from cellfeed._collection import Collection
 from cellfeed._dataset._run import Place
 from cellfeed._errors import CellfeedError, StateError
+from cellfeed._sources import Source
 from cellfeed.sampling import Progress, SamplingStrategy
 
 __all__ = ["as_json", "data_identity", "place_of", "state_of", "strategy_identity"]
 
 _FORMAT, _VERSION = "cellfeed state", 1
+_CONTENTS = "contents"  # of data: a digest of selections and versions, if there are any
 _MOST_SHOWN = 80  # characters of what is no state
 _REMEDY = {
-    "data": "resume with the files that it was saved with",
+    "data": "resume with the files, query or object that it was saved with",
     "configuration": "resume with the same parameters",
     "seed": "leave `seed` out, or give the same",
 }
@@ -77,7 +80,7 @@ def place_of(state: Any, identity: Mapping[str, Any]) -> Place:
         msg = "the state is damaged: its checksum does not match; load an earlier one"
         raise StateError(msg)
     for name, here in identity.items():
-        _require_same(name, state[name], here)
+        _require_same(name, state[name], _as_known_before(state[name], here))
     try:
         return Place(
             epoch=int(state["epoch"]),
@@ -93,8 +96,10 @@ def place_of(state: Any, identity: Mapping[str, Any]) -> Place:
 def data_identity(collection: Any, n_rows: int) -> dict[str, Any]:
     """Return what tells data from other data, wherever they lie.
 
-    Of a collection, the names, cells and sizes of its files in their order. Of anything else, its
-    type, length, shape and dtype.
+    Of a collection, the names, cells and sizes of its files in their order; with what selects cells
+    of a source, and the version of one that is no file or object, which would keep its name and
+    size, as a database or an AnnData in memory. Of anything else, its type, length, shape and
+    dtype.
     """
     if not isinstance(collection, Collection):
         marks = [str(getattr(collection, name, None)) for name in ("shape", "dtype")]
@@ -105,7 +110,25 @@ def data_identity(collection: Any, n_rows: int) -> dict[str, Any]:
         path = location.path
         size = path.stat().st_size if path is not None and path.is_file() else None
         digest.update(repr((location.name, n_cells, size)).encode())
-    return {"n_rows": n_rows, "n_files": len(locations), "files": digest.hexdigest()}
+    data = {"n_rows": n_rows, "n_files": len(locations), "files": digest.hexdigest()}
+    contents = [(each.selection(), _version(each)) for each in collection.sources]
+    if any(selection or version for selection, version in contents):
+        data[_CONTENTS] = hashlib.blake2b(repr(contents).encode(), digest_size=16).hexdigest()
+    return data
+
+
+def _version(source: Source) -> str | None:
+    """Return the version of a source; None of a file or object, whose copies have others."""
+    location = source.location
+    is_copied = location.path is not None or location.scheme in SCHEMES
+    return None if is_copied else source.version()
+
+
+def _as_known_before(there: Any, here: Any) -> Any:
+    """Return an identity without what a state of an older cellfeed says nothing of."""
+    if not isinstance(there, Mapping) or not isinstance(here, Mapping) or _CONTENTS in there:
+        return here
+    return {name: value for name, value in here.items() if name != _CONTENTS}
 
 
 def strategy_identity(strategy: SamplingStrategy) -> dict[str, Any]:

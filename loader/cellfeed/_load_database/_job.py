@@ -1,16 +1,18 @@
 """What is to be written, as a value that every process has."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from cellfeed._bytes import Location, digest_of
+from cellfeed._bytes import Location, digest_of, lasting_identity
 from cellfeed._collection import Collection
 from cellfeed._errors import ParameterError
 from cellfeed._load_database._columns import described
 from cellfeed._preshuffle._inputs import InputFile
 from cellfeed._preshuffle._obs_table import ObsTable
+from cellfeed._sources import AnnDataObjectSource, Source
 from cellfeed._sources._postgres._database import Database
 from cellfeed._sources._postgres._layout import (
     VERSION,
@@ -40,7 +42,7 @@ class Job:
     cells_per_part
         Cells that are written in one transaction.
     digest
-        Tells it from other jobs.
+        Tells it from other jobs; empty if nothing does, as of cells in memory.
     """
 
     database: Database
@@ -91,14 +93,14 @@ def describe_job(
         msg = f"`name` must have 1 to 63 bytes and not begin with pg_, but got name={schema!r}"
         raise ParameterError(msg)
     files = tuple(map(InputFile.of, collection.locations))
-    table = ObsTable(collection.sources, tuple(each.path for each in files))
-    first = table.read(np.zeros(1, np.int64))
-    there = [str(name) for name in first if name not in table.provenance]
+    there = list(dict.fromkeys(name for each in collection.sources for name in each.obs_names()))
     chosen = there if obs is None else list(dict.fromkeys(obs))
     for name in chosen:
         if name not in there:
-            msg = f"`obs` names {name!r}, but the columns are: {', '.join(map(str, there))}"
+            msg = f"`obs` names {name!r}, but the columns are: {', '.join(there)}"
             raise ParameterError(msg)
+    table = ObsTable(collection.sources, tuple(each.path for each in files), chosen)
+    first = table.read(np.zeros(1, np.int64))
     if len(files) > 1:
         chosen += table.provenance
     columns = column_names(chosen, "obs")
@@ -119,10 +121,13 @@ def describe_job(
     )
     row_bytes = max(1.0, collection.mean_row_bytes())
     cells = int(min(max(_PART_BYTES // row_bytes, _LEAST_CELLS), _MOST_CELLS))
-    digest = digest_of(
-        str(VERSION), *map(str, files), str(len(collection)), str(cells), *map(str, elements),
-        *map(str, chosen),
-    )  # fmt: skip
+    identities = [_identity(each, tuple(collection.elements)) for each in collection.sources]
+    digest = ""
+    if all(identities):
+        digest = digest_of(
+            str(VERSION), *map(str, files), *identities, str(len(collection)), str(cells),
+            *map(str, elements), *map(str, obs_columns), *_names_of_genes(collection),
+        )  # fmt: skip
     return Job(
         database=database,
         schema=schema,
@@ -133,6 +138,30 @@ def describe_job(
         cells_per_part=cells,
         digest=digest,
     )
+
+
+def _identity(source: Source, elements: Sequence[str]) -> str:
+    """Return what tells the cells of a source from others; empty if nothing does."""
+    if isinstance(source, AnnDataObjectSource):  # obs is in memory, that of a backed one too
+        return ""
+    version, files = source.version(), source.files()
+    if version is None:
+        if not files:
+            return ""
+        version = lasting_identity((str(each.absolute()), each.stat()) for each in files).digest
+    stored = hashlib.blake2b(digest_size=16)
+    for element in map(source.elements.__getitem__, elements):
+        for order in (element.row_order, element.stored_columns):
+            stored.update(b"\0" if order is None else order.tobytes())
+    return digest_of(version, source.selection(), stored.hexdigest())
+
+
+def _names_of_genes(collection: Collection) -> list[str]:
+    return [
+        digest_of(*map(str, element.column_names))
+        for name, element in collection.elements.items()
+        if _genes_key(collection, name) is not None
+    ]
 
 
 def _genes_key(collection: Collection, name: str) -> str | None:

@@ -18,7 +18,7 @@ from cellfeed._load_database._job import Job, describe_job
 from cellfeed._load_database._part import PartWriter
 from cellfeed._load_database._tables import begin, finish, hold
 from cellfeed._sources import Source
-from cellfeed._sources._postgres._database import Database, failure, one_line, psycopg
+from cellfeed._sources._postgres._database import Database, one_line, psycopg
 
 __all__ = ["Loaded", "load_database"]
 
@@ -63,7 +63,8 @@ def load_database(
 
     docs/postgres.md states what is written. A load that was stopped or killed is taken up by the
     same call: parts of some thousand cells are each written in one transaction, and only those
-    that are missing are written.
+    that are missing are written. Cells in memory, and others of which nothing tells whether they
+    are the same, are not taken up.
 
     Parameters
     ----------
@@ -106,11 +107,11 @@ def load_database(
     if location.scheme not in ("postgresql", "postgres"):
         msg = f"{location.shown}: is no database; give postgresql://user@host/database"
         raise ParameterError(msg)
-    database = Database(location)
+    database = Database(location, "database_options")
     with closing(database.connect(for_writing=True)) as connection:
         collection = open_collection(paths, elements=elements)
         job = describe_job(collection, database, name, obs)
-        with _failures_named(location):
+        with _failures_named(database):
             hold(connection, job)
             begun = begin(connection, job)
         missing = begun or ()
@@ -131,15 +132,15 @@ def load_database(
 
 
 @contextmanager
-def _failures_named(location: Location) -> Iterator[None]:
-    library = psycopg(location)
+def _failures_named(database: Database) -> Iterator[None]:
+    library = psycopg(database.location)
     try:
         yield
     except library.DataError as error:
-        msg = f"{location}: PostgreSQL cannot have a name or category ({one_line(error)})"
+        msg = f"{database.location}: PostgreSQL cannot have a name or category ({one_line(error)})"
         raise FormatError(f"{msg}; correct it in the files") from None
     except library.Error as error:
-        raise failure(location, error) from None
+        raise database.failure(error) from None
 
 
 def _finish(job: Job) -> None:

@@ -12,7 +12,7 @@ from cellfeed._errors import FormatError
 from cellfeed._load_database._columns import python_values
 from cellfeed._load_database._job import Job
 from cellfeed._sources._postgres._database import one_line, psycopg
-from cellfeed._sources._postgres._layout import quoted
+from cellfeed._sources._postgres._layout import escaped, quoted
 
 __all__ = ["PartWriter"]
 
@@ -83,7 +83,7 @@ class PartWriter:
 
     def _insert(self, connection: Any, number: int, packed: list[list[bytes]]) -> None:
         sizes = [sum(map(len, each)) for each in packed]
-        table = quoted(self._job.schema, "parts")
+        table = escaped(quoted(self._job.schema, "parts"))
         connection.execute(f"INSERT INTO {table} VALUES (%s, %s)", (number, sizes))  # noqa: S608
 
     def _copy(self, connection: Any, table: str, rows: Any, *, is_binary: bool = False) -> None:

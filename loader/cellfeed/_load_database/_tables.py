@@ -10,7 +10,7 @@ from cellfeed._errors import ParameterError
 from cellfeed._load_database._columns import sql_type
 from cellfeed._load_database._job import Job
 from cellfeed._sources._postgres._database import psycopg
-from cellfeed._sources._postgres._layout import VERSION, quoted
+from cellfeed._sources._postgres._layout import VERSION, escaped, quoted
 
 __all__ = ["begin", "finish", "hold"]
 
@@ -51,6 +51,10 @@ def begin(connection: Any, job: Job) -> Sequence[int] | None:
     elif found == (True, False):
         msg = f"{job.location}: there is a schema {job.schema} that is no collection"
         raise ParameterError(f"{msg}; give another `name`")
+    elif not job.digest:
+        msg = f"{job.location}: there is a {job.schema}, and nothing tells whether of these cells"
+        remedy = "write them to .h5ad first, give another `name`"
+        raise ParameterError(f"{msg}; {remedy}, or DROP SCHEMA {schema} CASCADE")
     rows = connection.execute(
         f"SELECT key, value FROM {schema}.cellfeed WHERE key IN ('digest', 'is_complete')"  # noqa: S608
     ).fetchall()
@@ -126,7 +130,7 @@ def _metadata(job: Job) -> dict[str, Any]:
 
 def _put(connection: Any, job: Job, values: dict[str, Any]) -> None:
     query = (
-        f"INSERT INTO {quoted(job.schema)}.cellfeed VALUES (%s, %s) "  # noqa: S608
+        f"INSERT INTO {escaped(quoted(job.schema))}.cellfeed VALUES (%s, %s) "  # noqa: S608
         "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
     )
     with connection.cursor() as cursor:

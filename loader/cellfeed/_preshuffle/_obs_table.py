@@ -30,6 +30,8 @@ class ObsTable:
     ----------
     sources, names
         The sources of the collection, and what they are called.
+    chosen
+        Which columns; all if None.
 
     Raises
     ------
@@ -39,17 +41,24 @@ class ObsTable:
         A file is damaged.
     """
 
-    def __init__(self, sources: Sequence[Source], names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        names: tuple[str, ...],
+        chosen: Sequence[str] | None = None,
+    ) -> None:
         self.starts = np.cumsum([0, *(source.n_rows for source in sources)])
         self._sources = sources
-        self._names = [tuple(source.obs_names()) for source in sources]
-        columns = tuple(dict.fromkeys(name for names in self._names for name in names))
+        there = [tuple(source.obs_names()) for source in sources]
+        taken = tuple(dict.fromkeys(name for names in there for name in names))
+        columns = taken if chosen is None else tuple(chosen)
+        self._names = [tuple(name for name in names if name in columns) for names in there]
         empty = [source.read_obs_rows(names, _NO_ROWS) for source, names in self._named()]
         self._dtypes = {name: self._dtype(name, empty) for name in columns}
         index_name = empty[0].index.name
         self._index_name = None if index_name in columns else index_name
         self._source = pd.CategoricalDtype(list(file_labels(names)))
-        self.provenance = (_free("source_file", columns), _free("source_row", columns))
+        self.provenance = (_free("source_file", taken), _free("source_row", taken))
 
     def _named(self) -> Iterator[tuple[Source, tuple[str, ...]]]:
         return zip(self._sources, self._names, strict=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cellfeed._chunks._packed import PackedRowError, pack_row, unpack_rows
@@ -68,10 +68,16 @@ ROW = pack_row(np.array([3, 700, 60_000]), np.array([1.5, 2, -3], np.float32))
 
 
 @given(st.integers(0, len(ROW) - 1), st.integers(1, 255))
-def test_no_changed_byte_goes_unnoticed(at, change):
+@example(16, 1 << 4)
+def test_a_changed_byte_changes_no_value(at, change):
     damaged = bytearray(ROW)
     damaged[at] ^= change
     if 5 <= at < 8 or at == 3:  # unused, and the kind: what is not "u" is the element's own dtype
+        return
+    if (at, change) == (16, 1 << 4):  # the bit of a frame's header that zstd leaves unused
+        _, indices, values = unpack_rows([bytes(damaged)], np.dtype("f4"), N_COLUMNS)
+        assert indices.tolist() == [3, 700, 60_000]
+        assert values.tolist() == [1.5, 2, -3]
         return
     with pytest.raises(PackedRowError) as raised:
         unpack_rows([ROW, bytes(damaged)], np.dtype("f4"), N_COLUMNS)

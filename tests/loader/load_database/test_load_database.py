@@ -189,6 +189,38 @@ def test_only_some_obs(files, load, postgres_server):
     assert source.obs_names() == ["size", "plate"]
 
 
+def test_obs_that_cannot_be_read_is_left_out(load, postgres_server):
+    when = pd.Timestamp("2020-01-01")
+    obs = pd.DataFrame({"plate": "p", "when": when, "source_file": "f"}, index=list("abc"))
+    adata = ad.AnnData(np.eye(3, dtype=np.float32), obs=obs)
+    done = load(adata, obs=["plate"])
+    source = PostgresSource(done.url, storage_options=postgres_server.options)
+    assert source.obs_names() == ["plate"]
+    assert source.read_obs(["plate"])["plate"].tolist() == ["p"] * 3
+    with pytest.raises(ParameterError, match=r"columns are: plate, when, source_file$"):
+        load(adata, obs=["tissue"])
+
+
+def test_percent_signs_in_names(load, postgres_server, tmp_path):
+    X = np.eye(3, dtype=np.float32)
+    obs = pd.DataFrame({"% mito": [0.5, 20.0, 30.0]}, index=list("abc"))
+    layers = {"50%s": 2 * X}
+    adata = ad.AnnData(X, obs=obs, layers=layers, var=pd.DataFrame(index=list("%xy")))
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    elements = ["X", "layers/50%s"]
+    options = postgres_server.options
+    url = load_database(
+        tmp_path / "cells.h5ad", postgres_server.url, "100%s", elements=elements,
+        database_options=options,
+    ).url  # fmt: skip
+    source = PostgresSource(url, where='"% mito"::int % 20 > 5', storage_options=options)
+    collection = open_collection(source, elements=elements, obs=["% mito"])
+    assert np.array_equal(collection[:]["layers/50%s"], 2 * X[2:])
+    assert np.array_equal(np.asarray(collection.obs["% mito"].values), [30.0])
+    assert source.read_obs_rows(["% mito"], np.zeros(1, np.int64)).index.tolist() == ["c"]
+    assert collection.elements["X"].column_names.tolist() == list("%xy")
+
+
 @pytest.mark.parametrize("name", [["a\0b", "c", "d"], pd.Categorical(["a\0b"] * 3)])
 def test_text_that_postgresql_cannot_have(tmp_path, load, name):
     obs = pd.DataFrame({"name": name}, index=list("xyz"))

@@ -41,12 +41,12 @@ class Written:
         return np.concatenate([[0], np.cumsum(sizes)])
 
     def overlapping(self, start, stop):
-        """Return the spans of a range of the stream, as they are delivered."""
+        """Return the spans of a range of the stream, as they are delivered; none if it is empty."""
         firsts = self.firsts()
         found = [
             (first + firsts[shard] - start, last + firsts[shard] - start, shard, metadata)
             for shard, first, last, metadata in self.spans
-            if first + firsts[shard] < stop and last + firsts[shard] > start
+            if start < stop and first + firsts[shard] < stop and last + firsts[shard] > start
         ]
         return sorted(found, key=lambda span: (span[0], json.dumps(span[3])))
 

@@ -31,7 +31,8 @@ def write(write_h5ad, replace):
 
 def cellfeed_threads() -> list[str]:
     names = [thread.name for thread in threading.enumerate()]
-    lasting = ("cellfeed-requests", "cellfeed-kept")  # since another test has read from a server
+    # Since another test has read from a server.
+    lasting = ("cellfeed-requests", "cellfeed-kept", "cellfeed-postgres")
     return [name for name in names if name.startswith("cellfeed") and not name.startswith(lasting)]
 
 

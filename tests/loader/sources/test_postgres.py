@@ -107,6 +107,7 @@ def test_a_condition_in_sql(stored, options, where, in_pandas):
     whole = PostgresSource(url, storage_options=options)
     assert source.version() != whole.version()
     assert whole.version() == PostgresSource(url, storage_options=options).version()
+    assert (source.selection(), whole.selection()) == (where, "")
 
 
 def test_sources_beside_paths(stored, options):
@@ -158,7 +159,7 @@ def test_credentials_are_never_shown(stored, postgres_server):
             open_collection(wrong)
         shown.append(raised.value)
         assert "\n" not in str(raised.value)
-    with pytest.raises(PathError, match="a character such as / or #; write it as") as raised:
+    with pytest.raises(PathError, match="perhaps in its user or password; write them") as raised:
         open_collection(url.replace("postgres@", f"postgres:a/{password}@"))
     shown.append(raised.value)
     assert SAID in repr(source)
@@ -172,11 +173,14 @@ def test_credentials_are_never_shown(stored, postgres_server):
         ("plate = 'p9'", "no cell fulfils where="),
         (
             "tissue = 'lung'",
-            'is no condition .*"tissue" does not exist.*; the columns are: id, .*p',
+            'is not a valid SQL condition .*"tissue" does not exist.*; the columns are: id, .*p',
         ),
-        ("plate =", "is no condition .*syntax error"),
-        ("n_counts > 'many'", "is no condition"),
-        ("true); DROP TABLE cells.cells; SELECT (true", "is no condition|cannot be read"),
+        ("plate =", "is not a valid SQL condition .*syntax error"),
+        ("n_counts > 'many'", "is not a valid SQL condition"),
+        (
+            "true); DROP TABLE cells.cells; SELECT (true",
+            "is not a valid SQL condition|cannot be read",
+        ),
     ],
 )
 def test_no_condition(stored, options, where, said):

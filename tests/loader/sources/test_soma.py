@@ -63,7 +63,8 @@ def test_an_obs_query(stored, query, in_pandas):
     experiment, _, adata = stored
     rows = np.flatnonzero(adata.obs.eval(in_pandas))
     assert 0 < rows.size < N_CELLS
-    source = SomaSource(experiment, obs_query=query)
+    source, whole = SomaSource(experiment, obs_query=query), SomaSource(experiment)
+    assert source.selection() != whole.selection() == SomaSource(experiment).selection()
     collection = open_collection(source, obs=OBS, elements=["X", "layers/counts", "obsm/X_pca"])
     assert len(collection) == rows.size
     order = np.random.default_rng(0).permutation(rows.size)

@@ -160,3 +160,10 @@ def test_transforms_are_for_numbers_in_columns(stream):
         collection = open_collection(TokenStream(stream.folder, **options))
         with pytest.raises(ParameterError, match=rf"^'X' has .*{what.split()[0]}"):
             CellDataset(collection, BlockShuffling(1), 4, transform=Log1p())
+
+
+def test_shown(stream):
+    windows = open_collection(TokenStream(stream.folder, 24))
+    assert repr(windows).startswith(f"Collection({len(windows):,} rows of 24 values, 1 file, X (")
+    documents = open_collection(TokenStream(stream.folder, documents=True))
+    assert repr(documents).startswith(f"Collection({len(documents):,} rows, 1 file, X (ragged")

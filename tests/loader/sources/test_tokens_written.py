@@ -113,6 +113,8 @@ def test_a_shard_is_there_once(tmp_path):
         ("O", {}, "must be of integers, floats or booleans"),
         ([("a", "O")], {}, "must be of integers, floats or booleans"),
         ("S4", {}, "must be of integers, floats or booleans"),
+        ("nonsense", {}, "`dtype` must be one of NumPy, but got 'nonsense'"),
+        ([("a",)], {}, "`dtype` must be one of NumPy"),
         ("c8", {}, "must be of integers, floats or booleans"),
         ("uint16", {"shard": "../a"}, "`shard` must be letters"),
         ("uint16", {"shard": ".a"}, "`shard` must be letters"),

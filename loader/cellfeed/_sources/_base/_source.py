@@ -73,6 +73,13 @@ class Source(ABC):
         """
         return None
 
+    def selection(self) -> str:
+        """Return what tells its cells apart from others of the same location: a query or so.
+
+        Empty if it has all of them.
+        """
+        return ""
+
     @abstractmethod
     def obs_names(self) -> Sequence[str]:
         """Return the names of the obs columns."""

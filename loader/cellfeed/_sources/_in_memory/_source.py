@@ -1,10 +1,12 @@
 """AnnData objects: in memory, or backed by a file."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
@@ -14,6 +16,9 @@ from cellfeed._sources._base import Source, StoredElement
 from cellfeed._sources._in_memory._elements import element_in_memory
 
 __all__ = ["AnnDataObjectSource"]
+
+_NAMES_LOOKED_AT = 4096
+_BYTES_LOOKED_AT = 8 << 20
 
 
 class AnnDataObjectSource(Source):
@@ -35,6 +40,7 @@ class AnnDataObjectSource(Source):
 
     def __init__(self, adata: Any, elements: Sequence[str]) -> None:
         self._obs, self._var = adata.obs, adata.var
+        self._version: str | None = None
         if adata.isbacked:
             self.location = Location.of(adata.filename)
             if adata.is_view:
@@ -45,6 +51,16 @@ class AnnDataObjectSource(Source):
             return
         self.location = Location("memory://AnnData")
         self.elements = {name: self._element(adata, name) for name in elements}
+        self._version = _fingerprint(adata)
+
+    def version(self) -> str | None:
+        """Return a digest of a sample of what is in memory; None of a backed object.
+
+        It is of the shape, of 4,096 names of cells, and of at most 8 MiB of ``X``, in rows from the
+        first to the last, if that is CSR or a NumPy array; whatever the elements. So it tells most
+        objects apart, but not those that differ in few cells alone.
+        """
+        return self._version
 
     def obs_names(self) -> list[str]:
         """Return the names of the obs columns."""
@@ -86,3 +102,30 @@ class AnnDataObjectSource(Source):
         if folder != "obsm":
             columns = owner.var_names.astype(str).to_numpy(object)
         return element_in_memory(self.location, name, found, columns)
+
+
+def _fingerprint(adata: Any) -> str:
+    n_rows, n_columns = adata.shape
+    names = adata.obs_names[_spread(n_rows, _NAMES_LOOKED_AT)]
+    digest = hashlib.blake2b(repr((adata.shape, [*map(str, names)])).encode(), digest_size=16)
+    n_looked_at = _BYTES_LOOKED_AT // max(1, n_columns * np.dtype(np.float64).itemsize)
+    rows = adata if adata.is_view or _is_by_row(adata.X) else None
+    values: Any = None if rows is None else rows[_spread(n_rows, n_looked_at)].X
+    if _is_by_row(values):
+        is_csr = sp.issparse(values)
+        parts = (values.indptr, values.indices, values.data) if is_csr else (values,)
+        for part in parts:
+            digest.update(np.ascontiguousarray(part).data)
+    return digest.hexdigest()
+
+
+def _is_by_row(matrix: Any) -> bool:
+    if sp.issparse(matrix):
+        return getattr(matrix, "format", None) == "csr"
+    return isinstance(matrix, np.ndarray) and matrix.dtype.kind in "biuf"
+
+
+def _spread(n_rows: int, most: int) -> NDArray[np.int64]:
+    """Return up to so many rows, but one at least, from the first to the last."""
+    n = min(n_rows, max(1, most))
+    return np.linspace(0, max(0, n_rows - 1), n).astype(np.int64)

@@ -1,17 +1,17 @@
 """A database that a URL names: how it is connected to, and what is said where that fails."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from cellfeed._bytes import Location, is_awaited
 from cellfeed._errors import CellfeedError, ParameterError, RemoteError
 from cellfeed._sources._base import library
 
-__all__ = ["Database", "Session", "failure", "may_pass", "one_line", "psycopg"]
+__all__ = ["Database", "Session", "may_pass", "one_line", "psycopg"]
 
 _Result = TypeVar("_Result")
 
@@ -29,6 +29,7 @@ _STATEMENT_MS = 600_000  # of one query of metadata or obs
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 # SQLSTATEs, or how they begin: connections, resources, a server that stops or starts, time-outs.
 _PASSING = ("08", "53", "57P", "57014", "40", "58", "XX")
+_NOT_GRANTED, _DROPPED = "42501", ("42P01", "42703", "3F000")  # table, column, schema
 _LASTING = (
     "password",
     "authentication",
@@ -54,6 +55,7 @@ def psycopg(location: Location) -> Any:
 class _Parts:
     url: str
     collection: str | None
+    options: frozenset[str]
 
 
 class Database:
@@ -65,21 +67,22 @@ class Database:
         A URL as libpq takes it, with ``collection=NAME`` in its query. Its options are what libpq
         takes besides, such as ``password``; ``connections``, the most that one process has; and
         ``retry_seconds``, for how long a server that does not answer is asked again.
+    options_name
+        What the parameter is called by which the user gave them, for messages.
     """
 
-    def __init__(self, location: Location) -> None:
-        self.location = location
+    def __init__(self, location: Location, options_name: str = "storage_options") -> None:
+        self.location, self._options_name = location, options_name
         values = location.options.values
-        self.n_connections = int(values.get("connections", 8))
-        self.retry_seconds = float(values.get("retry_seconds", 120))
+        self.n_connections = int(_number(values, "connections", 8, int))
+        self.retry_seconds = _number(values, "retry_seconds", 120, float)
         if self.n_connections < 1:
             msg = f"`connections >= 1` must hold, but got connections={self.n_connections}"
             raise ParameterError(msg)
         parts = _parts(location)
         self.collection = parts.collection
         given = {key: value for key, value in values.items() if key not in _OWN_OPTIONS}
-        named = {key for key, _ in parse_qsl(urlsplit(parts.url).query, keep_blank_values=True)}
-        usual = {key: value for key, value in _DEFAULTS.items() if key not in named}
+        usual = {key: value for key, value in _DEFAULTS.items() if key not in parts.options}
         self._arguments: dict[str, Any] = {"conninfo": parts.url, **usual, **given}
         self._has_connected = False
 
@@ -108,7 +111,7 @@ class Database:
             try:
                 connection = driver.connect(**self.arguments)
             except driver.Error as error:
-                raise failure(self.location, error) from None
+                raise self.failure(error) from None
         self._has_connected = True
         connection.execute(
             f"SET statement_timeout = {_STATEMENT_MS}; "
@@ -146,9 +149,29 @@ class Database:
             except driver.Error as error:
                 is_late = time.monotonic() - began > self.retry_seconds
                 if not may_pass(error) or is_late or not is_awaited():
-                    raise failure(self.location, error) from None
+                    raise self.failure(error) from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def failure(self, error: BaseException, what: str = "") -> CellfeedError:
+        """Return the error for what psycopg raised, in one line.
+
+        Parameters
+        ----------
+        what
+            What could not be had, such as "cells 3 to 9"; empty where it is the database.
+        """
+        state = str(getattr(error, "sqlstate", None) or "")
+        if may_pass(error):
+            remedy = f"check that the server runs, and `{self._options_name}`"
+        elif state == _NOT_GRANTED:
+            remedy = "GRANT that to the user"
+        elif state in _DROPPED:
+            remedy = "load the collection anew"
+        else:
+            remedy = f"check user, password, name of the database, and `{self._options_name}`"
+        named = f"{self.location}: {what}" if what else f"{self.location}:"
+        return RemoteError(f"{named} cannot be read ({one_line(error)}); {remedy}")
 
 
 class Session:
@@ -201,31 +224,23 @@ def may_pass(error: BaseException) -> bool:
     return "starting up" in said or not any(word in said for word in _LASTING)
 
 
-def failure(location: Location, error: BaseException, what: str = "") -> CellfeedError:
-    """Return the error for what psycopg raised, in one line.
-
-    Parameters
-    ----------
-    what
-        What could not be had, such as "cells 3 to 9"; empty where it is the database.
-    """
-    said = one_line(error)
-    named = f"{location}: {what} cannot be read" if what else f"{location}: cannot be read"
-    remedy = "check that the server runs, and `storage_options`" if may_pass(error) else (
-        "check user, password and name of the database"
-    )  # fmt: skip
-    return RemoteError(f"{named} ({said}); {remedy}")
-
-
 def one_line(error: BaseException) -> str:
     """Return what an error says in one line."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
+def _number(values: Mapping[str, Any], name: str, usual: float, kind: type[float]) -> float:
+    given = values.get(name, usual)
+    try:
+        return kind(given)
+    except (TypeError, ValueError, OverflowError):
+        msg = f"`{name}` must be a number, but got {name}={given!r}"
+    raise ParameterError(msg)
+
+
 def _parts(location: Location) -> _Parts:
-    url = urlsplit(location.text)
-    pairs = parse_qsl(url.query, keep_blank_values=True)
-    collection = next((value for key, value in pairs if key == "collection"), None)
-    kept = [(key, value) for key, value in pairs if key != "collection"]
-    query = urlencode(kept, quote_via=quote, safe="/")
-    return _Parts(url._replace(query=query).geturl(), collection)
+    shown, _, query = location.text.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    collection = given.pop("collection", None)
+    query = urlencode(given, quote_via=quote, safe="/")
+    return _Parts(f"{shown}?{query}" if query else shown, collection, frozenset(given))

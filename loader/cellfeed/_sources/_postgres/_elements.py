@@ -11,7 +11,7 @@ from cellfeed._errors import FormatError
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._base import StoredElement
 from cellfeed._sources._postgres._database import Database
-from cellfeed._sources._postgres._layout import ElementColumn, quoted
+from cellfeed._sources._postgres._layout import ElementColumn, escaped, quoted
 from cellfeed._sources._postgres._pool import Coming, PoolOfProcess
 
 __all__ = ["PostgresElement"]
@@ -59,7 +59,8 @@ class PostgresElement(StoredElement):
         """Return the names of the columns."""
         if self._column.genes is None:
             return super().var_names()
-        query = f"SELECT value FROM {quoted(self._schema, 'cellfeed')} WHERE key = %s"  # noqa: S608
+        table = escaped(quoted(self._schema, "cellfeed"))
+        query = f"SELECT value FROM {table} WHERE key = %s"  # noqa: S608
         found = self._database.ask(query, (self._column.genes,))
         if not found or len(found[0][0]) != self.shape[1]:
             msg = f"{self._database.location}: the names of genes are damaged"

@@ -20,7 +20,7 @@ import numpy as np
 
 from cellfeed._layouts import Layout
 
-__all__ = ["VERSION", "ElementColumn", "Metadata", "ObsColumn", "column_names", "quoted"]
+__all__ = ["VERSION", "ElementColumn", "Metadata", "ObsColumn", "column_names", "escaped", "quoted"]
 
 VERSION = 1
 _LONGEST = 63  # bytes of a name in PostgreSQL
@@ -146,6 +146,17 @@ def column_names(names: Iterable[str], otherwise: str) -> list[str]:
             own += "_"
         taken.append(own)
     return taken
+
+
+def escaped(sql: str) -> str:
+    """Return SQL without placeholders as psycopg takes it beside parameters.
+
+    Examples
+    --------
+    >>> escaped(quoted("% mito"))
+    '"%% mito"'
+    """
+    return sql.replace("%", "%%")
 
 
 def quoted(*names: str) -> str:

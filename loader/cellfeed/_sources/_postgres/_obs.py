@@ -8,7 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._sources._postgres._database import Database
-from cellfeed._sources._postgres._layout import ObsColumn, quoted
+from cellfeed._sources._postgres._layout import ObsColumn, escaped, quoted
 
 __all__ = ["read_columns", "read_ids"]
 
@@ -124,14 +124,14 @@ def _pages(
     which
         Ids, ascending; a condition as SQL; None for all cells.
     """
-    head = f"SELECT id{selected} FROM {quoted(schema, 'cells')} WHERE "  # noqa: S608 - names are quoted
+    head = escaped(f"SELECT id{selected} FROM {quoted(schema, 'cells')} WHERE ")  # noqa: S608 - names are quoted
     with database.session() as session:
         if isinstance(which, np.ndarray):
             for k in range(0, which.size, _ROWS):
                 some = which[k : k + _ROWS].tolist()
                 yield session.ask(f"{head} id = ANY(%s) ORDER BY id", (some,))
             return
-        condition = "" if which is None else f"({which.replace('%', '%%')}\n) AND "
+        condition = "" if which is None else f"({escaped(which)}\n) AND "
         query = f"{head}{condition} id > %s ORDER BY id LIMIT {_ROWS}"
         last = -1
         while rows := session.ask(query, (last,)):

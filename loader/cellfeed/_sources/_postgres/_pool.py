@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import LOOK_UP_SECONDS, Location, is_awaited
 from cellfeed._errors import FormatError, RemoteError
 from cellfeed._sources._postgres._connection import Connection, Request
-from cellfeed._sources._postgres._database import Database, failure, may_pass
+from cellfeed._sources._postgres._database import Database, may_pass
 from cellfeed._sources._postgres._loop import loop
 
 __all__ = ["Coming", "Pool", "PoolOfProcess"]
@@ -85,7 +85,7 @@ class Pool:
 
     def __init__(self, database: Database) -> None:
         self.process = os.getpid()
-        self._location, self._arguments = database.location, database.arguments
+        self._failure, self._arguments = database.failure, database.arguments
         self._most, self._retry_seconds = database.n_connections, database.retry_seconds
         self._connections = list[Connection]()
         self._queue = deque[Request]()
@@ -158,7 +158,7 @@ class Pool:
             if may_pass(error) and now - request.failed_at < self._retry_seconds:
                 again.append(request)
             else:
-                request.fail(failure(self._location, error, _cells(request.ids)))
+                request.fail(self._failure(error, _cells(request.ids)))
         self._queue.extendleft(reversed(again))
         if self._connections and any(word in str(error) for word in _TOO_MANY):
             self._most = len(self._connections)

@@ -19,6 +19,13 @@ from cellfeed._sources._postgres._pool import PoolOfProcess
 
 __all__ = ["PostgresSource"]
 
+# Of those that the user may not read too, which information_schema does not show.
+_COLLECTIONS = """
+SELECT nspname, has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+WHERE relname = 'cellfeed' AND relkind IN ('r', 'p', 'v', 'f') ORDER BY 1
+"""
+
 
 class PostgresSource(Source):
     """Cells of a collection in PostgreSQL, which `open_collection` takes in place of a URL.
@@ -49,7 +56,7 @@ class PostgresSource(Source):
     FormatError
         It is of another version, or not complete; or psycopg is not installed.
     ParameterError
-        ``where`` is no condition, or no cell fulfils it.
+        ``where`` is not a valid SQL condition, or no cell fulfils it.
 
     Examples
     --------
@@ -89,7 +96,11 @@ class PostgresSource(Source):
 
     def version(self) -> str:
         """Return what tells it from another loading of the same name, and from other cells."""
-        return digest_of(self._metadata.token, self._where or "")
+        return digest_of(self._metadata.token, self.selection())
+
+    def selection(self) -> str:
+        """Return the condition that its cells fulfil; empty if it has all of them."""
+        return self._where or ""
 
     def obs_names(self) -> list[str]:
         """Return the names of the obs columns."""
@@ -120,22 +131,17 @@ class PostgresSource(Source):
     def _read_metadata(self) -> tuple[str, Metadata]:
         psycopg(self.location)
         with self._database.session() as session:
-            found = session.ask(
-                "SELECT table_schema FROM information_schema.tables "
-                "WHERE table_name = 'cellfeed' ORDER BY 1"
-            )
-            there = [name for (name,) in found]
+            found = dict(session.ask(_COLLECTIONS))
+            readable = [name for name, may_read in found.items() if may_read]
             schema = self._database.collection
-            if schema is None and len(there) == 1:
-                schema = there[0]
-            if schema is None or schema not in there:
+            if schema is None and len(readable) == 1:
+                schema = readable[0]
+            if schema is None or schema not in found:
                 said = (
                     "name a collection" if schema is None else f"there is no collection {schema!r}"
                 )
-                listed = ", ".join(there) or "none"
-                msg = (
-                    f"{self.location}: {said}; give ?collection=NAME, of which there are: {listed}"
-                )
+                listed = ", ".join(readable) or "none"
+                msg = f"{self.location}: {said}; give ?collection=NAME, one of: {listed}"
                 raise PathError(msg)
             rows = dict(
                 session.ask(
@@ -162,11 +168,11 @@ class PostgresSource(Source):
         except RemoteError as error:
             cause = error.__context__
             state = str(getattr(cause, "sqlstate", None) or "")
-            if not state.startswith(("22", "42")):
+            if not state.startswith(("22", "42")) or state == "42501":  # not granted
                 raise
             columns = ", ".join(each.column for each in self._metadata.obs)
             said = one_line(cause) if cause is not None else ""
-            msg = f"{self.location}: where={where!r} is no condition ({said})"
+            msg = f"{self.location}: where={where!r} is not a valid SQL condition ({said})"
             raise ParameterError(f"{msg}; the columns are: id, name, {columns}") from None
         if not ids.size:
             msg = f"{self.location}: no cell fulfils where={where!r}; give a wider one"

@@ -1,5 +1,6 @@
 """A TileDB-SOMA experiment as a source: its cells, or those that fulfil a query."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -89,6 +90,10 @@ class SomaSource(Source):
     def n_rows(self) -> int:
         """Number of cells."""
         return len(self._joinids)
+
+    def selection(self) -> str:
+        """Return which measurement, layer and cells of the experiment these are."""
+        return json.dumps([self._measurement, self._layer, self._query])
 
     def obs_names(self) -> list[str]:
         """Return the names of the obs columns."""

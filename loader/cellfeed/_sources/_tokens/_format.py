@@ -1,5 +1,6 @@
 """The files of a shard, and its header; docs/tokens.md has the format in words."""
 
+import errno
 import hashlib
 import json
 import re
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cellfeed._errors import FormatError, ParameterError
+from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError
 
 __all__ = [
     "BLOCK",
@@ -30,6 +31,7 @@ __all__ = [
     "require_dtype",
     "require_name",
     "shown_dtype",
+    "unreadable",
     "write_header",
 ]
 
@@ -121,7 +123,11 @@ def require_dtype(dtype: Any) -> np.dtype[Any]:
     ParameterError
         It is none of numbers and booleans of at most 8 bytes, or of fields of these.
     """
-    given = np.dtype(dtype)
+    try:
+        given = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        msg = f"`dtype` must be one of NumPy, but got {dtype!r}; give such as 'uint16'"
+        raise ParameterError(msg) from error
     parts = {"": given} if given.names is None else {name: given[name] for name in given.names}
     for name, part in parts.items():
         base = part.base
@@ -173,6 +179,8 @@ def read_header(folder: Path) -> ShardHeader:
     ------
     FormatError
         It is damaged, or of a later version, or a file is not as large as it says.
+    PathError
+        It may not be read, or too many files are open.
     """
     path = folder / HEADER
     try:
@@ -180,7 +188,9 @@ def read_header(folder: Path) -> ShardHeader:
         checksum = fields.pop("checksum")
         found, version = fields.pop("format"), fields.pop("version")
         is_whole = checksum == _checksum({"format": found, "version": version, **fields})
-    except (OSError, ValueError, LookupError, AttributeError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, LookupError, AttributeError) as error:
         raise _damaged(path, f"cannot be read ({type(error).__name__})") from error
     if found == _FORMAT and isinstance(version, int) and version > _VERSION:
         msg = f"{path}: is of version {version}, and this cellfeed reads {_VERSION}; update it"
@@ -192,6 +202,16 @@ def read_header(folder: Path) -> ShardHeader:
     for name, (n_bytes, _) in header.files.items():
         _check_size(folder / name, n_bytes)
     return header
+
+
+def unreadable(path: Path, error: Exception) -> CellfeedError:
+    """Return the error for a file of a shard that could not be read, with what helps."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        msg = f"{path}: too many files are open; allow more, such as with `ulimit -n 65536`"
+        return PathError(msg)
+    if isinstance(error, PermissionError):
+        return PathError(f"{path}: may not be read; check its permissions")
+    return _damaged(path, f"cannot be read ({error})")
 
 
 def _check_size(path: Path, n_bytes: int) -> None:

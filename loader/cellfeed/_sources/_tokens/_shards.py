@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location
 from cellfeed._chunks import FolderFiles
 from cellfeed._errors import FormatError, PathError
+from cellfeed._mapping import map_or_read
 from cellfeed._sources._base import FileNames
 from cellfeed._sources._tokens._format import (
     INDEX,
@@ -21,6 +22,7 @@ from cellfeed._sources._tokens._format import (
     ShardHeader,
     dtype_of,
     read_header,
+    unreadable,
 )
 
 __all__ = ["ShardTables", "Shards"]
@@ -50,7 +52,7 @@ class Shards:
     Raises
     ------
     PathError
-        There is no such folder.
+        There is no such folder, it may not be read, or too many files are open.
     FormatError
         It has no finished shard, one of them is damaged, or they differ in their tokens.
 
@@ -66,11 +68,15 @@ class Shards:
         if folder is None or not folder.is_dir():
             raise PathError(f"{location.shown}: no such folder; check the path")
         self._folder = folder.absolute()
-        found = sorted(each.name for each in os.scandir(folder) if each.name.endswith(SUFFIX))
-        unfinished = sorted(folder.glob(f".*{UNFINISHED}"))
+        try:
+            names = sorted(os.listdir(folder))  # noqa: PTH208 - names alone
+        except OSError as error:
+            raise unreadable(folder, error) from error
+        found = [name for name in names if name.endswith(SUFFIX)]
+        unfinished = [each for each in names if each[0] == "." and each.endswith(UNFINISHED)]
         if unfinished:
-            n, names = len(unfinished), ", ".join(each.name for each in unfinished[:3])
-            msg = f"{folder}: {n} unfinished shards are left out ({names}); finish or remove them"
+            n, some = len(unfinished), ", ".join(unfinished[:3])
+            msg = f"{folder}: {n} unfinished shards are left out ({some}); finish or remove them"
             warnings.warn(msg, UserWarning, stacklevel=3)
         if not found:
             msg = f"{folder}: has no finished shard; write one with `TokenStreamWriter`"
@@ -139,6 +145,8 @@ class Shards:
 class ShardTables:
     """One table of each shard, mapped when it is first used, in each process anew.
 
+    Where too many files are mapped already, it is read whole.
+
     Parameters
     ----------
     paths, dtype
@@ -157,11 +165,10 @@ class ShardTables:
         if shard not in self._mapped:
             path = self._paths[shard]
             try:
-                rows = np.memmap(path, self._dtype.base, "r").reshape(-1, *self._dtype.shape)
+                rows = map_or_read(path).view(self._dtype.base)
             except (OSError, ValueError) as error:
-                msg = f"{path}: cannot be read ({error}); copy the shard again"
-                raise FormatError(msg) from error
-            self._mapped[shard] = rows.view(np.ndarray)
+                raise unreadable(path, error) from error
+            self._mapped[shard] = rows.reshape(-1, *self._dtype.shape)
         return self._mapped[shard]
 
     def rows(self, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[Any]:

@@ -27,6 +27,7 @@ from cellfeed._sources._tokens._spans import SpanReader
 
 __all__ = ["Span", "TokenStream"]
 
+_DECODER = json.JSONDecoder()
 _FIELDS = ("start", "stop", "shard", "id", "n_bytes")
 
 
@@ -142,11 +143,14 @@ class TokenStream(Source):
             elements["metadata"] = MetadataElement(self._shards, self._rows, reader)
         self.elements: Mapping[str, StoredElement] = elements
         self._labels = Labels(self._shards, self._rows)
-        rows = "documents=True" if documents else f"window={window}, stride={stride}"
-        self._shown = f"TokenStream({str(self.location)!r}, {rows})"
+        self._shown_rows = "documents=True" if documents else f"window={window}, stride={stride}"
 
     def __repr__(self) -> str:
-        return self._shown
+        return f"TokenStream({str(self.location)!r}, {self._shown_rows})"
+
+    def selection(self) -> str:
+        """Return what its rows are: windows of a length and stride, or documents."""
+        return self._shown_rows
 
     @property
     def n_tokens(self) -> int:
@@ -191,11 +195,10 @@ class TokenStream(Source):
         offsets = _numpy((rows["spans"] if "spans" in rows else rows["spans/start"]).offsets)
         encoded = _numpy(rows["metadata"].values).tobytes()
         ends = np.concatenate([[0], np.cumsum(n_bytes)]).tolist()
-        decoded, found = dict[tuple[int, int], Any](), list[Span]()
-        for k, (a, b, s, i) in enumerate(zip(start, stop, shard, number, strict=True)):
-            if (s, i) not in decoded:
-                decoded[s, i] = decode(encoded[ends[k] : ends[k + 1]])
-            found.append(Span(a, b, decoded[s, i], s, i))
+        keys = list(zip(shard, number, strict=True))
+        distinct = {key: encoded[a:b] for key, a, b in zip(keys, ends, ends[1:], strict=False)}
+        decoded = dict(zip(distinct, map(decode, distinct.values()), strict=True))
+        found = list(map(Span, start, stop, map(decoded.__getitem__, keys), shard, number))
         bounds = offsets.tolist()
         return [found[a:b] for a, b in itertools.pairwise(bounds)]
 
@@ -225,13 +228,20 @@ class TokenStream(Source):
             if header.encoding != "json":
                 msg = f"{self.location}/{name}: metadata is encoded as {header.encoding!r}"
                 raise ParameterError(f"{msg}; give its `decoder` to `TokenStream`")
-        return json.loads
+        return _from_json
+
+
+def _from_json(encoded: bytes) -> Any:
+    return _DECODER.decode(encoded.decode())  # `json.loads` first finds out the encoding
 
 
 def _field(rows: Any, name: str) -> list[int]:
     if "spans" in rows:
-        return [int(each) for each in _numpy(rows["spans"].values)[name].tolist()]
-    return [int(each) for each in _numpy(rows[f"spans/{name}"].values).tolist()]
+        values = _numpy(rows["spans"].values)[name]
+    else:
+        values = _numpy(rows[f"spans/{name}"].values)
+    numbers: list[int] = values.tolist()
+    return numbers
 
 
 def _numpy(values: Any) -> NDArray[Any]:
