@@ -161,6 +161,8 @@ class ChunkedArray:
     lost_is_zero
         Whether chunks that are not there are zero; else that is damage, unless they are column
         indices of rows with no other element there.
+    bad_index
+        What is said where a column index is outside of the matrix; if empty, that it is damage.
 
     Raises
     ------
@@ -177,6 +179,7 @@ class ChunkedArray:
     files: ByteStore
     shuffled: bool = False
     lost_is_zero: bool = False
+    bad_index: str = ""
 
     def __post_init__(self) -> None:
         # Compiled code multiplies these numbers, and takes memory and addresses to be as they say.

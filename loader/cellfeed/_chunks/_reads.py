@@ -319,7 +319,8 @@ class ChunkReads:
     def _damage(self, failure: int, chunk: int) -> FormatError:
         owner = self.owners[self.chunks[chunk, kernels.ARRAY]]
         where = owner.describe(int(self.chunk_numbers[chunk]))
-        return FormatError(f"{where}: {_FAILURES[failure]}")
+        own = getattr(owner, "bad_index", "") if failure == kernels.BAD_INDEX else ""
+        return FormatError(f"{where}: {own or _FAILURES[failure]}")
 
 
 def _largest(arrays: NDArray[np.int64], chunks: NDArray[np.int64]) -> int:

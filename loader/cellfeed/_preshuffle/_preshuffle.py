@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cellfeed._collection import open_collection
 from cellfeed._errors import ParameterError
@@ -78,7 +79,7 @@ def preshuffle(
     Parameters
     ----------
     paths
-        As for `open_collection`; all must have the same genes.
+        Paths and URLs, as for `open_collection`; all must have the same genes.
     out
         The store, by custom ending in ``.zarr``. It must not exist, unless this call began it.
     element
@@ -113,8 +114,8 @@ def preshuffle(
     MismatchError
         The files do not belong to one collection, or changed meanwhile.
     ParameterError
-        ``out`` holds something else or was begun with other parameters, a number is out of
-        range, or there is no Dask, scheduler or worker.
+        What is given is no path, ``out`` holds something else or was begun with other
+        parameters, a number is out of range, or there is no Dask, scheduler or worker.
     OSError
         The disk is full, or may not be written to.
 
@@ -133,7 +134,7 @@ def preshuffle(
     """
     start = time.perf_counter()
     tell: Progress = on_progress or _silent
-    paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    paths = _listed(paths)
     _check_apart(Path(out), paths)
     collection = open_collection(paths, elements=[element])
     job = describe_job(collection, seed=seed, block_size=block_size, memory=memory)
@@ -213,6 +214,18 @@ def _check_same(out: Path, job: Job, begun: Job) -> None:
     if difference is not None:
         msg = f"{out}: was begun {difference}; do the same again, or give another output"
         raise ParameterError(msg)
+
+
+def _listed(paths: Any) -> list[PathLike]:
+    is_several = isinstance(paths, Iterable) and not isinstance(paths, str | os.PathLike)
+    given = list(paths) if is_several else [paths]
+    for each in given:
+        if not isinstance(each, str | os.PathLike):
+            msg = f"`preshuffle` takes paths, but got `{type(each).__name__}`"
+            raise ParameterError(
+                f"{msg}; give the path of what it reads, or write it with `AnnData.write_h5ad`"
+            )
+    return given
 
 
 def _check_apart(out: Path, paths: list[PathLike]) -> None:

@@ -93,7 +93,7 @@ def test_markers_that_are_none(folder, tmp_path):
     with pytest.raises(ParameterError, match="is one of `gene_ids`, and no marker; leave"):
         read(HuggingFaceSource(folder, gene_ids=range(N_VARS), n_markers=1))
     where = with_markers(in_memory=False, where=tmp_path / "cells")
-    with pytest.raises(FormatError, match="hold a column index outside"):
+    with pytest.raises(FormatError, match=r"gene that is none of .* larger `n_vars`, or all `ge"):
         read(HuggingFaceSource(where, gene_ids=range(3, 12), n_markers=1))
     with pytest.raises(ParameterError, match="`n_markers >= 0` must hold"):
         HuggingFaceSource(where, gene_ids=range(3, 12), n_markers=-1)
@@ -191,8 +191,8 @@ def test_parameters_that_do_not_fit(folder, options, error, said):
     ("genes", "values", "message"),
     [
         ([[0, 1], [1]], [[1.0], [1.0, 2.0]], "the lists of a cell differ in length"),
-        ([[0, 3]], [[1.0, 2.0]], "column index"),
-        ([[-2, 1]], [[1.0, 2.0]], "column index"),
+        ([[0, 3]], [[1.0, 2.0]], "column index|a gene that is none of the columns"),
+        ([[-2, 1]], [[1.0, 2.0]], "column index|a gene that is none of the columns"),
         ([[0], None], [[1.0], [2.0]], "'genes': not every cell has a list"),
         ([[0]], [[None]], "'expressions'.* no"),
     ],

@@ -1,6 +1,7 @@
 """Objects of other libraries in place of paths; those of lamindb by stand-ins of the same names."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -10,7 +11,14 @@ import scipy.sparse as sp
 from anndata.experimental import AnnCollection
 from tests.loader.sources.memory_maps import write_npy
 
-from cellfeed import FormatError, MemoryMapSource, ParameterError, open_collection
+from cellfeed import (
+    FormatError,
+    HuggingFaceSource,
+    MemoryMapSource,
+    ParameterError,
+    open_collection,
+    preshuffle,
+)
 
 COUNTS = np.random.default_rng(0).poisson(0.5, (30, 8)).astype(np.float32)
 
@@ -121,3 +129,16 @@ def test_objects_of_lamindb(path):
     mapped = SimpleNamespace(path_list=[str(path)])
     for given in (local, remote, both, mapped, [remote]):
         assert np.array_equal(open_collection(given)[[2, 1]].X.toarray(), COUNTS[[2, 1]])
+
+
+def test_preshuffle_takes_paths(adata, path):
+    source = MemoryMapSource(write_npy(path.with_suffix(""), adata.X))
+    given: Any
+    for given in (adata, [adata], source, [path, source]):
+        with pytest.raises(ParameterError, match=r"^`preshuffle` takes paths, but got `\w+`; give"):
+            preshuffle(given, path.with_suffix(".zarr"))
+
+
+def test_an_article_before_a_vowel(adata):
+    with pytest.raises(ParameterError, match=r"^an AnnData cannot be read by row"):
+        HuggingFaceSource(adata)

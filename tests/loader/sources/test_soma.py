@@ -146,8 +146,11 @@ def test_pickled(stored):
         ({"measurement": "ATAC"}, "has no measurement 'ATAC'; give .* one of: 'RNA', 'raw'"),
         ({"layer": "log"}, "has no layer 'log'; give `layer=`.* one of: 'counts', 'data'"),
         ({"obs_query": "plate == 'p9' and n_counts < 0"}, "no cell fulfils obs_query="),
-        ({"obs_query": "tissue == 'lung'"}, "is no query .*; its obs columns are: .*plate"),
-        ({"obs_query": "plate =="}, "is no query"),
+        (
+            {"obs_query": "tissue == 'lung'"},
+            "is not a valid value_filter .*; its obs.*: .*plate",
+        ),
+        ({"obs_query": "plate =="}, "is not a valid value_filter"),
     ],
 )
 def test_what_is_not_there(stored, options, said):
@@ -161,6 +164,18 @@ def test_no_experiment(stored, tmp_path):
         SomaSource(tmp_path / "nowhere")
     with pytest.raises(FormatError, match=r"is a SOMA Measurement, and no experiment; give"):
         open_collection(stored[0] / "ms" / "RNA")
+
+
+def test_a_config_that_tiledb_refuses(stored):
+    with pytest.raises(
+        FormatError, match=r"cannot open it \(.+\); check the URI and `tiledb_config`"
+    ):
+        SomaSource(stored[0], tiledb_config={"sm.memory_budget": "much"})
+
+
+def test_a_uri_in_place_of_a_path():
+    with pytest.raises(PathError, match=r"nothing is known that .*; `SomaSource\(uri\)` opens it$"):
+        open_collection("tiledb://account/experiment")
 
 
 def test_a_damaged_experiment(stored, tmp_path):

@@ -157,6 +157,8 @@ def storage_of(location: Location) -> Storage:
     known = "; ".join(map(str, _all()))
     if location.scheme:
         msg = f"{location.shown}: nothing is known that opens {location.scheme}://"
+        if location.scheme == "tiledb":
+            raise PathError(f"{msg} as a path; `SomaSource(uri)` opens it")
         raise PathError(f"{msg}; known are {known}; install the package that does")
     raise FormatError(
         f"{location}: nothing is known that opens it; known are {known}; give one of these"

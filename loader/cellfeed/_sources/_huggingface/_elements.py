@@ -1,6 +1,7 @@
 """Cells whose genes and values are two lists in a row of Arrow."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from cellfeed._sources._huggingface._batches import ListColumns
 __all__ = ["ArrowLists", "ArrowRows", "Columns"]
 
 _CHECKED_CELLS = 100
+_OTHER_GENE = (
+    "hold the number of a gene that is none of the columns; give `HuggingFaceSource` a larger "
+    "`n_vars`, or all `gene_ids`"
+)
 
 
 class Columns:
@@ -109,6 +114,7 @@ class ArrowLists(FlatCsr):
             pieces = Pieces(stored.files, offsets, sizes, dtype.itemsize)
             skipped = pieces.firsts[:-1] * CHUNK_ELEMENTS - pointer[first_rows]
             arrays.append(pieced_array(name, pieces, dtype, self._files))
+        arrays[0] = replace(arrays[0], bad_index=_OTHER_GENE)
         rows = RowPieces(first_rows, skipped)
         n_stored, n_markers = self._columns.n_stored, self._columns.n_markers
         if n_markers and self.stored_columns is not None and self._stored.n_rows.sum():

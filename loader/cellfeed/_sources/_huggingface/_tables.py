@@ -158,7 +158,10 @@ def _files_of(dataset: Any) -> list[Path]:
         if hasattr(dataset, "keys"):
             msg = f"a {kind} has several splits; give one of: {', '.join(map(repr, dataset))}"
         else:
-            msg = f"a {kind} cannot be read by row; give a `datasets.Dataset`, or its folder"
+            article = "an" if kind[0] in "AEIOU" else "a"
+            msg = (
+                f"{article} {kind} cannot be read by row; give a `datasets.Dataset`, or its folder"
+            )
         raise ParameterError(msg)
     return [Path(each["filename"]) for each in dataset.cache_files]
 

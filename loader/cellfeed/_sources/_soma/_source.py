@@ -138,8 +138,11 @@ class SomaSource(Source):
         try:
             ids = read_joinids(obs, self._query)
         except Exception as error:
-            msg = f"{self.location}: obs_query={self._query!r} is no query ({one_line(error)})"
-            raise ParameterError(f"{msg}; its obs columns are: {', '.join(obs.keys())}") from error
+            msg = f"{self.location}: obs_query={self._query!r} is not a valid value_filter"
+            columns = ", ".join(obs.keys())
+            raise ParameterError(
+                f"{msg} ({one_line(error)}); its obs columns are: {columns}"
+            ) from error
         if ids is None or not ids.size:
             msg = f"{self.location}: no cell fulfils obs_query={self._query!r}; give a wider one"
             raise ParameterError(msg)

@@ -70,7 +70,12 @@ class SomaStore:
             raise
         except Exception as error:
             msg = f"{self.location}: `{what}` cannot be read by tiledbsoma ({one_line(error)})"
-            raise FormatError(f"{msg}; the experiment may be damaged") from error
+            raise FormatError(f"{msg}; {self._remedy()}") from error
+
+    def _remedy(self) -> str:
+        if self.location.path is None or self._config:
+            return "check the URI and `tiledb_config` (credentials, region); else it may be damaged"
+        return "the experiment may be damaged"
 
     def _open(self) -> Any:
         tiledbsoma = library("tiledbsoma", self.location, what="TileDB-SOMA", extra="soma")
@@ -95,7 +100,7 @@ class SomaStore:
             raise PathError(msg) from error
         except Exception as error:
             msg = f"{self.location}: tiledbsoma cannot open it ({one_line(error)})"
-            raise FormatError(f"{msg}; it may be damaged") from error
+            raise FormatError(f"{msg}; {self._remedy()}") from error
         if not isinstance(opened, tiledbsoma.Experiment):
             msg = f"{self.location}: is a SOMA {type(opened).__name__}, and no experiment"
             raise FormatError(f"{msg}; give the experiment that it is part of")
