@@ -109,9 +109,9 @@ def _fingerprint(adata: Any) -> str:
     names = adata.obs_names[_spread(n_rows, _NAMES_LOOKED_AT)]
     digest = hashlib.blake2b(repr((adata.shape, [*map(str, names)])).encode(), digest_size=16)
     n_looked_at = _BYTES_LOOKED_AT // max(1, n_columns * np.dtype(np.float64).itemsize)
-    rows = adata if adata.is_view or _is_by_row(adata.X) else None
-    values: Any = None if rows is None else rows[_spread(n_rows, n_looked_at)].X
-    if _is_by_row(values):
+    matrix = adata.X
+    if _is_by_row(matrix):
+        values = matrix[_spread(n_rows, n_looked_at)]
         is_csr = sp.issparse(values)
         parts = (values.indptr, values.indices, values.data) if is_csr else (values,)
         for part in parts:
