@@ -197,6 +197,11 @@ class Collection:
         return any(location.is_remote for location in self.locations)
 
     @property
+    def can_be_forked(self) -> bool:
+        """Whether worker processes may be forked from a process that has read from it."""
+        return not self.is_remote and all(source.can_be_forked for source in self._sources)
+
+    @property
     def codecs(self) -> tuple[str, ...]:
         """How the first element in each of the `locations` is compressed, such as "gzip 4"."""
         return tuple(source.elements[self._first.name].codec() for source in self._sources)

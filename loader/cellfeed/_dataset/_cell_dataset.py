@@ -334,9 +334,10 @@ class CellDataset(PlannedDataset):
         whole fetch, or reads it, as many minibatches wait as a fetch has, so that the training
         loop goes on meanwhile. No more wait than fit into ``/dev/shm``, through which they come;
         where it is full all the same, they come through a pipe, slower, with a warning. Where a
-        `Collection` is on a server or in an object store, workers are not forked, since threads
-        of this process may be talking to it: the context is "forkserver" unless you give another,
-        so that a script needs its ``if __name__ == "__main__":``.
+        `Collection` is on a server, in an object store or an experiment of TileDB-SOMA, workers
+        are not forked, since threads of this process may be reading it: the context is
+        "forkserver" unless you give another, so that a script needs its
+        ``if __name__ == "__main__":``.
 
         Parameters
         ----------
@@ -362,7 +363,7 @@ class CellDataset(PlannedDataset):
             fit = n_that_fit(self._minibatch_bytes, workers)
             options.setdefault("prefetch_factor", min(ahead, self.fetch_factor + 1, most, fit))
             options["collate_fn"] = sent_whole(options.get("collate_fn"))
-            if self._is_remote:
+            if not self._can_be_forked:
                 options.setdefault("multiprocessing_context", context_without_threads())
         return MinibatchLoader(self, batch_size=None, num_workers=workers, **options)
 
@@ -378,6 +379,10 @@ class CellDataset(PlannedDataset):
     def _is_read_ahead(self) -> bool:
         """Whether fetches are read here, by threads, rather than by a function or an indexable."""
         return isinstance(self.collection, Collection) and self.fetch_callback is None
+
+    @property
+    def _can_be_forked(self) -> bool:
+        return not isinstance(self.collection, Collection) or self.collection.can_be_forked
 
     @property
     def _is_remote(self) -> bool:

@@ -162,7 +162,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             ahead = min(_MINIBATCHES_AHEAD, n_that_fit(size, num_workers))
             options.setdefault("prefetch_factor", ahead)
             options["collate_fn"] = sent_whole(options.get("collate_fn"))
-            if any(each._is_remote for each in self.datasets):  # noqa: SLF001
+            if not all(each._can_be_forked for each in self.datasets):  # noqa: SLF001
                 options.setdefault("multiprocessing_context", context_without_threads())
         return MinibatchLoader(self, batch_size=None, num_workers=num_workers, **options)
 

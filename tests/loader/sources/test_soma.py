@@ -1,6 +1,5 @@
 """Experiments of TileDB-SOMA hold what the h5ad has that they were made from."""
 
-import multiprocessing
 import pickle
 import re
 import shutil
@@ -95,16 +94,14 @@ def test_sources_beside_paths(stored):
         open_collection(source, elements=["layers/other"])
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers(stored, method):
+def test_workers(stored):
     experiment, _, adata = stored
     collection = open_collection(experiment, obs=["plate"])
     collection[:5]  # so that there are threads of TileDB in this process
     dataset = CellDataset(collection, BlockShuffling(4), batch_size=16, fetch_factor=2, seed=0)
-    context = multiprocessing.get_context(method)
-    seen = []
-    for minibatch in dataset.loader(num_workers=2, multiprocessing_context=context):
+    loader, seen = dataset.loader(num_workers=2), []
+    assert loader.multiprocessing_context.get_start_method() == "forkserver"
+    for minibatch in loader:
         rows = np.asarray(minibatch.rows)
         assert np.array_equal(minibatch.X.to_dense().numpy(), adata.X[rows].toarray())
         seen += rows.tolist()

@@ -35,10 +35,14 @@ class Source(ABC):
         Where it is stored, for messages and for the page cache. Opened, it gives this source alone.
     elements
         The arrays that were asked for, at least one, by the names they were asked for by.
+    can_be_forked
+        Whether worker processes may be forked from a process that has read from it. What keeps
+        threads of a library, which no fork has, says False.
     """
 
     location: Location
     elements: Mapping[str, "StoredElement"]
+    can_be_forked: bool = True
 
     @property
     def n_rows(self) -> int:

@@ -62,6 +62,8 @@ class SomaSource(Source):
     >>> open_collection([source], obs=["donor"])  # doctest: +SKIP
     """
 
+    can_be_forked = False  # TileDB's threads are not there in a fork, which may end by that
+
     def __init__(
         self,
         uri: str | os.PathLike[str],
