@@ -75,6 +75,8 @@ class Location:
 
     def with_options(self, options: StorageOptions) -> "Location":
         """Return the same location with other options, beside a password that was in its URL."""
+        if not self.options.values:
+            return replace(self, options=options)  # by which those of one server share a store
         values = {**self.options.values, **options.values}
         return replace(self, options=replace(options, values=values))
 

@@ -10,8 +10,9 @@ from tests.servers.faults import Delay, Hang, Status
 from tests.servers.web import WebServer
 
 from cellfeed import PathError, RemoteError
-from cellfeed._bytes import Location, until_left
+from cellfeed._bytes import Location, StorageOptions, until_left
 from cellfeed._remote import RemoteObjects, open_object
+from cellfeed._remote._scheduler import scheduler_of
 
 CONTENT = np.random.default_rng(3).bytes(50_000)
 
@@ -135,3 +136,10 @@ def test_ranges_arrive_as_they_are_answered(server, folder):
     assert not late.is_here.done()
     assert read(objects, *far[:32]) == [content[first : first + 10] for first, _ in far[:32]]
     del expected
+
+
+def test_objects_of_one_server_share_what_sends_requests(folder, server):
+    (folder / "two").write_bytes(CONTENT)
+    options = StorageOptions({}, 0)
+    located = [Location.of(f"{server.url}/{name}").with_options(options) for name in ("one", "two")]
+    assert scheduler_of(located[0]) is scheduler_of(located[1])
