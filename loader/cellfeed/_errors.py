@@ -28,6 +28,7 @@ __all__ = [
     "PathError",
     "RemoteError",
     "StateError",
+    "one_line",
     "require_integer",
     "require_positive",
 ]
@@ -95,3 +96,8 @@ def require_positive(name: str, value: Any) -> int:
         msg = f"`{name} >= 1` must hold, but got {name}={value!r}"
         raise ParameterError(msg)
     return int(value)
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error says in one line."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -13,12 +13,12 @@ from urllib.parse import quote
 
 from cellfeed._bytes import Location, StorageOptions
 from cellfeed._collection import open_collection
-from cellfeed._errors import DeliveryError, FormatError, ParameterError, require_positive
+from cellfeed._errors import DeliveryError, FormatError, ParameterError, one_line, require_positive
 from cellfeed._load_database._job import Job, describe_job
 from cellfeed._load_database._part import PartWriter
 from cellfeed._load_database._tables import begin, finish, hold
 from cellfeed._sources import Source
-from cellfeed._sources._postgres._database import Database, one_line, psycopg
+from cellfeed._sources._postgres._database import Database, psycopg
 
 __all__ = ["Loaded", "load_database"]
 

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from cellfeed._cells import Cells
 from cellfeed._chunks._packed import pack_row
-from cellfeed._errors import FormatError
+from cellfeed._errors import FormatError, one_line
 from cellfeed._load_database._columns import python_values
 from cellfeed._load_database._job import Job
-from cellfeed._sources._postgres._database import one_line, psycopg
+from cellfeed._sources._postgres._database import psycopg
 from cellfeed._sources._postgres._layout import escaped, quoted
 
 __all__ = ["PartWriter"]

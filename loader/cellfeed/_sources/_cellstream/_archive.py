@@ -22,7 +22,7 @@ from cellfeed._bytes import (
     replaced,
 )
 from cellfeed._bytes._descriptors import closed_with
-from cellfeed._errors import CellfeedError, FormatError, PathError
+from cellfeed._errors import CellfeedError, FormatError, PathError, one_line
 from cellfeed._sources._base import library
 
 __all__ = ["Archive", "Opened"]
@@ -122,7 +122,7 @@ class Archive(ByteStore):
         except FileNotFoundError as error:
             raise removed(self.location) from error
         except Exception as error:
-            said = " ".join(str(error).split()).removeprefix(f"{self.path}: ").rstrip(".")
+            said = one_line(error).removeprefix(f"{self.path}: ")
             msg = f"{self.location}: its {what} cannot be read by cellstream ({said})"
             raise FormatError(f"{msg}; if it is damaged, copy it again") from error
 

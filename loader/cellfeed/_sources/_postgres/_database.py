@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from cellfeed._bytes import Location, is_awaited
-from cellfeed._errors import CellfeedError, ParameterError, RemoteError
+from cellfeed._errors import CellfeedError, ParameterError, RemoteError, one_line
 from cellfeed._sources._base import library
 
-__all__ = ["Database", "Session", "may_pass", "one_line", "psycopg"]
+__all__ = ["Database", "Session", "may_pass", "psycopg"]
 
 _Result = TypeVar("_Result")
 
@@ -222,11 +222,6 @@ def may_pass(error: BaseException) -> bool:
         return False
     said = str(error).lower()
     return "starting up" in said or not any(word in said for word in _LASTING)
-
-
-def one_line(error: BaseException) -> str:
-    """Return what an error says in one line."""
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _number(values: Mapping[str, Any], name: str, usual: float, kind: type[float]) -> float:

@@ -9,9 +9,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location, StorageOptions, digest_of
-from cellfeed._errors import FormatError, ParameterError, PathError, RemoteError
+from cellfeed._errors import FormatError, ParameterError, PathError, RemoteError, one_line
 from cellfeed._sources._base import Source, StoredElement
-from cellfeed._sources._postgres._database import Database, one_line, psycopg
+from cellfeed._sources._postgres._database import Database, psycopg
 from cellfeed._sources._postgres._elements import PostgresElement
 from cellfeed._sources._postgres._layout import VERSION, ElementColumn, Metadata, quoted
 from cellfeed._sources._postgres._obs import read_columns, read_ids

@@ -12,7 +12,7 @@ from cellfeed._bytes import Location
 from cellfeed._errors import FormatError, ParameterError
 from cellfeed._sources._base import Source, StoredElement
 from cellfeed._sources._soma._elements import DenseElement, SomaElement, SparseElement
-from cellfeed._sources._soma._store import SomaStore, one_line
+from cellfeed._sources._soma._store import SomaStore, first_line
 from cellfeed._sources._soma._tables import columns_of, name_column, read_joinids, read_table
 
 __all__ = ["SomaSource"]
@@ -143,7 +143,7 @@ class SomaSource(Source):
             msg = f"{self.location}: obs_query={self._query!r} is not a valid value_filter"
             columns = ", ".join(obs.keys())
             raise ParameterError(
-                f"{msg} ({one_line(error)}); its obs columns are: {columns}"
+                f"{msg} ({first_line(error)}); its obs columns are: {columns}"
             ) from error
         if ids is None or not ids.size:
             msg = f"{self.location}: no cell fulfils obs_query={self._query!r}; give a wider one"

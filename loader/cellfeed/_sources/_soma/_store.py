@@ -10,7 +10,7 @@ from cellfeed._errors import CellfeedError, FormatError, PathError
 from cellfeed._sources._base import library
 from cellfeed.machine import threads_per_process
 
-__all__ = ["SomaStore", "one_line"]
+__all__ = ["SomaStore", "first_line"]
 
 _BUFFER_BYTES = 64 << 20  # for each column of a table that tiledbsoma returns; its default is 1 GiB
 _BUDGET_BYTES = 4 << 30  # of a query's decoded tiles; TileDB's default is 10 GiB
@@ -69,7 +69,7 @@ class SomaStore:
         except CellfeedError:
             raise
         except Exception as error:
-            msg = f"{self.location}: `{what}` cannot be read by tiledbsoma ({one_line(error)})"
+            msg = f"{self.location}: `{what}` cannot be read by tiledbsoma ({first_line(error)})"
             raise FormatError(f"{msg}; {self._remedy()}") from error
 
     def _remedy(self) -> str:
@@ -99,7 +99,7 @@ class SomaStore:
             msg = f"{self.location}: there is no SOMA experiment; check the path"
             raise PathError(msg) from error
         except Exception as error:
-            msg = f"{self.location}: tiledbsoma cannot open it ({one_line(error)})"
+            msg = f"{self.location}: tiledbsoma cannot open it ({first_line(error)})"
             raise FormatError(f"{msg}; {self._remedy()}") from error
         if not isinstance(opened, tiledbsoma.Experiment):
             msg = f"{self.location}: is a SOMA {type(opened).__name__}, and no experiment"
@@ -108,7 +108,7 @@ class SomaStore:
         return opened
 
 
-def one_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of what an error says."""
     said = str(error).strip().splitlines()
     return said[0].rstrip(".") if said else type(error).__name__
