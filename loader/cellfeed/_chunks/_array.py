@@ -185,6 +185,11 @@ class ChunkedArray:
         # Compiled code multiplies these numbers, and takes memory and addresses to be as they say.
         check_grid(self.shape, self.chunk_shape, self.dtype.itemsize)
 
+    @property
+    def is_decoded_whole(self) -> bool:
+        """Whether chunks are compressed or shuffled; of others, only what is wanted is read."""
+        return self.codec != kernels.STORED or self.shuffled
+
     def reads_of_ranges(
         self,
         starts: NDArray[np.int64],
@@ -334,7 +339,7 @@ class ChunkedArray:
         """Return reads, of which ``array`` and ``segments`` may have addresses in ``tables``."""
         located = self.locations.locate(chunks)
         offsets, sizes = located.offsets, located.sizes
-        if self.codec == kernels.STORED and not self.shuffled:
+        if not self.is_decoded_whole:
             placing = int(array[kernels.PLACING])
             kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize, placing)
         table = np.zeros((len(chunks), kernels.N_CHUNK_COLUMNS), np.int64)
