@@ -44,16 +44,17 @@ class BlockShuffling(SamplingStrategy):
         short block at a random place.
     align
         If "chunks", blocks begin where chunks of storage do, so that over an epoch each chunk is
-        decompressed about once: a block gives way to the next row that is the first to begin in
-        a chunk (of the first element of the collection; of a sparse one in the larger chunks of
-        its two arrays). Such rows are the first of each file, too. In full: block k of
-        ``block_size`` rows begins with the first such row from row ``k * block_size`` on, and
-        ends where block k + 1 begins. Blocks then differ in size. Where a chunk holds fewer than
-        ``block_size`` rows, blocks have ``block_size`` on average, and at most as many more as a
-        chunk holds; where it holds more, each chunk is one block. `block_sizes` says what comes
-        of it. What is read is a chunk for a chunk, and the head of one more for the last row of a
-        block, which may go on in it. Blocks of ``indices`` begin with the first of them that is
-        not before such a row.
+        decompressed about once. Block k begins with the first row, from row ``k * block_size``
+        on, that begins in another chunk than the row before it, or in another file; it ends where
+        block k + 1 begins. The chunks are those of the first element of the collection: of a
+        sparse one, the larger of those of its two arrays. Among ``indices``, rows and the rows
+        before them are those of ``indices``.
+
+        Blocks then differ in size; `block_sizes` tells. Where fewer than ``block_size`` rows
+        begin in a chunk, blocks have ``block_size`` on average, and less than one chunk's rows
+        more at most; where more do, each chunk is a block. Read for a block are the
+        chunks that its rows begin in, each of which is in one block alone, and the head of one
+        more that its last row may go on in.
 
         Rows that are not decompressed in chunks here (those of plain arrays, of a database, in
         memory) may each begin a block; where that holds for all, the order is that without
@@ -86,7 +87,7 @@ class BlockShuffling(SamplingStrategy):
         """Check the block size; check and sort the indices."""
         object.__setattr__(self, "block_size", require_positive("block_size", self.block_size))
         object.__setattr__(self, "indices", sorted_indices(self.indices))
-        if self.align not in {None, "chunks"} and not isinstance(self.align, ChunkStarts):
+        if not _is_alignment(self.align):
             msg = f'`align` must be "chunks" or None, but got {self.align!r}'
             raise ParameterError(msg)
 
@@ -177,6 +178,11 @@ class BlockShuffling(SamplingStrategy):
             raise ParameterError(msg)
         indices = None if self.indices is None else np.asarray(self.indices)
         return self.align.blocks(indices, self.block_size)
+
+
+def _is_alignment(given: Any) -> bool:
+    is_chunks = isinstance(given, str) and given == "chunks"
+    return is_chunks or given is None or isinstance(given, ChunkStarts)
 
 
 def shuffled_blocks(

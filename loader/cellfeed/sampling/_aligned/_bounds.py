@@ -61,29 +61,29 @@ def _first_at_least(values: NDArray[np.int64], low: int, least: int) -> int:
     return high
 
 
-@compiled("int64(int64[:,::1], int64, int64)")
-def _start_from(files: NDArray[np.int64], number: int, row: int) -> int:
-    """Return the first row from ``row`` on, of the file of that number, that begins a chunk.
+@compiled("int64(int64[:,::1], int64, int64, int64)")
+def _start_from(files: NDArray[np.int64], number: int, before: int, row: int) -> int:
+    """Return ``row`` if it begins in another chunk than ``before``, else where the next begins.
 
-    The row after its last one if there is none.
+    That is the first row from ``row`` on, of the file of that number, that begins in a chunk after
+    its own; the row after the last of the file if there is none.
     """
     first, chunk = files[number, FIRST_ROW], files[number, CHUNK]
-    n_rows = files[number + 1, FIRST_ROW] - first
-    local = row - first
-    if local == 0 or chunk == 0:
+    if before < first or chunk == 0:
         return row
+    n_rows = files[number + 1, FIRST_ROW] - first
     address = files[number, POINTER]
     if address == 0:
         size = files[number, ROW]
-        start = local * size // chunk * chunk
-        if (local - 1) * size < start:
+        start = (row - first) * size // chunk * chunk
+        if (before - first) * size < start:
             return row
         return int(first + min(n_rows, -(-(start + chunk) // size)))
     pointer = carray(_integers_at(address), n_rows)
-    start = pointer[local] // chunk * chunk
-    if pointer[local - 1] < start:
+    start = pointer[row - first] // chunk * chunk
+    if pointer[before - first] < start:
         return row
-    return int(first + _first_at_least(pointer, local, start + chunk))
+    return int(first + _first_at_least(pointer, row - first, start + chunk))
 
 
 @compiled("int64(int64[:,::1], int64[::1], int64, int64)")
@@ -103,11 +103,11 @@ def bound(files: NDArray[np.int64], indices: NDArray[np.int64], n: int, place: i
     """
     if place == 0 or place >= n:
         return min(place, n)
-    row = indices[place] if indices.size else place
-    start = _start_from(files, _file_of(files, row), row)
-    if indices.size == 0 or start == row:
-        return int(place + start - row)
-    return int(_first_at_least(indices, place, start))
+    if indices.size == 0:
+        return int(_start_from(files, _file_of(files, place), place - 1, place))
+    row = indices[place]
+    start = _start_from(files, _file_of(files, row), indices[place - 1], row)
+    return place if start == row else int(_first_at_least(indices, place, start))
 
 
 @compiled("Tuple((int64, int64, float64))(int64[:,::1], int64[::1], int64, int64)")

@@ -155,12 +155,17 @@ def rows_at(
         Where each group of blocks ends, int64, shape (n_groups,).
     files, indices, n, block_size, keys
         As of `group_sizes`.
+
+    Raises
+    ------
+    ValueError
+        There are no such positions.
     """
     n_blocks = (n + block_size - 1) // block_size
     rows = np.empty(positions.size, np.int64)
     words, rounds = np.empty(_AT_ONCE, np.uint64), np.arange(keys.size)
     slot, end, k = 0, 0, 0  # the next block, and where it begins
-    while k < positions.size:
+    while k < positions.size and slot < n_blocks:
         group = np.searchsorted(group_ends, positions[k], side="right")
         if slot // GROUP < group:
             slot, end = group * GROUP, group_ends[group - 1]
@@ -178,4 +183,6 @@ def rows_at(
             while k < positions.size and positions[k] < end:
                 rows[k] = first + positions[k] - start
                 k += 1
+    if k < positions.size:
+        raise ValueError("positions are outside of the epoch, or row pointers have changed")
     return rows
