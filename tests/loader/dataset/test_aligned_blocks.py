@@ -3,7 +3,7 @@
 import pickle
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,9 @@ def cells(n_cells: int, seed: int, mean: float) -> sp.csr_matrix:
 
 
 @pytest.fixture(scope="module")
-def folder(write_h5ad, replace, new_folder) -> dict[str, list[Path]]:
+def folder(
+    write_h5ad: Callable[..., Path], replace: Any, new_folder: Callable[[], Path]
+) -> dict[str, list[Path]]:
     """Files whose chunks differ in size, from parts of a cell to many cells."""
 
     def chunked(matrix: Any, data: int, indices: int) -> Path:
@@ -130,7 +132,9 @@ def test_workers_deliver_the_same(opened, expected, context):
 @pytest.mark.parametrize("n_ranks", [1, 2])
 def test_a_run_goes_on_where_it_was_stopped(opened, expected, n_before, n_ranks):
     def dataset(rank: int, world_size: int) -> CellDataset:
-        return CellDataset(opened["sparse"], ALIGNED, 8, 2, rank=rank, world_size=world_size, seed=4)
+        return CellDataset(
+            opened["sparse"], ALIGNED, 8, 2, rank=rank, world_size=world_size, seed=4
+        )
 
     stopped = dataset(0, 1)
     minibatches = iter(stopped)

@@ -108,7 +108,8 @@ def blocks_of(case: StrategyCase) -> list[list[int]]:
 def whole_epoch(case: StrategyCase, key: int) -> list[int]:
     strategy: Any = case.strategy
     order = strategy.epoch_order(n_rows=case.n_rows, epoch_key=key)
-    return order(np.arange(case.available.size)).tolist()
+    rows: list[int] = order(np.arange(case.available.size)).tolist()
+    return rows
 
 
 @given(cases, keys)
@@ -166,7 +167,7 @@ def test_many_blocks_are_found_by_groups_of_them():
     case = StrategyCase(strategy=strategy, n_rows=30_000)
     expected = {block[0]: block for block in blocks_of(case) if block}
     epoch = whole_epoch(case, 5)
-    found = []
+    found = list[int]()
     while len(found) < 30_000:
         found += expected.pop(epoch[len(found)])
     assert found == epoch
