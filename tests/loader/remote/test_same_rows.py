@@ -88,8 +88,9 @@ def test_blocks_begin_where_chunks_do(folder, web, names):
     found = []
     for where in (web, folder):
         collection = open_collection([f"{where}/{name}" for name in names])
-        dataset = CellDataset(collection, BlockShuffling(8, align="chunks"), 32, 2, seed=0)
-        assert dataset.strategy.align.is_chunked
+        strategy = BlockShuffling(8, align="chunks").bound_to(collection)
+        assert strategy.align is not None
+        dataset = CellDataset(collection, strategy, 32, 2, seed=0)
         minibatches = [each.to("cpu", dense=True) for each in dataset]
         found.append([(each.rows.tolist(), each.X.tolist()) for each in minibatches])
     assert found[0] == found[1]
