@@ -16,7 +16,7 @@ __all__ = [
 ]
 
 _INTERRUPTED = 130  # as shells say it
-_OF_TUNE = ("matplotlib", "optuna", "rich")  # what the extra of this name installs
+_OF_TUNE = ("matplotlib", "optuna", "rich", "torch")  # what the extra of this name installs
 
 
 class _OneLineError(click.ClickException):

@@ -63,7 +63,7 @@ def test_tuning_from_python_imports_what_reports_and_searches_need_when_they_do(
     assert ran.stdout.split() == []
 
 
-@pytest.mark.parametrize("missing", ["matplotlib", "optuna", "rich"])
+@pytest.mark.parametrize("missing", ["matplotlib", "optuna", "rich", "torch"])
 def test_the_line_that_installs_what_is_missing(missing, small_collection, tmp_path):
     script = f"import sys\nsys.modules[{missing!r}] = None\nfrom {TUNER} import main\nmain()"
     ran = subprocess.run(
