@@ -41,7 +41,7 @@ test: check
 # The pages, strictly: a warning is an error. The tutorial is run.
 docs: $(VENV)/.installed-docs
 	rm -rf docs/_build docs/reference/api
-	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs=auto docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 $(VENV)/.installed-docs: $(STAMP)

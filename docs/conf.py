@@ -33,7 +33,7 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "show_toc_level": 2,
-    "home_page_in_toc": False,
+    "navbar_persistent": [],
 }
 html_static_path = ["_static"]
 html_css_files = ["cellfeed.css"]
