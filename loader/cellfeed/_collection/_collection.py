@@ -117,7 +117,7 @@ class Collection:
 
     @property
     def var_names(self) -> NDArray[np.object_]:
-        """Gene names, str, shape (n_vars,): those of the first element."""
+        """Gene names of the first element, str, shape (n_vars,)."""
         return self._first.column_names
 
     @property
