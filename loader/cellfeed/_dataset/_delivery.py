@@ -10,12 +10,20 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from cellfeed._buffers import BufferPool
 from cellfeed._cells import Cells
 from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._layouts import Dtypes
-from cellfeed._reading import ByteBudget, PlannedRead, Reader, Stage, Transforms, ahead, in_stages
+from cellfeed._reading import (
+    ByteBudget,
+    PlannedRead,
+    Pools,
+    Reader,
+    Stage,
+    Transforms,
+    ahead,
+    in_stages,
+)
 from cellfeed._torch import get_worker_info
 from cellfeed.machine import threads_per_process
 from cellfeed.sampling import Share
@@ -99,7 +107,7 @@ class CollectionReading:
         Dtype of the values of all elements, or of some by name; those of the collection if None.
     num_threads
         Threads that read and decode; if None, this process's share of the processors.
-    pool
+    pools
         Where memory comes from.
     transforms
         What values of some elements go through.
@@ -112,7 +120,7 @@ class CollectionReading:
     collection: Collection
     dtype: Dtypes
     num_threads: int | None
-    pool: BufferPool
+    pools: Pools
     transforms: Transforms
     prefetch: int
     prefetch_bytes: int
@@ -126,7 +134,7 @@ class CollectionReading:
             self.collection,
             dtype=self.dtype,
             num_threads=threads,
-            pool=self.pool,
+            pools=self.pools,
             transforms=self.transforms,
         )
 
