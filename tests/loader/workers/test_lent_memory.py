@@ -183,7 +183,8 @@ def test_tensors_are_what_they_were(both, what):
 
 
 def test_minibatches_are_what_they_were(both):
-    matrix = sp.random(40, 3000, density=0.3, format="csr", dtype=np.float32, random_state=0)
+    some = sp.random(40, 3000, density=0.3, dtype=np.float32, random_state=0)
+    matrix = sp.csr_array(some)
     cells = Cells({"X": matrix}, {"label": np.arange(40)}, np.arange(40))
     sparse, dense = both.send([cells.to_torch(), cells.to_torch(dense=True)])
     assert isinstance(sparse, Minibatch)

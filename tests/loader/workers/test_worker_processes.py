@@ -6,6 +6,7 @@ import re
 import signal
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from cellfeed._workers import _departures
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
 )
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "sparse": {},
     "dense": {"dense": True},
     "float64": {"dense": True, "dtype": "float64"},
@@ -43,7 +44,7 @@ def arrays(minibatch):
     """Return all that a minibatch consists of, in NumPy, and copied."""
     X = minibatch.X
     if isinstance(minibatch, Cells):
-        X = X.toarray() if sp.issparse(X) else X
+        X = X.toarray() if isinstance(X, sp.csr_array) else X
     else:
         assert X.is_contiguous() if X.layout == torch.strided else X.layout == torch.sparse_csr
         X = X.to_dense().numpy()
@@ -123,7 +124,7 @@ class WithTheOneBefore:
     """A function that keeps a minibatch after it has returned it."""
 
     def __init__(self):
-        self.kept = deque(maxlen=3)
+        self.kept = deque[Any](maxlen=3)
 
     def __call__(self, minibatch):
         before = [float(each.X.values().sum()) for each in self.kept]
@@ -154,7 +155,8 @@ class NumberOfSegments:
 
     def __call__(self, minibatch):
         departures = _departures.departures()
-        return minibatch, departures.pool.n_segments, get_worker_info().id
+        assert departures is not None
+        return minibatch, departures.pool.n_segments, departures.worker
 
 
 def test_memory_does_not_grow_with_the_minibatches(file):
@@ -210,6 +212,7 @@ class Killed:
 
     def __call__(self, minibatch):
         self.n += 1
-        if self.n == 3 and get_worker_info().id == 0:
+        worker = get_worker_info()
+        if self.n == 3 and worker is not None and worker.id == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return minibatch
