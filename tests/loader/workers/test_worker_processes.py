@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings(
 WAYS: dict[str, dict[str, Any]] = {
     "sparse": {},
     "dense": {"dense": True},
-    "float64": {"dense": True, "dtype": "float64"},
+    "float16": {"dense": True, "dtype": "float16"},
     "NumPy": {"as_torch": False},
     "dense, NumPy": {"as_torch": False, "dense": True},
 }
