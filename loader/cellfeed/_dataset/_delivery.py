@@ -11,6 +11,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._cells import Cells
+from cellfeed._chunks import Verify
 from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._layouts import Dtypes
@@ -111,6 +112,8 @@ class CollectionReading:
         Where memory comes from.
     transforms
         What values of some elements go through.
+    verify
+        How often chunks are checked; see `Decoder`.
     prefetch
         How many fetches are planned, and on their way, beyond the one that is read.
     prefetch_bytes
@@ -122,6 +125,7 @@ class CollectionReading:
     num_threads: int | None
     pools: Pools
     transforms: Transforms
+    verify: Verify
     prefetch: int
     prefetch_bytes: int
 
@@ -136,6 +140,7 @@ class CollectionReading:
             num_threads=threads,
             pools=self.pools,
             transforms=self.transforms,
+            verify=self.verify,
         )
 
     @contextmanager

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from cellfeed import BlockShuffling, CellDataset, Cells, InterleavedDatasets, open_collection
+from cellfeed._dataset._iteration import wait_for_dropped
 from cellfeed._workers import _departures
 
 pytestmark = pytest.mark.filterwarnings(
@@ -171,6 +172,7 @@ def test_memory_does_not_grow_with_the_minibatches(file):
 
 def lent_here():
     """Return how often this process has memory mapped that workers lent."""
+    wait_for_dropped()  # which a thread closes
     gc.collect()
     return len(re.findall("memfd:cellfeed", Path("/proc/self/maps").read_text()))
 
