@@ -1,6 +1,18 @@
-"""Memory: a pool of it, and destinations in memory that is not there yet."""
+"""Memory: pools of it, and destinations in memory that is not there yet."""
 
 from cellfeed._buffers._destinations import bind, destination
-from cellfeed._buffers._pool import Buffer, BufferPool, array_at
+from cellfeed._buffers._pool import Buffer, BufferPool, Lease, array_at
+from cellfeed._buffers._segment import Segment
+from cellfeed._buffers._shared_pool import Piece, SharedPool
 
-__all__ = ["Buffer", "BufferPool", "array_at", "bind", "destination"]
+__all__ = [
+    "Buffer",
+    "BufferPool",
+    "Lease",
+    "Piece",
+    "Segment",
+    "SharedPool",
+    "array_at",
+    "bind",
+    "destination",
+]

@@ -5,6 +5,8 @@ import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
 
-__all__ = ["Buffer", "BufferPool", "array_at"]
+__all__ = ["Buffer", "BufferPool", "Bytes", "Lease", "array_at", "locked"]
 
 Bytes = NDArray[np.uint8]
 
@@ -38,8 +40,8 @@ class BufferPool:
     """
 
     def __init__(self) -> None:
-        self._leased = set[_Lease]()
-        self._returned = deque[_Lease]()  # appending is atomic, so that returning needs no lock
+        self._leased = set[Lease]()
+        self._returned = deque[Lease]()  # appending is atomic, so that returning needs no lock
         self._free: dict[int, list[Bytes]] = {}
         self._process = os.getpid()
 
@@ -48,11 +50,9 @@ class BufferPool:
         capacity = _round_up(n_bytes)
         with _lock:
             self._collect()
-            memory = self._find(capacity)
-        if memory is None:
-            memory = _map(capacity)
+            memory = self._take(capacity)
         buffer = Buffer(memory)
-        self._leased.add(_Lease(buffer, self._returned, memory))
+        self._leased.add(Lease(buffer, self._returned, memory))
         return buffer
 
     def _collect(self) -> None:
@@ -63,7 +63,8 @@ class BufferPool:
             self._leased.discard(leased)
             self._free.setdefault(leased.memory.size, []).append(leased.memory)
 
-    def _find(self, capacity: int) -> Bytes | None:
+    def _take(self, capacity: int) -> Bytes:
+        """Return memory that is free, or new memory."""
         fitting = [size for size, free in self._free.items() if free and size >= capacity]
         if fitting and min(fitting) <= 2 * capacity:
             return self._free[min(fitting)].pop()
@@ -75,13 +76,20 @@ class BufferPool:
             self._free[size].pop()
             freed += size
             free = [size for size, free in self._free.items() if free]
-        return None
+        return _map(capacity)
 
     def __reduce__(self) -> tuple[type["BufferPool"], tuple[()]]:
         return BufferPool, ()  # memory does not travel
 
 
 _lock = threading.Lock()  # of all pools, for a moment each
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Hold the lock of all pools."""
+    with _lock:
+        yield
 
 
 def _enter_process() -> None:
@@ -113,7 +121,7 @@ class Buffer:
         return np.asarray(_Base(self, dtype, n, self.address + start))
 
 
-class _Lease(weakref.ref[Buffer]):
+class Lease(weakref.ref[Buffer]):
     """A buffer that a pool waits for, and the memory that was leased.
 
     When the buffer is gone, `deque.append` puts this where the pool looks for it. That is C code,
@@ -122,10 +130,10 @@ class _Lease(weakref.ref[Buffer]):
 
     __slots__ = ("memory",)
 
-    def __new__(cls, buffer: Buffer, returned: deque["_Lease"], memory: Bytes) -> Self:  # noqa: ARG004
+    def __new__(cls, buffer: Buffer, returned: deque["Lease"], memory: Bytes) -> Self:  # noqa: ARG004
         return super().__new__(cls, buffer, returned.append)
 
-    def __init__(self, buffer: Buffer, returned: deque["_Lease"], memory: Bytes) -> None:  # noqa: ARG002
+    def __init__(self, buffer: Buffer, returned: deque["Lease"], memory: Bytes) -> None:  # noqa: ARG002
         self.memory = memory
 
 

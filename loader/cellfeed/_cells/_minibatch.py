@@ -17,7 +17,7 @@ from cellfeed._cells._ragged_rows import RaggedRows
 from cellfeed._cells._ragged_tensor import RaggedTensor
 from cellfeed._torch import require_torch, torch
 
-__all__ = ["Minibatch", "minibatch_of"]
+__all__ = ["Minibatch", "csr_tensor", "minibatch_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +147,7 @@ def _element_tensor(rows: Any, *, dense: bool) -> Any:
         return torch.from_numpy(scipy.toarray())
     csr = rows if isinstance(rows, CsrRows) else rows.tocsr()
     crow, col, values = map(torch.from_numpy, (csr.indptr, csr.indices, csr.data))
-    return _csr_tensor(crow, col, values, csr.shape)
+    return csr_tensor(crow, col, values, csr.shape)
 
 
 def _is_sparse(element: Any) -> bool:
@@ -170,7 +170,7 @@ def _joined(parts: Sequence[torch.Tensor], shape: Sequence[int]) -> Any:
     if len(parts) == _N_OF_RAGGED:
         return RaggedTensor(*parts)
     crow_indices, col_indices, values = parts
-    return _csr_tensor(crow_indices, col_indices, values, shape)
+    return csr_tensor(crow_indices, col_indices, values, shape)
 
 
 def _obs_tensor(name: str, values: NDArray[Any]) -> torch.Tensor:
@@ -214,12 +214,13 @@ def _unpack_minibatch(
     return Minibatch(unpacked, dict(zip(obs_names, obs, strict=True)), rows)
 
 
-def _csr_tensor(
+def csr_tensor(
     crow_indices: torch.Tensor,
     col_indices: torch.Tensor,
     values: torch.Tensor,
     shape: Sequence[int],
 ) -> torch.Tensor:
+    """Return a sparse CSR tensor over the memory of its parts."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._buffers import BufferPool
 from cellfeed._cells import require_torch_dtype
 from cellfeed._chunks import Verify, check_verify
 from cellfeed._collection import Collection
@@ -34,8 +33,9 @@ from cellfeed._dataset._transforms import AnyTransform, float_dtypes, transforms
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._indexables import count_rows
 from cellfeed._layouts import dtypes_of
-from cellfeed._reading import Transforms
+from cellfeed._reading import Pools, Transforms
 from cellfeed._torch import HAS_TORCH, require_torch
+from cellfeed._workers import pool_of_minibatches
 from cellfeed.sampling import SamplingStrategy, Share
 
 if TYPE_CHECKING:
@@ -254,7 +254,8 @@ class CellDataset(PlannedDataset):
             require_positive("transform_threads", transform_threads) if transform_threads else 0
         )
         self.num_workers = 0
-        self._pool = BufferPool()  # for all epochs, so that memory is new to the system only once
+        # For all epochs, so that memory is new to the system only once.
+        self._pools = Pools()
         if self._is_read_ahead:
             collection.warn_if_slow(self.dtype)
             collection.load_tables()  # once, for all worker processes that are forked
@@ -343,8 +344,10 @@ class CellDataset(PlannedDataset):
 
         Workers read ahead by themselves; see ``prefetch``. Where a function of yours works on a
         whole fetch, or reads it, as many minibatches wait as a fetch has, so that the training
-        loop goes on meanwhile. No more wait than fit into ``/dev/shm``, through which they come;
-        where it is full all the same, they come through a pipe, slower, with a warning. Where a
+        loop goes on meanwhile. Minibatches lie in memory that a worker lends and uses again once
+        nothing refers to them any more; rows are read into it, unless a function of yours changes
+        them. Each worker takes `buffer_bytes` of it, and the minibatches that wait and are used.
+        It needs no room in ``/dev/shm``. Where a
         `Collection` is on a server, in an object store or an experiment of TileDB-SOMA, workers
         are not forked, since threads of this process may be reading it: the context is
         "forkserver" unless you give another, so that a script needs its
@@ -432,12 +435,15 @@ class CellDataset(PlannedDataset):
                 fetch_callback=self.fetch_callback,
                 callbacks=callbacks,
             )
+        # What a function of the user's gets to see, it might keep.
+        is_lent = self._is_placed and self.batch_transform is None
+        lent = pool_of_minibatches() if is_lent else None
         reading = CollectionReading(
             collection=self.collection,
             dtype=self.dtype,
             num_threads=self.num_threads,
             verify=self.verify,
-            pool=self._pool,
+            pools=self._pools if lent is None else self._pools.lending(lent, dense=self.dense),
             transforms=self._transforms(self.transform),
             prefetch=self.prefetch or (_FETCHES_AHEAD if self._is_remote else 1),
             prefetch_bytes=self.prefetch_bytes,

@@ -10,13 +10,21 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from cellfeed._buffers import BufferPool
 from cellfeed._cells import Cells
 from cellfeed._chunks import Verify
 from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._layouts import Dtypes
-from cellfeed._reading import ByteBudget, PlannedRead, Reader, Stage, Transforms, ahead, in_stages
+from cellfeed._reading import (
+    ByteBudget,
+    PlannedRead,
+    Pools,
+    Reader,
+    Stage,
+    Transforms,
+    ahead,
+    in_stages,
+)
 from cellfeed._torch import get_worker_info
 from cellfeed.machine import threads_per_process
 from cellfeed.sampling import Share
@@ -100,7 +108,7 @@ class CollectionReading:
         Dtype of the values of all elements, or of some by name; those of the collection if None.
     num_threads
         Threads that read and decode; if None, this process's share of the processors.
-    pool
+    pools
         Where memory comes from.
     transforms
         What values of some elements go through.
@@ -115,7 +123,7 @@ class CollectionReading:
     collection: Collection
     dtype: Dtypes
     num_threads: int | None
-    pool: BufferPool
+    pools: Pools
     transforms: Transforms
     verify: Verify
     prefetch: int
@@ -130,7 +138,7 @@ class CollectionReading:
             self.collection,
             dtype=self.dtype,
             num_threads=threads,
-            pool=self.pool,
+            pools=self.pools,
             transforms=self.transforms,
             verify=self.verify,
         )

@@ -22,7 +22,15 @@ from cellfeed._dataset._iteration import Iteration, interrupts_held, wait_for_dr
 from cellfeed._dataset._run import Counted
 from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, StateError
 from cellfeed._torch import DataLoader, default_convert, get_worker_info
-from cellfeed.machine import local_world_size
+from cellfeed._workers import (
+    Arrivals,
+    WorkerStart,
+    can_lend,
+    connected,
+    departures,
+    message_of,
+)
+from cellfeed.machine import local_world_size, usable_memory_bytes
 
 __all__ = [
     "MinibatchLoader",
@@ -33,7 +41,8 @@ __all__ = [
     "sent_whole",
 ]
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is where torch keeps what processes share
+# Where torch keeps what processes share, if workers cannot lend memory.
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a temporary file
 _SHARE = 0.75  # of what is free: minibatches differ in size, and others want some of it
 _OF_THE_CONSUMER = 2  # minibatches: one in use, and one handed over
 
@@ -151,6 +160,22 @@ class MinibatchLoader(DataLoader[Any]):
         """
         self.dataset.load_state_dict(state)
 
+    def _get_iterator(self) -> Any:
+        if not (self.num_workers and can_lend() and isinstance(self.collate_fn, _SentWhole)):
+            return super()._get_iterator()
+        receiving, sending = connected()
+        arrivals = Arrivals(receiving)
+        own = self.worker_init_fn
+        self.worker_init_fn = WorkerStart(
+            sending, arrivals.key, are_rows_placed=self.collate_fn.is_own, then=own
+        )
+        try:
+            iterator = super()._get_iterator()
+        finally:
+            self.worker_init_fn = own
+        vars(iterator)["arrivals"] = arrivals  # they go with it
+        return iterator
+
     def _announced(self, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
         """Pass minibatches on, and say so to Accelerate if that prepared this loader."""
         if "_is_accelerate_prepared" in vars(self):
@@ -205,7 +230,7 @@ def _of_worker(error: CellfeedError) -> CellfeedError:
 
 
 def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
-    """Return how many minibatches may wait for each worker in the memory processes share.
+    """Return how many minibatches may wait for each worker in the memory that processes share.
 
     Parameters
     ----------
@@ -214,10 +239,13 @@ def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
     n_workers
         Worker processes of this one; others of the same training want as much.
     """
-    try:
-        free = shutil.disk_usage(_SHARED_MEMORY).free
-    except OSError:  # not on this system
-        return sys.maxsize
+    if can_lend():
+        free = usable_memory_bytes()
+    else:
+        try:
+            free = shutil.disk_usage(_SHARED_MEMORY).free
+        except OSError:  # not on this system
+            return sys.maxsize
     fit = _SHARE * free / local_world_size() / max(1, minibatch_bytes) - _OF_THE_CONSUMER
     return max(1, int(fit / n_workers))
 
@@ -270,11 +298,19 @@ def _only_errors_that_travel() -> Iterator[None]:
 class _SentWhole:
     collate: Callable[[Any], Any]
 
+    @property
+    def is_own(self) -> bool:
+        """Whether no function of the user's gets to see a minibatch, which it might keep."""
+        return self.collate in (default_convert, as_it_is)
+
     def __call__(self, minibatch: Any) -> Any:
         if get_worker_info() is None:
             return self.collate(minibatch)
+        lending = departures()
         with _only_errors_that_travel():
-            return _Pickled(_pickle(self.collate(minibatch)))
+            collated = self.collate(minibatch)
+            message = None if lending is None else message_of(collated, lending)
+            return _Pickled(_pickle(collated)) if message is None else message
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._buffers import Buffer, BufferPool, bind
+from cellfeed._buffers import Buffer, bind
 from cellfeed._cells import Cells, CsrRows, ObsColumn, RaggedRows
 from cellfeed._chunks import ChunkReads, Decoder, Verify, copy_all
 from cellfeed._layouts import CsrGroup, DenseGroup, Dtypes, Element, Group, RaggedGroup, dtypes_of
@@ -16,6 +16,7 @@ from cellfeed._reading._ahead import Ahead
 from cellfeed._reading._direct_rows import decode
 from cellfeed._reading._laid_out import ElementPlan, ElementRead, LaidOut
 from cellfeed._reading._parts import Part
+from cellfeed._reading._pools import Pools
 from cellfeed._reading._prefetch import ahead
 from cellfeed._reading._transforms import ElementTransforms, Transforms
 from cellfeed._runs import Runs, merge_consecutive
@@ -122,8 +123,8 @@ class Reader:
         Dtype of the values of all elements, or of some by name; those of the collection if None.
     num_threads
         Threads that read and decode; as many as the process may use processors if None.
-    pool
-        Where memory comes from; a pool of its own if None.
+    pools
+        Where memory comes from; pools of its own if None.
     transforms
         What values of some elements go through, which are read as float32 or float64.
     verify
@@ -136,7 +137,7 @@ class Reader:
         *,
         dtype: Dtypes = None,
         num_threads: int | None = None,
-        pool: BufferPool | None = None,
+        pools: Pools | None = None,
         transforms: Transforms | None = None,
         verify: Verify = "first",
     ) -> None:
@@ -159,8 +160,7 @@ class Reader:
         self._dense_threads = ThreadPoolExecutor(
             self._n_threads, thread_name_prefix="cellfeed-dense"
         )
-        self._pool = BufferPool() if pool is None else pool
-        self._dense_pool = BufferPool()  # pieces of one size, which others would take the place of
+        self._pools = Pools() if pools is None else pools
 
     def __enter__(self) -> Self:
         return self
@@ -279,7 +279,7 @@ class Reader:
     def _read(self, planned: PlannedRead) -> Iterator[Cells]:
         laid_out = {name: each.lay_out(self._decoder) for name, each in planned.elements.items()}
         buffers = {
-            name: [self._memory(group.n_bytes, is_zeroed=each.is_zeroed) for group in each.groups]
+            name: [self._memory(group, is_zeroed=each.is_zeroed) for group in each.groups]
             for name, each in laid_out.items()
         }
         bases = np.array([each.address for some in buffers.values() for each in some], np.int64)
@@ -377,10 +377,11 @@ class Reader:
             yield cells
             del cells
 
-    def _memory(self, n_bytes: int, *, is_zeroed: bool) -> Buffer:
-        buffer = self._pool.acquire(n_bytes)
+    def _memory(self, group: Group, *, is_zeroed: bool) -> Buffer:
+        is_sparse = isinstance(group, CsrGroup)
+        buffer = (self._pools.sparse if is_sparse else self._pools.others).acquire(group.n_bytes)
         if is_zeroed:
-            buffer.array(np.dtype(np.uint8), n_bytes)[...] = 0
+            buffer.array(np.dtype(np.uint8), group.n_bytes)[...] = 0
         return buffer
 
     def read_bytes(self, planned: PlannedRead) -> int:
@@ -403,7 +404,7 @@ class Reader:
         if not isinstance(rows, CsrRows):
             return rows
         group = DenseGroup(len(rows.indptr) - 1, (rows.n_vars,), rows.data.dtype)
-        memory = self._dense_pool.acquire(group.n_bytes)
+        memory = self._pools.dense.acquire(group.n_bytes)
         dense = group.over(memory)
         rows.densify_into(dense)
         if name in self._transforms:

@@ -22,7 +22,7 @@ from cellfeed._chunks._reads import Done
 from cellfeed._collection import Collection
 from cellfeed._dataset import CellDataset
 from cellfeed._errors import ColumnError
-from cellfeed._reading import Reader
+from cellfeed._reading import Pools, Reader
 from cellfeed._runs import merge_consecutive
 from cellfeed._sources import Layout, Source, open_location, storage_of
 from cellfeed.sampling import BlockShuffling
@@ -175,7 +175,8 @@ class SourceConformance:
             size, n_threads = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
             distinct, order = np.unique(rows, return_inverse=True)
             pool = GuardedPool()
-            with Reader(collection, dtype=dtype, num_threads=n_threads, pool=pool) as reader:
+            pools = Pools(pool, pool, pool)
+            with Reader(collection, dtype=dtype, num_threads=n_threads, pools=pools) as reader:
                 groups = list(reader.read_groups(distinct, order, size))
             pool.check()
             assert [len(group) for group in groups] == _sizes(len(rows), size)

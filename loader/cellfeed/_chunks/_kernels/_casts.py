@@ -7,12 +7,16 @@ import numpy as np
 from numba import carray, types
 from numba.np.numpy_support import from_dtype
 
-from cellfeed._compiled import compiled_callback
+from cellfeed._compiled import compiled, compiled_callback
 
 __all__ = ["can_cast", "cast_address"]
 
 _SIGNATURE = types.void(types.voidptr, types.voidptr, types.int64)
 _LARGEST_INT32 = np.iinfo(np.int32).max
+
+# Bits of a float32 without its sign; the last ones as a float16 has them.
+_INFINITY = 0x7F800000
+_TOO_LARGE, _LEAST_NORMAL, _TOO_SMALL = 0x47800000, 0x38800000, 0x33000000
 
 # Fractions that do not fit are undefined in C. NumPy goes through these, and then cuts off bits.
 _WRAPPED = {
@@ -29,7 +33,8 @@ _WRAPPED = {
 
 def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     """Return whether `cast_address` knows the way."""
-    return source == target or (_is_plain(source) and _is_plain(target))
+    is_halved = source == np.float32 and target == np.float16 and source.isnative
+    return source == target or is_halved or (_is_plain(source) and _is_plain(target))
 
 
 @cache
@@ -45,6 +50,9 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
     """
     if source == target:
         return 0
+    if target == np.float16:
+        _KEPT.append(_to_half())
+        return int(_KEPT[-1].address)
     ins, outs = (from_dtype(_as_number(dtype)) for dtype in (source, target))
     if target == np.bool_:
         function = _to_bool(ins)
@@ -106,5 +114,33 @@ def _to_bool(ins: Any) -> Any:
         values, result = carray(source, (n,), ins), carray(target, (n,), types.uint8)
         for i in range(n):
             result[i] = values[i] != 0
+
+    return cast
+
+
+@compiled("uint16(uint32)")
+def _half(bits: Any) -> Any:
+    """Return the bits of a float32 as those of the nearest float16, of two the even one."""
+    sign, size = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
+    if size > _INFINITY:  # none of the bits that are left may make an infinity of it
+        return sign | 0x7E00 | ((size >> 13) & 0x1FF)
+    if size >= _TOO_LARGE:
+        return sign | 0x7C00
+    if size >= _LEAST_NORMAL:
+        rounded = size + 0xFFF + ((size >> 13) & 1)
+        return sign | ((rounded - (112 << 23)) >> 13)
+    if size < _TOO_SMALL:
+        return sign
+    fraction, shift = (size & 0x7FFFFF) | 0x800000, 126 - (size >> 23)
+    result, rest, middle = fraction >> shift, fraction & ((1 << shift) - 1), 1 << (shift - 1)
+    return sign | (result + (rest > middle or (rest == middle and result & 1)))
+
+
+def _to_half() -> Any:
+    @compiled_callback(_SIGNATURE)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = carray(source, (n,), types.uint32), carray(target, (n,), types.uint16)
+        for i in range(n):
+            result[i] = _half(values[i])
 
     return cast
