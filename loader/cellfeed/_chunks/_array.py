@@ -158,6 +158,8 @@ class ChunkedArray:
         The files or objects that they are in.
     shuffled
         Whether HDF5's shuffle filter was applied before compression.
+    delta
+        Whether each element of a chunk is stored as what is added to the one before it.
     lost_is_zero
         Whether chunks that are not there are zero; else that is damage, unless they are column
         indices of rows with no other element there.
@@ -178,6 +180,7 @@ class ChunkedArray:
     locations: ChunkLocations
     files: ByteStore
     shuffled: bool = False
+    delta: bool = False
     lost_is_zero: bool = False
     bad_index: str = ""
 
@@ -334,7 +337,7 @@ class ChunkedArray:
         """Return reads, of which ``array`` and ``segments`` may have addresses in ``tables``."""
         located = self.locations.locate(chunks)
         offsets, sizes = located.offsets, located.sizes
-        if self.codec == kernels.STORED and not self.shuffled:
+        if self.codec == kernels.STORED and not self.shuffled and not self.delta:
             placing = int(array[kernels.PLACING])
             kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize, placing)
         table = np.zeros((len(chunks), kernels.N_CHUNK_COLUMNS), np.int64)
@@ -351,6 +354,7 @@ class ChunkedArray:
         table[:, kernels.END_SEGMENT] = np.append(firsts[1:], len(segments))
         array[kernels.CODEC] = self.codec
         array[kernels.SHUFFLED] = self.shuffled
+        array[kernels.DELTA] = self.delta
         array[kernels.DECODED_BYTES] = self.dtype.itemsize * math.prod(self.chunk_shape)
         array[kernels.LOST_IS_ZERO] = self.lost_is_zero
         return ChunkReads(

@@ -145,7 +145,7 @@ class ChunkReads:
         """Return the same reads, which end with the bytes that are stored."""
         arrays = self.arrays.copy()
         arrays[:, kernels.CODEC] = kernels.STORED
-        arrays[:, kernels.SHUFFLED] = 0
+        arrays[:, [kernels.SHUFFLED, kernels.DELTA]] = 0
         return replace(self.without_placing(), arrays=arrays)
 
     @property
@@ -157,7 +157,8 @@ class ChunkReads:
     def decoded_bytes(self) -> int:
         """Bytes that all chunks take once they are decompressed."""
         arrays = self.arrays[self.chunks[:, kernels.ARRAY]]
-        whole = (arrays[:, kernels.CODEC] != kernels.STORED) | (arrays[:, kernels.SHUFFLED] != 0)
+        whole = arrays[:, kernels.CODEC] != kernels.STORED
+        whole |= (arrays[:, [kernels.SHUFFLED, kernels.DELTA]] != 0).any(axis=1)
         # Chunks stored as they are were cut to what is wanted of them.
         sizes = np.where(whole, arrays[:, kernels.DECODED_BYTES], self.chunks[:, kernels.SIZE])
         return int(sizes.sum())

@@ -20,8 +20,9 @@ Tables are int64 arrays of one row for each item; the names of their columns are
     STEPS,  # address of an int64 for each step of what is TRANSFORMED: its kind
     NUMBERS,  # address of a float64 for each step: its number
     N_STEPS,
+    DELTA,  # whether each element of a chunk is stored as what is added to the one before it
     N_ARRAY_COLUMNS,
-) = range(16)
+) = range(17)
 
 # How the elements of a segment go to their destination.
 (
