@@ -6,7 +6,7 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import pointer
+from cellfeed._chunks._kernels._native import LANES, add_up_lanes, pointer
 from cellfeed._chunks._kernels._tables import (
     COUNT,
     DECODED_BYTES,
@@ -19,7 +19,7 @@ from cellfeed._compiled import compiled
 
 __all__ = ["add_up"]
 
-_word = "uint8", "uint16", "uint32", "uint64"
+_word = "uint8", "uint32", "uint64"
 
 
 @compiled(*(f"void({word}[::1], {word}[::1])" for word in _word))
@@ -28,6 +28,19 @@ def _add_up(differences: NDArray[Any], sums: NDArray[Any]) -> None:
     total = differences.dtype.type(0)
     for i in range(differences.size):
         total = differences.dtype.type(total + differences[i])
+        sums[i] = total
+
+
+@compiled("void(int64, int64, int64)")
+def _add_up_16_bits(source: int, target: int, n: int) -> None:
+    """Add up integers of 16 bits at one address to those at another; most indices are such."""
+    total, whole = np.uint16(0), n - n % LANES
+    for i in range(0, whole, LANES):
+        total = add_up_lanes(target + 2 * i, source + 2 * i, total)
+    differences = carray(pointer(source), (n,), np.uint16)
+    sums = carray(pointer(target), (n,), np.uint16)
+    for i in range(whole, n):
+        total = np.uint16(total + differences[i])
         sums[i] = total
 
 
@@ -51,7 +64,7 @@ def add_up(
     if array[ITEMSIZE] == 1:
         _add_up(carray(pointer(source), (n,), np.uint8), carray(pointer(target), (n,), np.uint8))
     elif array[ITEMSIZE] == 2:
-        _add_up(carray(pointer(source), (n,), np.uint16), carray(pointer(target), (n,), np.uint16))
+        _add_up_16_bits(source, target, n)
     elif array[ITEMSIZE] == 4:
         _add_up(carray(pointer(source), (n,), np.uint32), carray(pointer(target), (n,), np.uint32))
     else:
