@@ -45,7 +45,7 @@ LEAST = 4_000_000  # non-zeros decoded in a turn
 
 
 @numba.njit(nogil=True, cache=True)
-def to_columns(decoded, n, out, *, is_joined, is_sum):
+def to_columns(decoded, n, out, is_joined, is_sum):
     """Unsigned integers of 16 bits, or their two planes of bytes, become int32 columns."""
     narrow = carray(native.pointer(decoded.ctypes.data), (n,), np.uint16)
     total = np.uint16(0)
@@ -66,7 +66,7 @@ def to_columns(decoded, n, out, *, is_joined, is_sum):
 
 
 @numba.njit(nogil=True, cache=True)
-def to_counts(decoded, n, out, *, is_joined, offset):
+def to_counts(decoded, n, out, is_joined, offset):
     """Unsigned integers of 16 bits, or their two planes of bytes, become float32 counts."""
     narrow = carray(native.pointer(decoded.ctypes.data), (n,), np.uint16)
     if is_joined:
@@ -84,10 +84,10 @@ def finish(how, decoded, n, out, out_float):
         native.copy_bytes(out.ctypes.data, decoded.ctypes.data, n * 4)
     elif how < COPY:
         is_joined, is_sum = how in (JOIN, JOIN_ADD_UP), how in (ADD_UP, JOIN_ADD_UP)
-        to_columns(decoded, n, out, is_joined=is_joined, is_sum=is_sum)
+        to_columns(decoded, n, out, is_joined, is_sum)
     else:
         is_joined, offset = how in (JOIN_TO_FLOAT, JOIN_FROM_ONE), int(how >= FROM_ONE)
-        to_counts(decoded, n, out_float, is_joined=is_joined, offset=offset)
+        to_counts(decoded, n, out_float, is_joined, offset)
 
 
 @numba.njit(nogil=True, cache=True)

@@ -1,9 +1,9 @@
 """Shuffled stores beside a cellstream archive of the same cells: cells/s, in turns.
 
 Run from the root of the repository, as ``python -m bench.codecs.reading ARCHIVE STORE ...``.
-Each turn reads for a second with two threads, pages in memory: minibatches of 64 cells by
-`CellDataset`, from blocks and from single cells, and random cells by cellstream's `gather_rows`,
-1,024 at a time and sorted, which is its fastest. Ratios to `gather_rows` of the same round count.
+Each turn reads for a second with two threads, pages in memory: minibatches by `CellDataset`, from
+blocks and from single cells, and as many random cells by cellstream's `gather_rows`, sorted, which
+is its fastest. Ratios to `gather_rows` of the same round count.
 """
 
 import argparse
@@ -21,18 +21,26 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--fetch", type=int, default=16384, help="cells that cellfeed fetches")
+    parser.add_argument("--size", type=int, default=1024, help="cells at a time")
+    parser.add_argument("--fetch", type=int, default=8192, help="cells that cellfeed fetches")
     parser.add_argument("--blocks", type=int, nargs="+", default=[512, 1])
     options = parser.parse_args()
     rates = {}
     for seed in range(options.rounds):
         turns = {
-            "gather_rows": gather(options.archive, 1024, options.threads, is_sorted=True, seed=seed)
+            "gather_rows": gather(
+                options.archive, options.size, options.threads, is_sorted=True, seed=seed
+            )
         }
         for store in options.stores:
             for block in options.blocks:
                 turns[f"{store.name}, block {block}"] = minibatches(
-                    store, 64, options.threads, block_size=block, fetch=options.fetch, seed=seed
+                    store,
+                    options.size,
+                    options.threads,
+                    block_size=block,
+                    fetch=options.fetch,
+                    seed=seed,
                 )
         for name, turn in turns.items():
             rate = rates_of(turn, options.seconds, first=2 * options.fetch, least=options.fetch)
