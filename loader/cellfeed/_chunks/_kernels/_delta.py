@@ -7,14 +7,8 @@ from numba import carray
 from numpy.typing import NDArray
 
 from cellfeed._chunks._kernels._native import LANES, add_up_lanes, pointer
-from cellfeed._chunks._kernels._tables import (
-    COUNT,
-    DECODED_BYTES,
-    FROM,
-    ITEMSIZE,
-    PLACING,
-    SCATTERED,
-)
+from cellfeed._chunks._kernels._planning import extent
+from cellfeed._chunks._kernels._tables import DECODED_BYTES, ITEMSIZE, PLACING
 from cellfeed._compiled import compiled
 
 __all__ = ["add_up"]
@@ -56,11 +50,11 @@ def add_up(
     ``source`` and ``target`` are addresses, and may be the same.
     """
     n = array[DECODED_BYTES] // array[ITEMSIZE]
-    if array[PLACING] != SCATTERED:  # of which the addresses of entries say what is taken
-        wanted = np.int64(0)
-        for k in range(len(segments)):
-            wanted = max(wanted, segments[k, FROM] + segments[k, COUNT])
-        n = min(n, wanted)
+    wanted = 0
+    for k in range(len(segments)):
+        _, stop = extent(segments[k], array[PLACING])
+        wanted = max(wanted, stop)
+    n = min(n, wanted)
     if array[ITEMSIZE] == 1:
         _add_up(carray(pointer(source), (n,), np.uint8), carray(pointer(target), (n,), np.uint8))
     elif array[ITEMSIZE] == 2:
