@@ -10,7 +10,7 @@ PEERS_CELLS ?= 200000
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
-.PHONY: demo test check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
+.PHONY: demo test docs check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -38,6 +38,16 @@ types: $(STAMP)
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=worksteal
 
+# The pages, strictly: a warning is an error. The tutorial is run.
+docs: $(VENV)/.installed-docs
+	rm -rf docs/_build docs/reference/api
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs=auto docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+$(VENV)/.installed-docs: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
 # The quick profile, once; fails where a benchmark does, or where none measured anything.
 bench: $(STAMP)
 	$(BIN)/python bench/suite/cli.py check
@@ -58,11 +68,11 @@ peers: $(STAMP)
 	$(BIN)/python bench/peers/compare.py --collection demo/peers/plates --output demo/peers \
 		$(PEERS_OPTIONS)
 
-# The search on all recorded grids; the table goes into the README.
+# The search on all recorded grids; the table goes into docs/benchmarks/autotune.md.
 replay: $(STAMP)
 	$(BIN)/python bench/grids/table.py
 
-# How long autotune takes, beside the whole grid; half an hour. The table goes into the README.
+# How long autotune takes, beside the whole grid; half an hour. The table goes there too.
 autotune-times: $(STAMP)
 	$(BIN)/python bench/grids/times.py demo/times
 

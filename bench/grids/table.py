@@ -1,9 +1,9 @@
-"""Play the search on all recorded grids, and put the table into the README."""
+"""Play the search on all recorded grids, and put the table into docs/benchmarks/autotune.md."""
 
 from pathlib import Path
 
 import click
-import readme
+import page
 
 from cellfeed_tuner import read_grid, replay
 from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
@@ -43,7 +43,7 @@ def main() -> None:
         ]
     table = markdown_table(replay_rows(found))
     click.echo(table)
-    readme.put("make replay", table)
+    page.put("make replay", table)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How long a default `autotune` takes, beside the whole grid: `python bench/grids/times.py FOLDER`.
 
-Both run as commands, on the collection of `make demo` and on 200,000 cells. The table goes into the
-README.
+Both run as commands, on the collection of `make demo` and on 200,000 cells. The table goes into
+docs/benchmarks/autotune.md.
 """
 
 import json
@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import click
+import page
 import pandas as pd
-import readme
 
 from cellfeed_tuner._results._recommended import least_share
 
@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
     lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     click.echo(table)
-    readme.put("make autotune-times", table)
+    page.put("make autotune-times", table)
 
 
 def _row(name: str, n_cells: int, folder: Path) -> dict[str, str]:

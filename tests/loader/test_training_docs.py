@@ -1,4 +1,4 @@
-"""docs/training.md runs as it stands, and the tests that it names exist."""
+"""docs/how-to/training.md runs as it stands, and the tests that it names exist."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "training.md").read_text()
+TEXT = (ROOT / "docs" / "how-to" / "training.md").read_text()
 
 
 def test_which_cells_an_epoch_visits(capsys):
@@ -15,7 +15,7 @@ def test_which_cells_an_epoch_visits(capsys):
     printed = re.search(r"```text\n(.*?)```", section, re.DOTALL)
     assert code is not None
     assert printed is not None
-    exec(compile(code[1], "docs/training.md", "exec"), {})
+    exec(compile(code[1], "docs/how-to/training.md", "exec"), {})
     assert capsys.readouterr().out == printed[1]
 
 

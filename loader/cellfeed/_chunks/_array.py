@@ -192,6 +192,11 @@ class ChunkedArray:
         n_chunks = math.prod(chunk_grid(self.shape, self.chunk_shape))
         object.__setattr__(self, "checked", np.zeros(-(-n_chunks // 8), np.uint8))
 
+    @property
+    def is_decoded_whole(self) -> bool:
+        """Whether chunks are compressed or filtered; of others, only what is wanted is read."""
+        return self.codec != kernels.STORED or self.shuffled or self.delta
+
     def reads_of_ranges(
         self,
         starts: NDArray[np.int64],
@@ -341,7 +346,7 @@ class ChunkedArray:
         """Return reads, of which ``array`` and ``segments`` may have addresses in ``tables``."""
         located = self.locations.locate(chunks)
         offsets, sizes = located.offsets, located.sizes
-        if self.codec == kernels.STORED and not self.shuffled and not self.delta:
+        if not self.is_decoded_whole:
             placing = int(array[kernels.PLACING])
             kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize, placing)
         table = np.zeros((len(chunks), kernels.N_CHUNK_COLUMNS), np.int64)

@@ -61,8 +61,8 @@ def load_database(
 ) -> Loaded:
     """Write a collection into a PostgreSQL database, from which `open_collection` reads it.
 
-    docs/postgres.md states what is written. A load that was stopped or killed is taken up by the
-    same call: parts of some thousand cells are each written in one transaction, and only those
+    docs/how-to/postgres.md states what is written. A load that was stopped or killed is taken up by
+    the same call: parts of some thousand cells are each written in one transaction, and only those
     that are missing are written. Cells in memory, and others of which nothing tells whether they
     are the same, are not taken up.
 

@@ -1,6 +1,6 @@
-"""The table of what can be opened, as docs/opening.md has it: made from the registry.
+"""The table of what can be opened, as docs/reference/opening.md has it: made from the registry.
 
-``python -m cellfeed._sources._table docs/opening.md`` writes it anew into a page.
+``python -m cellfeed._sources._table docs/reference/opening.md`` writes it anew into a page.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""docs/remote.md runs as it stands, on a server of the tests."""
+"""docs/how-to/remote.md runs as it stands, on a server of the tests."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import anndata
 import numpy as np
 import pandas as pd
 
-TEXT = (Path(__file__).parents[3] / "docs" / "remote.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs" / "how-to" / "remote.md").read_text()
 
 
 def test_the_example(tmp_path, s3_server):
@@ -20,6 +20,6 @@ def test_the_example(tmp_path, s3_server):
     code = code.replace("s3://bucket/plates/", f"s3://{s3_server.bucket}/plates of docs/")
     code = re.sub(r"storage_options=\{.*?\}", "storage_options=OPTIONS", code)
     found = {"OPTIONS": s3_server.options}
-    exec(compile(code, "docs/remote.md", "exec"), found)
+    exec(compile(code, "docs/how-to/remote.md", "exec"), found)
     rows = np.concatenate([each.rows for each in found["dataset"]])
     assert sorted(rows.tolist()) == list(range(600))

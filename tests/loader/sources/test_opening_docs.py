@@ -1,4 +1,4 @@
-"""docs/opening.md says what the registry says."""
+"""docs/reference/opening.md says what the registry says."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from cellfeed._sources._table import table_of_storages, with_table
 from cellfeed.sources import Storage
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "opening.md"
+PAGE = ROOT / "docs" / "reference" / "opening.md"
 BUILT_IN = [each for each in built_in() if not each.name.startswith("test ")]
 
 
@@ -22,7 +22,7 @@ def test_the_page_and_the_registry_say_the_same(tmp_path):
     copy = tmp_path / "opening.md"
     copy.write_text(PAGE.read_text())
     subprocess.run([sys.executable, "-m", "cellfeed._sources._table", str(copy)], check=True)
-    again = "it is written anew by python -m cellfeed._sources._table docs/opening.md"
+    again = "it is written anew by python -m cellfeed._sources._table docs/reference/opening.md"
     assert copy.read_text() == PAGE.read_text(), again
 
 

@@ -1,4 +1,4 @@
-"""docs/postgres.md runs as it stands, and its layout is what is written."""
+"""docs/how-to/postgres.md runs as it stands, and its layout is what is written."""
 
 import re
 import struct
@@ -14,7 +14,7 @@ from numcodecs import Zstd
 
 from cellfeed import load_database
 
-TEXT = (Path(__file__).parents[3] / "docs" / "postgres.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs" / "how-to" / "postgres.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_the_example(stored, postgres_server, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     found: dict[str, Any] = {}
     code = code.replace("postgresql://me@host/cells?collection=plates", stored[0])
-    exec(compile(code, "docs/postgres.md", "exec"), found)
+    exec(compile(code, "docs/how-to/postgres.md", "exec"), found)
     rows = np.concatenate([each.rows for each in found["dataset"]])
     assert sorted(rows.tolist()) == list(range(300))
     assert len(found["collection"]) == 180

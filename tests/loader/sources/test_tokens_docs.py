@@ -1,9 +1,9 @@
-"""docs/tokens.md runs as it stands."""
+"""docs/how-to/tokens.md runs as it stands."""
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[3] / "docs" / "tokens.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "tokens.md"
 BLOCKS = re.findall(r"^```(python|text)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""docs/extending.md runs as it stands, and what it writes passes the suites."""
+"""docs/how-to/extending.md runs as it stands, and what it writes passes the suites."""
 
 import importlib
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "extending.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 CODE = [block for language, block in BLOCKS if language == "python"]
 MOST_LINES = {"SamplingStrategy": 22, "Source": 40}  # without empty ones, to the end of a block

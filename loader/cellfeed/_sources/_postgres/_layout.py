@@ -8,7 +8,7 @@ A collection is a schema of the database, of its name, with three tables:
 - ``packed (id bigint PRIMARY KEY, ...)``: a row for each cell, and a column of type bytea for each
   element; `cellfeed._chunks._packed` says what is in it.
 
-docs/postgres.md states it.
+docs/how-to/postgres.md states it.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The files of a shard, and its header; docs/tokens.md has the format in words."""
+"""The files of a shard, and its header; docs/how-to/tokens.md has the format in words."""
 
 import errno
 import hashlib

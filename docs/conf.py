@@ -1,0 +1,78 @@
+"""The pages of cellfeed: `make docs` builds them, and fails of a warning."""
+
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "loader"), str(ROOT / "tuner")]
+
+from cellfeed import __version__  # noqa: E402
+
+project = "cellfeed"
+author = "The cellfeed developers"
+copyright = author  # noqa: A001 - its name here
+release = version = __version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_click",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build", "jupyter_execute"]
+templates_path = ["_templates"]
+
+html_theme = "sphinx_book_theme"
+html_title = "cellfeed"
+html_theme_options = {
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "show_toc_level": 2,
+    "navbar_persistent": [],
+}
+html_static_path = ["_static"]
+html_css_files = ["cellfeed.css"]
+
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+suppress_warnings = ["mystnb.unknown_mime_type"]
+
+# The tutorial is run in a folder of its own; the notebooks are shown as they are stored.
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_execution_timeout = 300
+nb_execution_excludepatterns = ["benchmarks/notebooks/*"]
+nb_merge_streams = True
+
+autosummary_generate = True
+autosummary_ignore_module_all = False
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"show-inheritance": True}
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+default_role = "py:obj"
+add_module_names = False
+python_use_unqualified_type_names = True
+
+
+def copy_notebooks(_app):
+    """Bring the notebooks, with what they show, to where pages are."""
+    target = ROOT / "docs" / "benchmarks" / "notebooks"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        shutil.copy(path, target)
+
+
+def setup(app):
+    """Tell Sphinx what to do first."""
+    app.connect("config-inited", lambda app, _config: copy_notebooks(app))

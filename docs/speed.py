@@ -1,0 +1,108 @@
+"""The front door's picture and table of speed, from a run of `make peers`: `python docs/speed.py`.
+
+Each row is a loader beside cellfeed doing the same work. Nothing is measured here.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from cellfeed_tuner.plots._style import BOUND, LOADERS, STYLE
+
+ROOT = Path(__file__).parents[1]
+MEASURED = ROOT / "docs" / "benchmarks" / "peers.json"
+PICTURE = ROOT / "docs" / "images" / "speed.png"
+README = ROOT / "README.md"
+
+PLATES = "cellfeed on .h5ad plates, block 16, fetch 256, CSR"
+# Loader, what it reads, its row of the run, and the row of cellfeed that is like it.
+PAIRS = [
+    ("AnnLoader", "the same files, true random", "AnnLoader, CSR",
+     "cellfeed on .h5ad plates, block 1, fetch 256, CSR"),
+    ("slices by h5py", "the same files, blocks of 16",
+     "slices by h5py of .h5ad plates, block 16, fetch 256", PLATES),
+    ("scDataset 0.3.0", "the same files, blocks of 16",
+     "scDataset, block 16, fetch 256, CSR, 0 workers", PLATES),
+    ("TileDB-SOMA-ML", "its own store, chunks of 16",
+     "TileDB-SOMA-ML, shuffle chunk 16, I/O batch 16384, CSR", PLATES),
+    ("annbatch 0.3.1", "its own shuffled store, both",
+     "annbatch, chunk 512, preload 32, CSR (defaults but for minibatches of 64)",
+     "cellfeed on annbatch's store, block 512, fetch 256, CSR"),
+]  # fmt: skip
+TABLE = re.compile(r"(<!-- python docs/speed.py -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def measured():
+    """Return what is said of the run, and for each pair the other's row and ours."""
+    run = json.loads(MEASURED.read_text())
+    rows = {row["name"]: row for row in run["rows"]}
+    return run["run"], [
+        (name, reads, rows[other], rows[ours]) for name, reads, other, ours in PAIRS
+    ]
+
+
+def table():
+    """Return the rows in Markdown."""
+    lines = [
+        "| loader | reads | its cells/s | cellfeed's | faster by |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for name, reads, other, ours in measured()[1]:
+        times = "cellfeed_is_times_as_fast"
+        low, high = other[f"{times}_low"], other[f"{times}_high"]
+        lines.append(
+            f"| {name} | {reads} | {other['cells_per_s']:,.0f} | **{ours['cells_per_s']:,.0f}** "
+            f"| {other[times]:.3g} [{low:.3g}, {high:.3g}] |"
+        )
+    return "\n".join(lines)
+
+
+def with_table(page):
+    """Return a page with the table in its place."""
+    text, n = TABLE.subn(lambda match: f"{match[1]}{table()}\n{match[2]}", page)
+    assert n == 1, "the README has one place for the table of speed"
+    return text
+
+
+def draw():
+    """Return bars in pairs, with the smallest and the largest round."""
+    run, pairs = measured()
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9, 3.9), layout="constrained")
+        axes = figure.subplots()
+        for place, (name, reads, other, ours) in enumerate(reversed(pairs)):
+            draw_bar(axes, place + 0.19, ours, LOADERS["cellfeed"]["color"])
+            draw_bar(axes, place - 0.19, other, LOADERS["scDataset"]["color"])
+            label = f"{name}\n{reads}"
+            axes.text(-1_500, place, label, ha="right", va="center", linespacing=1.3)
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.set_xlim(0, 135_000)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xlabel("cells per second")
+        bars = [axes.barh(0, 0, color=LOADERS[each]["color"]) for each in ("cellfeed", "scDataset")]
+        axes.legend(bars, ["cellfeed, the same work", "the other loader"], loc="center right")
+        figure.supxlabel(
+            f"{run['collection']}. {run['machine'].split(', Linux')[0]}; {run['date']}.\n"
+            f"Minibatches of 64 as CSR, page cache cold; median of {run['rounds']} interleaved "
+            "rounds, whiskers to the smallest and largest.",
+            x=0.01, ha="left", fontsize=7.5, color=BOUND,
+        )  # fmt: skip
+    return figure
+
+
+def draw_bar(axes, place, row, colour):
+    speed, low, high = (row[f"cells_per_s{end}"] for end in ("", "_low", "_high"))
+    axes.barh(
+        place, speed, height=0.36, color=colour,
+        xerr=[[speed - low], [high - speed]], error_kw={"elinewidth": 1, "capsize": 2},
+    )  # fmt: skip
+    axes.text(high + 1_500, place, f"{speed:,.0f}", va="center", fontsize=8)
+
+
+if __name__ == "__main__":
+    draw().savefig(PICTURE)
+    README.write_text(with_table(README.read_text()))
