@@ -43,7 +43,7 @@ def main(
     files = sorted(folder.glob("*.h5ad"))
     store = folder / "shuffled.zarr"
     if not store.exists():
-        preshuffle(files, store, seed=0)
+        preshuffle(files, store, seed=0, codec="annbatch")  # which annbatch reads too
     parts = [str(part.relative_to(folder)) for part in sorted(store.glob("dataset_*"))]
     of_store = [file for file in store.rglob("*") if file.is_file()]
     pythons = {"annbatch": annbatch, "h5py": fsspec, "zarr": None, "": None}

@@ -63,10 +63,15 @@ def synthesize(
               help="Cells read together; smaller mixes better, larger is faster.")  # fmt: skip
 @click.option("--memory", type=ByteSize(), default=4_000_000_000, show_default="4GB",
               help="Buffers of one process; more makes fewer parts.")  # fmt: skip
+@click.option("--codec", type=click.Choice(["delta", "annbatch"]), default="delta",
+              show_default=True, help="How sparse rows are encoded; annbatch reads both, the "
+              "second faster.")  # fmt: skip
+@click.option("--cells-per-chunk", type=click.IntRange(min=1), default=64, show_default=True,
+              help="Fewer make single cells faster to read, and OUT larger.")  # fmt: skip
 @click.option("--scheduler", metavar="ADDRESS",
               help="Dask scheduler whose workers do the writing.")  # fmt: skip
 def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **options: Any) -> None:
-    """Write the cells of IN... to OUT, shuffled: a zarr store that annbatch reads too.
+    """Write the cells of IN... to OUT, shuffled: a zarr store of AnnData groups.
 
     OUT is by custom named .zarr. What was interrupted is taken up by the same command.
     """

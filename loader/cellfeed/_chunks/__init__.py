@@ -20,6 +20,7 @@ from cellfeed._chunks._kernels import (
     densify,
     sort_rows,
 )
+from cellfeed._chunks._numcodecs import expect_numcodecs
 from cellfeed._chunks._pieces import CHUNK_ELEMENTS, Pieces, pieced_array
 from cellfeed._chunks._placing import place_elements, place_kept
 from cellfeed._chunks._reads import ChunkReads
@@ -55,6 +56,7 @@ __all__ = [
     "chunk_grid",
     "copy_all",
     "densify",
+    "expect_numcodecs",
     "hdf5_array",
     "hdf5_codec",
     "hdf5_slow_read",

@@ -158,6 +158,8 @@ class ChunkedArray:
         The files or objects that they are in.
     shuffled
         Whether HDF5's shuffle filter was applied before compression.
+    delta
+        Whether each element of a chunk is stored as what is added to the one before it.
     lost_is_zero
         Whether chunks that are not there are zero; else that is damage, unless they are column
         indices of rows with no other element there.
@@ -178,6 +180,7 @@ class ChunkedArray:
     locations: ChunkLocations
     files: ByteStore
     shuffled: bool = False
+    delta: bool = False
     lost_is_zero: bool = False
     bad_index: str = ""
     checked: NDArray[np.uint8] = field(init=False, repr=False, compare=False)
@@ -191,8 +194,8 @@ class ChunkedArray:
 
     @property
     def is_decoded_whole(self) -> bool:
-        """Whether chunks are compressed or shuffled; of others, only what is wanted is read."""
-        return self.codec != kernels.STORED or self.shuffled
+        """Whether chunks are compressed or filtered; of others, only what is wanted is read."""
+        return self.codec != kernels.STORED or self.shuffled or self.delta
 
     def reads_of_ranges(
         self,
@@ -362,6 +365,7 @@ class ChunkedArray:
         array[kernels.CODEC] = self.codec
         array[kernels.CHECKED] = self.checked.ctypes.data
         array[kernels.SHUFFLED] = self.shuffled
+        array[kernels.DELTA] = self.delta
         array[kernels.DECODED_BYTES] = self.dtype.itemsize * math.prod(self.chunk_shape)
         array[kernels.LOST_IS_ZERO] = self.lost_is_zero
         return ChunkReads(

@@ -172,7 +172,7 @@ def scratch_bytes(arrays: NDArray[np.int64]) -> int:
     itemsizes = np.maximum(1, arrays[:, kernels.ITEMSIZE])
     n_elements = arrays[:, kernels.DECODED_BYTES] // itemsizes
     placing = arrays[:, kernels.PLACING]
-    is_cast = (arrays[:, kernels.CAST] != 0) & (placing != kernels.COPIED)
+    is_cast = arrays[:, kernels.CAST] != 0
     n_bytes = np.where(
         is_cast | (placing == kernels.TRANSFORMED), arrays[:, kernels.OUT_ITEMSIZE], 0
     )

@@ -143,7 +143,7 @@ class ChunkReads:
         """Return the same reads, which end with the bytes that are stored."""
         arrays = self.arrays.copy()
         arrays[:, kernels.CODEC] = kernels.STORED
-        arrays[:, kernels.SHUFFLED] = 0
+        arrays[:, [kernels.SHUFFLED, kernels.DELTA]] = 0
         return replace(self.without_placing(), arrays=arrays)
 
     @property
@@ -159,7 +159,7 @@ class ChunkReads:
         heads = kernels.head_sizes(arrays, self.chunks, self.segments)
         of_chunk = arrays[self.chunks[:, kernels.ARRAY]]
         whole = of_chunk[:, kernels.CODEC] != kernels.STORED
-        whole |= of_chunk[:, kernels.SHUFFLED] != 0
+        whole |= (of_chunk[:, [kernels.SHUFFLED, kernels.DELTA]] != 0).any(axis=1)
         # Chunks stored as they are were cut to what is wanted of them.
         return int(np.where(whole, heads, self.chunks[:, kernels.SIZE]).sum())
 

@@ -56,7 +56,7 @@ def zarr_array(
         dtype=layout.dtype,
         chunk_shape=in_two_dimensions(layout.chunk_shape),
         codec=layout.codec,
-        shuffled=False,
+        delta=layout.delta,
         locations=locations,
         files=files,
         lost_is_zero=lost_is_zero,

@@ -17,6 +17,7 @@ __all__ = ["ZarrLayout", "zarr_codec", "zarr_layout"]
 
 _NO_CODECS = {"bytes", "crc32c", "transpose"}
 _SHARDING = "sharding_indexed"
+_FILTERS = {"astype", "delta"}
 _TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
 _UNKNOWN = "is not supported"
 _MOST_SHARDS = 1 << 22  # each is looked for when the array is opened
@@ -30,14 +31,18 @@ class ZarrLayout:
 
     Parameters
     ----------
-    shape, dtype
+    shape
         Of the array.
+    dtype
+        Of its elements as chunks hold them, which may be narrower than the array's.
     file_shape
         Elements of one file: of a chunk, or of a shard.
     chunk_shape
         Elements of what is encoded by itself: of a chunk, or of a chunk within a shard.
     codec
         How it is compressed: one of the kernels' codecs.
+    delta
+        Whether each element of a chunk is stored as what is added to the one before it.
     prefix, separator
         What the name of a file, within the array's folder, begins with, and what stands between
         its position in the grid.
@@ -54,6 +59,7 @@ class ZarrLayout:
     file_shape: Shape
     chunk_shape: Shape
     codec: int
+    delta: bool
     prefix: str
     separator: str
     sharded: bool = False
@@ -150,8 +156,10 @@ def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | SlowRead:
     dtype = _known_numbers(metadata["dtype"], metadata["fill_value"])
     if isinstance(dtype, SlowRead):
         return dtype
-    if metadata["filters"]:
-        return _slow(f"filter {_listed(each['id'] for each in metadata['filters'])} {_UNKNOWN}")
+    filters = [(each["id"], each) for each in metadata["filters"] or ()]
+    stored = _filtered(filters, dtype)
+    if isinstance(stored, SlowRead):
+        return stored
     if len(shape) > 1 and metadata["order"] != "C":
         return _slow("its chunks are in column order")
     compressor = metadata["compressor"]
@@ -161,10 +169,11 @@ def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | SlowRead:
     chunks = _shape(metadata["chunks"])
     return ZarrLayout(
         shape=shape,
-        dtype=dtype,
+        dtype=stored.dtype,
         file_shape=chunks,
         chunk_shape=chunks,
         codec=codec,
+        delta=stored.delta,
         prefix="",
         separator=metadata.get("dimension_separator", "."),
     )
@@ -190,19 +199,56 @@ def _v3(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | SlowRead:
         index = _index(options)
     if index is None:
         return _slow(f"its index of shards {_UNKNOWN}")
-    codec = _codec(codecs, dtype)
-    if isinstance(codec, SlowRead):
-        return codec
+    encoding = _encoding(codecs, dtype)
+    if isinstance(encoding, SlowRead):
+        return encoding
+    stored, codec = encoding
     return ZarrLayout(
         shape=shape,
-        dtype=dtype,
+        dtype=stored.dtype,
         file_shape=file_shape,
         chunk_shape=chunk_shape,
         codec=codec,
+        delta=stored.delta,
         prefix=f"c{separator}" if is_default else "",
         separator=separator,
         **index,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Filtered:
+    """What filters of numcodecs make of elements, before these are compressed; see `ZarrLayout`."""
+
+    dtype: np.dtype[Any]
+    delta: bool
+
+
+def _filtered(
+    filters: Sequence[tuple[str, Mapping[str, Any]]], dtype: np.dtype[Any]
+) -> _Filtered | SlowRead:
+    """Return what is stored of elements, by names and options of filters in the order of writing.
+
+    A narrower dtype has to hold nothing that the wider one does not, and differences wrap around.
+    """
+    stored = _Filtered(dtype, delta=False)
+    for name, options in filters:
+        try:
+            if name == "astype":
+                given, decoded = np.dtype(options["encode_dtype"]), options.get("decode_dtype")
+                known = given.kind in "biuf" and np.can_cast(given, stored.dtype)
+                result = _Filtered(given, delta=False)
+            else:
+                given, decoded = np.dtype(options.get("astype") or stored.dtype), options["dtype"]
+                known = name == "delta" and given == stored.dtype and given.kind in "iu"
+                result = _Filtered(given, delta=True)
+            known = known and np.dtype(decoded or stored.dtype) == stored.dtype
+        except (KeyError, TypeError):
+            known = False
+        if not known or stored.delta or not result.dtype.isnative:
+            return _slow(f"filter {_listed(name for name, _ in filters)} {_UNKNOWN}")
+        stored = result
+    return stored
 
 
 def _index(options: Mapping[str, Any]) -> dict[str, bool] | None:
@@ -215,6 +261,18 @@ def _index(options: Mapping[str, Any]) -> dict[str, bool] | None:
         "index_at_end": options.get("index_location", "end") == "end",
         "index_has_checksum": bool(others),
     }
+
+
+def _encoding(
+    codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]
+) -> tuple[_Filtered, int] | SlowRead:
+    """Return what filters make of elements, and how that is compressed."""
+    n = next((i for i, each in enumerate(codecs) if _name(each) not in _FILTERS), len(codecs))
+    stored = _filtered([(_name(each), _options(each)) for each in codecs[:n]], dtype)
+    if isinstance(stored, SlowRead):
+        return stored
+    codec = _codec(codecs[n:], stored.dtype)
+    return codec if isinstance(codec, SlowRead) else (stored, codec)
 
 
 def _codec(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> int | SlowRead:

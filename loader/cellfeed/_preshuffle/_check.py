@@ -10,8 +10,8 @@ import zarr
 from anndata.io import read_elem, sparse_dataset
 from numpy.typing import NDArray
 
+from cellfeed._chunks import expect_numcodecs
 from cellfeed._errors import FormatError
-from cellfeed._preshuffle._dataset import threaded_codecs
 from cellfeed._preshuffle._folder import OutputFolder
 from cellfeed._preshuffle._job import Job
 from cellfeed._preshuffle._part import Inputs
@@ -41,22 +41,22 @@ def check_store(
     FormatError
         A part is damaged; names it, and the remedy.
     """
+    expect_numcodecs()
     seen = np.zeros(job.n_cells, dtype=bool)
     sampled = -(-_SAMPLED_CELLS // job.n_parts)
     rng = np.random.default_rng(0)
     for number in range(job.n_parts):
         path = folder.part(number)
         try:
-            with threaded_codecs():
-                group = zarr.open_group(path, mode="r")
-                rows = _rows(group, inputs)
-                expected = job.part(number)
-                _require(path, np.array_equal(rows, expected.rows[expected.order]), "other cells")
-                seen[rows] = True
-                merged = _check_matrix(path, group, job, rows, inputs)
-                chosen = rng.choice(rows.size, min(sampled, rows.size), replace=False)
-                chosen = np.union1d(chosen, merged[:_SAMPLED_CELLS])
-                _check_cells(path, group, inputs, rows, chosen)
+            group = zarr.open_group(path, mode="r")
+            rows = _rows(group, inputs)
+            expected = job.part(number)
+            _require(path, np.array_equal(rows, expected.rows[expected.order]), "other cells")
+            seen[rows] = True
+            merged = _check_matrix(path, group, job, rows, inputs)
+            chosen = rng.choice(rows.size, min(sampled, rows.size), replace=False)
+            chosen = np.union1d(chosen, merged[:_SAMPLED_CELLS])
+            _check_cells(path, group, inputs, rows, chosen)
         except FormatError:
             raise
         except Exception as error:  # zarr and its codecs have no common base of what they raise

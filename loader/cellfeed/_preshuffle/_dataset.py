@@ -1,7 +1,9 @@
-"""One part as an AnnData group of a zarr store, in annbatch's layout."""
+"""One part as an AnnData group of a zarr store."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,20 @@ import zarr
 from anndata.io import write_elem
 from zarr.codecs import BloscCodec
 
+from cellfeed._chunks import expect_numcodecs
 from cellfeed._preshuffle._elements import Matrix, ShuffledCsr, ShuffledDense
-from cellfeed._preshuffle._job import CELLS_PER_CHUNK, Job
+from cellfeed._preshuffle._job import Job
 from cellfeed._preshuffle._os_errors import os_errors
+from cellfeed._preshuffle._shards import (
+    Encoding,
+    counts_encoding,
+    plain_encoding,
+    sums_encoding,
+    write_array,
+)
+from cellfeed.machine import usable_cpu_count
 
-__all__ = ["threaded_codecs", "write_dataset"]
+__all__ = ["write_dataset"]
 
 _OTHER_ELEMENTS = ("layers", "obsm", "obsp", "uns", "varm", "varp")
 
@@ -24,7 +35,7 @@ OnShare = Callable[[float], object]
 
 
 @contextmanager
-def threaded_codecs() -> Iterator[None]:
+def _threaded_codecs() -> Iterator[None]:
     """Let zarrs encode and decode the chunks of a shard in threads, without the GIL."""
     with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
         yield
@@ -52,7 +63,8 @@ def write_dataset(
     on_share
         Called with which share of the matrix is written.
     """
-    with threaded_codecs(), _settings(), os_errors(folder):
+    expect_numcodecs()
+    with _settings(), os_errors(folder):
         group = zarr.create_group(folder)
         group.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
         write_elem(group, "obs", obs)
@@ -60,9 +72,10 @@ def write_dataset(
         for name in _OTHER_ELEMENTS:
             write_elem(group, name, {})
         if isinstance(matrix, ShuffledCsr):
-            _write_csr(group, job, matrix, on_share)
+            _write_csr(group, folder, job, matrix, on_share)
         else:
-            _write_dense(group, job, matrix, on_share)
+            with _threaded_codecs():
+                _write_dense(group, job, matrix, on_share)
 
 
 @contextmanager
@@ -74,7 +87,9 @@ def _settings() -> Iterator[None]:
         yield
 
 
-def _write_csr(group: zarr.Group, job: Job, matrix: ShuffledCsr, on_share: OnShare) -> None:
+def _write_csr(
+    group: zarr.Group, folder: Path, job: Job, matrix: ShuffledCsr, on_share: OnShare
+) -> None:
     n_rows, n_elements = matrix.pointer.size - 1, matrix.n_elements
     X = group.create_group("X")
     X.attrs.update(
@@ -86,30 +101,43 @@ def _write_csr(group: zarr.Group, job: Job, matrix: ShuffledCsr, on_share: OnSha
     )
     index_dtype = np.int32 if n_elements <= np.iinfo(np.int32).max else np.int64
     X.create_array("indptr", data=matrix.pointer.astype(index_dtype), compressors=_compressor())
-    n_bytes = n_elements * (matrix.dtype("data").itemsize + matrix.dtype("indices").itemsize)
-    written = 0
-    for name in ("indices", "data"):
-        dtype = matrix.dtype(name)
-        chunk = max(1, min(job.elements_per_chunk, n_elements))
-        shard = chunk * min(job.chunks_per_shard(dtype), max(1, -(-n_elements // chunk)))
-        array = X.create_array(
-            name,
-            shape=(n_elements,),
-            dtype=dtype,
-            chunks=(chunk,),
-            shards=(shard,),
-            compressors=_compressor(),
-        )
-        for start in range(0, n_elements, shard):
-            stop = min(start + shard, n_elements)
-            array[start:stop] = matrix.elements(name, start, stop)
-            written += (stop - start) * dtype.itemsize
-            on_share(written / n_bytes)
+
+    def written(before: int, n: int) -> None:
+        on_share((before + n) / (2 * n_elements))
+
+    with ThreadPoolExecutor(usable_cpu_count(), thread_name_prefix="cellfeed-encode") as threads:
+        for n_before, name in ((0, "indices"), (n_elements, "data")):
+            write_array(
+                X,
+                folder / "X",
+                name,
+                _encoding(job, matrix, name),
+                partial(matrix.elements, name),
+                n_elements,
+                chunk=job.elements_per_chunk,
+                chunks_per_shard=job.chunks_per_shard(matrix.dtype(name)),
+                threads=threads,
+                on_written=partial(written, n_before),
+            )
+
+
+def _encoding(job: Job, matrix: ShuffledCsr, name: str) -> Encoding:
+    dtype = matrix.dtype(name)
+    if job.codec == "annbatch":
+        return plain_encoding(dtype)
+    if name == "indices":
+        return sums_encoding(dtype)
+    largest = matrix.largest_count()
+    if largest is None:
+        return plain_encoding(dtype)
+    narrow = np.dtype(np.min_scalar_type(largest))
+    is_narrower = narrow.itemsize < dtype.itemsize and np.can_cast(narrow, dtype)
+    return counts_encoding(dtype, narrow if is_narrower else dtype)
 
 
 def _write_dense(group: zarr.Group, job: Job, matrix: ShuffledDense, on_share: OnShare) -> None:
     n_rows, n_vars = matrix.shape
-    chunk = min(CELLS_PER_CHUNK, n_rows)
+    chunk = min(job.cells_per_chunk, n_rows)
     shard = chunk * min(job.chunks_per_shard(matrix.dtype), -(-n_rows // chunk))
     array = group.create_array(
         "X",

@@ -10,6 +10,9 @@ from cellfeed._compiled import compiled
 
 __all__ = ["CsrPart", "DensePart", "Matrix"]
 
+_LARGEST_COUNT = np.iinfo(np.uint16).max
+_PIECE = 1 << 16  # elements; several arrays of as many are in the cache
+
 _COPY = [
     f"void({word}[::1], int64[::1], int64[::1], int64, {word}[::1])"
     for word in ("uint8", "uint16", "uint32", "uint64")
@@ -32,6 +35,12 @@ def _copy(source: Any, firsts: Any, pointer: Any, start: Any, out: Any) -> None:
             out[filled + k] = source[first + k]
         filled += n
         row += 1
+
+
+def _are_counts(values: NDArray[np.floating[Any]]) -> bool:
+    """Return whether values from 0 to 65,535 are integers, none of which is -0."""
+    counts = values.astype(np.uint16)
+    return bool((counts == values).all() and not np.signbit(values).any())
 
 
 class CsrPart:
@@ -87,7 +96,6 @@ class ShuffledCsr:
         self, arrays: dict[str, NDArray[Any]], lengths: NDArray[np.int64], order: NDArray[np.intp]
     ) -> None:
         self._arrays = arrays
-        self._room: NDArray[Any] = np.empty(0)
         self._firsts = (np.cumsum(lengths) - lengths)[order]
         self.pointer = np.zeros(order.size + 1, dtype=np.int64)
         np.cumsum(lengths[order], out=self.pointer[1:])
@@ -101,15 +109,23 @@ class ShuffledCsr:
         """Return the dtype of ``data`` or ``indices``."""
         return self._arrays[name].dtype
 
-    def elements(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Return elements ``[start, stop)`` of ``data`` or ``indices`` in the new order.
+    def largest_count(self) -> int | None:
+        """Return the largest value if all are whole numbers from 0 to 65,535, else None."""
+        values = self._arrays["data"][: self.n_elements]
+        largest = 0
+        for start in range(0, values.size, _PIECE):
+            piece = values[start : start + _PIECE]
+            if not 0 <= piece.min() <= piece.max() <= _LARGEST_COUNT:  # not if one is NaN
+                return None
+            if piece.dtype.kind == "f" and not _are_counts(piece):
+                return None
+            largest = max(largest, int(piece.max()))
+        return largest
 
-        They are valid until the next call, which reuses the memory.
-        """
+    def elements(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Return elements ``[start, stop)`` of ``data`` or ``indices`` in the new order."""
         array = self._arrays[name]
-        if self._room.dtype != array.dtype or self._room.size < stop - start:
-            self._room = np.empty(stop - start, dtype=array.dtype)
-        out = self._room[: stop - start]
+        out = np.empty(stop - start, dtype=array.dtype)
         word = f"u{array.dtype.itemsize}"
         _copy(array.view(word), self._firsts, self.pointer, start, out.view(word))
         return out

@@ -13,13 +13,12 @@ from cellfeed._preshuffle._inputs import InputFile
 from cellfeed.console import format_bytes
 from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch
 
-__all__ = ["CELLS_PER_CHUNK", "Job", "describe_job"]
+__all__ = ["Job", "describe_job"]
 
 # To be raised whenever the same job gives other content.
-FORMAT = "cellfeed preshuffle 3"
+FORMAT = "cellfeed preshuffle 4"
 
-# annbatch's: what its loader reads at least is a chunk.
-CELLS_PER_CHUNK = 64
+CODECS = "delta", "annbatch"
 
 # Of the memory, three quarters hold a part. The rest is for a piece that is being read, of which
 # there may be three copies, or for a shard that is being encoded, of which there may be as many.
@@ -52,6 +51,8 @@ class Job:
         Of the plan.
     memory
         Bytes of the buffers of one process; the size of parts and shards follows.
+    codec, cells_per_chunk
+        How sparse rows are encoded, and cells of a chunk, on average if they are sparse.
     n_cells, n_vars
         Shape of the collection.
     n_elements
@@ -65,6 +66,8 @@ class Job:
     seed: int
     block_size: int
     memory: int
+    codec: str
+    cells_per_chunk: int
     n_cells: int
     n_vars: int
     n_elements: int | None
@@ -87,8 +90,8 @@ class Job:
 
     @property
     def elements_per_chunk(self) -> int:
-        """Elements of 64 cells on average."""
-        return max(1, round(CELLS_PER_CHUNK * self.elements_per_cell))
+        """Elements of a chunk of sparse rows."""
+        return max(1, round(self.cells_per_chunk * self.elements_per_cell))
 
     @property
     def cells_per_part(self) -> int:
@@ -190,6 +193,8 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "element": str,
     "memory": lambda memory: f"a memory of {format_bytes(memory)} ({memory} bytes)",
     "block_size": lambda block_size: f"a block size of {block_size}",
+    "codec": lambda codec: f"codec {codec}",
+    "cells_per_chunk": lambda cells: f"{cells} cells in a chunk",
 }
 
 
@@ -199,15 +204,20 @@ def describe_job(
     seed: int,
     block_size: int | None,
     memory: int,
+    codec: str,
+    cells_per_chunk: int,
 ) -> Job:
     """Return what is to be done with a collection.
 
     Raises
     ------
     ParameterError
-        ``memory`` or ``block_size`` is below 1, ``seed`` is not an integer, or the collection
-        is not of one matrix with the genes of ``var``.
+        ``memory``, ``block_size`` or ``cells_per_chunk`` is below 1, ``seed`` is not an integer,
+        there is no such codec, or the collection is not of one matrix with the genes of ``var``.
     """
+    if codec not in CODECS:
+        msg = f"`codec` must be one of {', '.join(map(repr, CODECS))}, but got {codec!r}"
+        raise ParameterError(msg)
     (element,) = collection.elements
     if element.partition("/")[0] not in ("X", "layers"):
         msg = (
@@ -234,6 +244,8 @@ def describe_job(
         seed=require_integer("seed", seed),
         block_size=1,
         memory=require_positive("memory", memory),
+        codec=codec,
+        cells_per_chunk=require_positive("cells_per_chunk", cells_per_chunk),
         n_cells=len(collection),
         n_vars=collection.n_vars,
         n_elements=None,

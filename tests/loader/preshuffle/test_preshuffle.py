@@ -213,6 +213,7 @@ def test_legacy_file(shared_file, out, read_by_anndata):
 # The store
 
 
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
 def test_layout_is_annbatchs(finished):
     root = json.loads((finished / "zarr.json").read_text())
     assert root["attributes"]["encoding-type"] == "annbatch-preshuffled"

@@ -24,7 +24,7 @@ from zarr.codecs import (
     ShardingCodec,
     ZstdCodec,
 )
-from zarr.codecs.numcodecs import Delta
+from zarr.codecs.numcodecs import FixedScaleOffset
 
 from cellfeed import BlockShuffling, CategoricalColumn, CellDataset, Collection, open_collection
 from cellfeed._errors import FormatError
@@ -281,7 +281,10 @@ class TestStorage:
         matrix = Storage(dtype="int32").matrix()
         shutil.rmtree(path / "X")
         zarr.open_group(path).create_array(
-            "X", data=matrix, chunks=(4, 9), filters=[Delta(dtype="<i4")]
+            "X",
+            data=matrix,
+            chunks=(4, 9),
+            filters=[FixedScaleOffset(offset=1, scale=1, dtype="<i4")],
         )
         collection = open_collection(path)
         assert not is_fast(collection)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks._kernels._decompression import decompress, is_compressed, unshuffle
+from cellfeed._chunks._kernels._delta import add_up
 from cellfeed._chunks._kernels._heads import decompress_head, mark_checked, wanted_bytes
 from cellfeed._chunks._kernels._native import (
     DEFLATE_FREE,
@@ -23,6 +24,7 @@ from cellfeed._chunks._kernels._tables import (
     COUNT,
     DECODED_BYTES,
     DECOMPRESSED,
+    DELTA,
     END_SEGMENT,
     FAILED_CHUNK,
     FAILURE,
@@ -74,6 +76,25 @@ def _take_zeros(
         segments[k, FROM] = 0
         longest = max(longest, segments[k, COUNT])
     buffer[: longest * array[ITEMSIZE]] = 0
+
+
+@compiled("int64(int64[::1], int64[::1], int64[:,::1], int64, int64, int64)")
+def _unfiltered(
+    array: NDArray[np.int64],
+    chunk: NDArray[np.int64],
+    segments: NDArray[np.int64],
+    source: int,
+    decoded: int,
+    unshuffled: int,
+) -> int:
+    """Return the address of the elements of a chunk that is not compressed, or no longer."""
+    if array[SHUFFLED] and not chunk[FLAGS] & UNSHUFFLED:
+        unshuffle(source, array[DECODED_BYTES], unshuffled, array[ITEMSIZE])
+        source = unshuffled
+    if array[DELTA]:
+        add_up(source, decoded, segments, array)
+        source = decoded
+    return source
 
 
 @compiled(
@@ -175,25 +196,22 @@ def decode(
                 n_read += n
             in_memory = chunks[c, FLAGS] & IN_MEMORY
             here = chunks[c, OFFSET] + (0 if in_memory else raw - chunks[begin, OFFSET])
-            first_segment, last_segment = chunks[c, FIRST_SEGMENT], chunks[c, END_SEGMENT]
+            own = segments[chunks[c, FIRST_SEGMENT] : chunks[c, END_SEGMENT]]
             absent = failure == 0 and chunks[c, FLAGS] & ABSENT
             if failure == MISSING or chunks[c, FLAGS] & LOST:
-                absent = _may_be_lost(array, segments[first_segment:last_segment])
+                absent = _may_be_lost(array, own)
                 failure = 0 if absent else MISSING
             if absent:
-                _take_zeros(segments[first_segment:last_segment], array, decoded_buffer)
+                _take_zeros(own, array, decoded_buffer)
                 here = decoded
             elif failure == 0:
-                own = segments[first_segment:last_segment]
                 places = (here, decoded, zlib, zstd)
                 failure, n = _decompress_as_wanted(array, chunks[c], own, places, functions)
                 n_decompressed += n
                 here = decoded if is_compressed(array, chunks[c]) else here
-                if failure == 0 and array[SHUFFLED] and not chunks[c, FLAGS] & UNSHUFFLED:
-                    unshuffle(here, array[DECODED_BYTES], unshuffled, array[ITEMSIZE])
-                    here = unshuffled
+                if failure == 0:
+                    here = _unfiltered(array, chunks[c], own, here, decoded, unshuffled)
             if failure == 0 and not array[NOT_PLACED]:
-                own = segments[first_segment:last_segment]
                 failure = place_segments(here, own, array, report, scratch_buffer.ctypes.data)
             if failure:
                 report[FAILED_CHUNK] = c

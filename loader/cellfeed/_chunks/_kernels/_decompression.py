@@ -21,6 +21,7 @@ from cellfeed._chunks._kernels._native import (
 from cellfeed._chunks._kernels._tables import (
     CODEC,
     DECODED_BYTES,
+    DELTA,
     FLAGS,
     SHUFFLED,
     SIZE,
@@ -127,7 +128,7 @@ def decompress(
     size, expected = chunk[SIZE], array[DECODED_BYTES]
     if not is_compressed(array, chunk):
         # Chunks stored as they are were cut to what is wanted of them, unless shuffled.
-        whole = array[CODEC] != STORED or array[SHUFFLED]
+        whole = array[CODEC] != STORED or array[SHUFFLED] or array[DELTA]
         return WRONG_SIZE if whole and size != expected else 0
     if array[CODEC] in (ZLIB, GZIP):
         # Without an address for the size, libdeflate fails unless the output is full.

@@ -29,6 +29,7 @@ __all__ = [
     "ERRNO",
     "FADVISE",
     "GZIP_DECOMPRESS",
+    "LANES",
     "LZ4_DECOMPRESS",
     "LZ4_DECOMPRESS_HEAD",
     "OPEN",
@@ -41,6 +42,7 @@ __all__ = [
     "ZSTD_START_STREAM",
     "ZSTD_STREAM",
     "add_unordered",
+    "add_up_lanes",
     "atomic_add",
     "bits_of_double",
     "bits_of_float",
@@ -58,6 +60,8 @@ __all__ = [
 _I64 = ir.IntType(64)
 _BLOCK = ir.VectorType(_I64, 4)
 BLOCK_BYTES = 32
+LANES = 16
+_LANES_TYPE = ir.VectorType(ir.IntType(16), LANES)
 
 _c_functions: list[tuple[str, str | None]] = []
 
@@ -186,6 +190,32 @@ def stream_blocks(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
             builder.store(block, into, align=BLOCK_BYTES).set_metadata("nontemporal", streamed)
         builder.fence("seq_cst")  # other threads see no such writes out of order
         return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def add_up_lanes(typingctx: Any, target: Any, source: Any, before: Any) -> Any:
+    """Add up `LANES` integers of 16 bits to what came before them, and return the last sum.
+
+    Sums of 1, 2, 4 and 8 neighbours are made side by side, so that none waits for all others.
+    """
+    signature = types.uint16(types.int64, types.int64, types.uint16)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        to, from_ = (builder.inttoptr(value, _LANES_TYPE.as_pointer()) for value in values[:2])
+        sums, zeros = builder.load(from_, align=1), ir.Constant(_LANES_TYPE, None)
+        for shift in (1, 2, 4, 8):
+            chosen = [lane - shift if lane >= shift else LANES for lane in range(LANES)]
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), chosen)
+            sums = builder.add(sums, builder.shuffle_vector(sums, zeros, mask))
+        last = builder.extract_element(sums, ir.Constant(ir.IntType(32), LANES - 1))
+        first_lane = ir.Constant(ir.IntType(32), 0)
+        single = builder.insert_element(zeros, values[2], first_lane)
+        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
+        sums = builder.add(sums, builder.shuffle_vector(single, zeros, everywhere))
+        builder.store(sums, to, align=1)
+        return builder.add(last, values[2])
 
     return signature, codegen
 

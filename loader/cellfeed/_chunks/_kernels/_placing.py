@@ -89,31 +89,31 @@ def _stream_bytes(target: int, source: int, n: int) -> None:
     copy_bytes(target + tail, source + tail, n - tail)
 
 
-@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1])")
+@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64)")
 def _copy_segments(
     source: int,
     segments: NDArray[np.int64],
     array: NDArray[np.int64],
     report: NDArray[np.int64],
+    scratch: int,
 ) -> int:
     """Copy or cast elements of a chunk, one after the other; return 0, or a failure."""
     for k in range(len(segments)):
         begin = source + segments[k, FROM] * array[ITEMSIZE]
         n, target = segments[k, COUNT], segments[k, TO]
         if array[CAST]:
-            call(array[CAST], (begin, target, n))
-            begin = target
+            cast = scratch if array[STREAMED] else target
+            call(array[CAST], (begin, cast, n))
+            begin = cast
         if array[INDEX_LIMIT] >= 0:
             problem = _check_indices(begin, n, array[OUT_ITEMSIZE], array[INDEX_LIMIT])
             if problem == _OUT_OF_BOUNDS:
                 return BAD_INDEX
             if problem == _UNSORTED:
                 report[ASCENDING] = 0
-        if array[CAST]:
-            continue
         if array[STREAMED]:
-            _stream_bytes(target, begin, n * array[ITEMSIZE])
-        else:
+            _stream_bytes(target, begin, n * array[OUT_ITEMSIZE])
+        elif not array[CAST]:
             copy_bytes(target, begin, n * array[ITEMSIZE])
     return 0
 
@@ -154,7 +154,7 @@ def place_segments(
     ``scratch`` is the address of `scratch_bytes` of memory.
     """
     if array[PLACING] == COPIED:
-        return int(_copy_segments(source, segments, array, report))
+        return int(_copy_segments(source, segments, array, report, scratch))
     if array[PLACING] == RENUMBERED:
         return int(renumber(source, segments, array, report))
     if array[PLACING] == SELECTED:

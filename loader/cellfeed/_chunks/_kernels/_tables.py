@@ -22,8 +22,9 @@ Tables are int64 arrays of one row for each item; the names of their columns are
     N_STEPS,
     CHECKED,  # address of a bit for each chunk: whether it was decompressed whole; or see below
     NOT_PLACED,  # whether it ends with decompression
+    DELTA,  # whether each element of a chunk is stored as what is added to the one before it
     N_ARRAY_COLUMNS,
-) = range(18)
+) = range(19)
 
 # In place of CHECKED: each chunk is decompressed whole every time, or only as far as it is wanted.
 EVERY_TIME, NEVER = 0, -1

@@ -7,7 +7,7 @@ from dataclasses import replace
 import zarr
 
 from cellfeed._bytes import LastingIdentity, Location, digest_of, replaced
-from cellfeed._chunks import ZarrLayout, chunk_grid
+from cellfeed._chunks import ZarrLayout, chunk_grid, expect_numcodecs
 from cellfeed._errors import FormatError
 from cellfeed._remote import RemoteObjects, Version, open_object, versions_below, versions_of
 from cellfeed._remote import zarr_store as store_of
@@ -127,6 +127,7 @@ def _open_group(location: Location) -> zarr.Group:
     with damage_named(location, "obs"):
         store, path = store_of(location)
         try:
+            expect_numcodecs()
             return zarr.open_group(store, path=path, mode="r")
         except (FileNotFoundError, KeyError) as error:
             msg = f"{location}: there is no zarr group; check the URL"

@@ -10,6 +10,7 @@ from pathlib import Path
 import zarr
 
 from cellfeed._bytes import Location
+from cellfeed._chunks import expect_numcodecs
 from cellfeed._errors import FormatError
 from cellfeed._sources._anndata._damage import damage_named
 
@@ -41,6 +42,7 @@ def open_group(path: Path, absolute: Path) -> zarr.Group:
     FormatError
         It is not a zarr group, or its metadata is damaged.
     """
+    expect_numcodecs()
     try:
         return zarr.open_group(absolute, mode="r")
     except Exception as error:  # zarr has no common base for what it raises

@@ -16,6 +16,7 @@ from cellfeed._chunks import (
     SlowRead,
     ZarrLayout,
     check_grid,
+    expect_numcodecs,
     zarr_array,
     zarr_codec,
     zarr_layout,
@@ -120,6 +121,7 @@ class ZarrStore(ABC):
         """Return an array, for reading slices of it."""
         # With zarr's own codecs: those of zarrs are faster, but stop for ever in a forked process
         # once its parent has used them.
+        expect_numcodecs()
         return self()[name]
 
     def codec(self, name: str) -> str:

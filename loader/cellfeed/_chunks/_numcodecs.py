@@ -1,0 +1,23 @@
+"""What zarr says of the codecs of numcodecs."""
+
+import re
+import warnings
+
+__all__ = ["expect_numcodecs"]
+
+_FILTER = (
+    "ignore",
+    re.compile("Numcodecs codecs are not in the Zarr version 3", re.IGNORECASE),
+    UserWarning,
+    None,
+    0,
+)
+
+
+def expect_numcodecs() -> None:
+    """Let zarr not warn that other implementations may not know the codecs of numcodecs.
+
+    The filter stays: threads that open stores side by side would undo each other's.
+    """
+    if _FILTER not in warnings.filters:
+        warnings.filterwarnings("ignore", _FILTER[1].pattern, UserWarning)
