@@ -45,6 +45,7 @@ class Conversion:
             return [
                 Path(sys.executable).parent / "cellfeed",
                 "preshuffle",
+                "--codec=annbatch",  # which annbatch reads in the same rounds
                 collection.folder,
                 target,
             ]

@@ -86,12 +86,12 @@ def plain_encoding(dtype: np.dtype[Any]) -> Encoding:
 
 
 def sums_encoding(dtype: np.dtype[Any]) -> Encoding:
-    """Return that of column indices, which ascend; see ``docs/codecs.md``."""
+    """Return that of column indices, which ascend; see ``docs/explanation/codecs.md``."""
     return Encoding(dtype=dtype, stored=dtype, delta=True, compressor="lz4", level=5)
 
 
 def counts_encoding(dtype: np.dtype[Any], stored: np.dtype[Any]) -> Encoding:
-    """Return that of counts, which repeat each other; see ``docs/codecs.md``."""
+    """Return that of counts, which repeat each other; see ``docs/explanation/codecs.md``."""
     return Encoding(dtype=dtype, stored=stored, delta=False, compressor="lz4hc", level=7)
 
 

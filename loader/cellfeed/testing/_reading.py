@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer
 from cellfeed._bytes import Location
-from cellfeed._chunks import ChunkReads, Decoder, can_cast
+from cellfeed._chunks import ChunkReads, Decoder, Verify, can_cast
 from cellfeed._chunks._reads import Done
 from cellfeed._layouts import (
     CsrChunks,
@@ -104,11 +104,12 @@ class GuardedRead:
             return target.reads_from(chunked, expand(runs))
         return None
 
-    def by_chunks(self, reads: ChunkReads, n_threads: int) -> Done:
+    def by_chunks(self, reads: ChunkReads, n_threads: int, verify: Verify) -> Done:
         """Read by chunks."""
         reads.readahead()
         with ThreadPoolExecutor(n_threads) as threads:
-            done = reads.run(self._bases, Decoder(threads if n_threads > 1 else None, n_threads))
+            decoder = Decoder(threads if n_threads > 1 else None, n_threads, verify)
+            done = reads.run(self._bases, decoder)
         self._ordered = done.ascending
         return done
 
