@@ -5,15 +5,13 @@ What a command does is imported when it is done, so that help is there at once.
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from cellfeed._progress import ProgressLine
 from cellfeed._version import __version__
 from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes, interrupted
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 __all__ = ["main"]
 
@@ -40,8 +38,7 @@ def synthesize(
     from cellfeed.synthetic import write_tahoe_like  # noqa: PLC0415
 
     start = time.perf_counter()
-    with _progress_on_stderr() as progress:
-        task = progress.add_task("Writing cells", total=cells)
+    with ProgressLine() as line:
         paths = write_tahoe_like(
             folder,
             n_cells=cells,
@@ -49,7 +46,7 @@ def synthesize(
             n_genes=genes,
             n_plates=plates,
             overwrite=overwrite,
-            on_progress=lambda n_written: progress.update(task, completed=n_written),
+            on_progress=lambda n_written: line.show_share("Writing cells", n_written, cells),
         )
     size = format_bytes(sum(path.stat().st_size for path in paths))
     seconds = time.perf_counter() - start
@@ -76,11 +73,10 @@ def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **op
     from cellfeed import preshuffle as write_preshuffled  # noqa: PLC0415
 
     try:
-        with _progress_on_stderr() as progress:
-            task = progress.add_task("Opening files", total=None)
+        with ProgressLine() as line:
 
             def tell(stage: str, done: float, total: float) -> None:
-                progress.update(task, description=_STAGES[stage], completed=done, total=total)
+                line.show_share(_STAGES[stage], done, total)
 
             done = write_preshuffled(paths, out, scheduler=scheduler, on_progress=tell, **options)
     except KeyboardInterrupt:
@@ -118,8 +114,7 @@ def load_database(
     from cellfeed import load_database as load  # noqa: PLC0415
 
     try:
-        with _progress_on_stderr() as progress:
-            task = progress.add_task("Loading cells", total=None)
+        with ProgressLine() as line:
             done = load(
                 paths,
                 url,
@@ -127,7 +122,7 @@ def load_database(
                 elements=elements.split(","),
                 obs=None if obs is None else list(filter(None, obs.split(","))),
                 processes=processes,
-                on_progress=lambda n, total: progress.update(task, completed=n, total=total),
+                on_progress=lambda n, total: line.show_share("Loading cells", n, total),
             )
     except KeyboardInterrupt:
         interrupted("Stopped; the same command goes on from the last complete part.")
@@ -135,12 +130,3 @@ def load_database(
         f"{done.url}: {done.n_cells:,} cells in {done.n_parts} parts "
         f"({done.n_parts_written} written), {done.seconds:.1f} s"
     )
-
-
-def _progress_on_stderr() -> "Progress":
-    """Return a bar, which is there in a terminal only."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import Progress  # noqa: PLC0415
-
-    console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not console.is_terminal)

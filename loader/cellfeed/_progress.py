@@ -8,6 +8,8 @@ from typing import Self
 __all__ = ["ProgressLine"]
 
 _QUIET_SECONDS = 2.0  # what takes no longer needs no explanation
+_REDRAW_SECONDS = 0.1
+_MINUTE, _HOUR = 60, 3600
 _WIPE = "\r\x1b[K"  # to the begin of the line, and clear it
 
 
@@ -24,7 +26,7 @@ class ProgressLine:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._began = clock()
+        self._began = self._drawn = clock()
         self._shown = ""
 
     def __enter__(self) -> Self:
@@ -40,7 +42,25 @@ class ProgressLine:
         if is_due and text != self._shown and sys.stderr is not None and sys.stderr.isatty():
             self._write(text)
 
+    def show_share(self, what: str, done: float, total: float) -> None:
+        """Write how much of something is done, and how long the rest takes if it goes on so."""
+        now = self._clock()
+        if now - self._drawn < _REDRAW_SECONDS and done < total:
+            return
+        self._drawn, share = now, done / total if total else 1.0
+        left = (now - self._began) * (1 / share - 1) if share else None
+        rest = "" if left is None else f", {_duration(left)} left"
+        self.show(f"{what}: {done:,.0f} of {total:,.0f} ({share:.0%}{rest})")
+
     def _write(self, text: str) -> None:
         self._shown = text
         sys.stderr.write(f"{_WIPE}{text}")
         sys.stderr.flush()
+
+
+def _duration(seconds: float) -> str:
+    if seconds < _MINUTE:
+        return f"{seconds:.0f} s"
+    if seconds < _HOUR:
+        return f"{seconds / _MINUTE:.0f} min"
+    return f"{seconds / _HOUR:.1f} h"

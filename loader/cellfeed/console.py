@@ -16,6 +16,7 @@ __all__ = [
 ]
 
 _INTERRUPTED = 130  # as shells say it
+_OF_TUNE = ("matplotlib", "optuna", "rich", "torch")  # what the extra of this name installs
 
 
 class _OneLineError(click.ClickException):
@@ -35,6 +36,12 @@ class _OneLineErrors(click.Command):
             raise  # whoever read the output has seen enough; click ends quietly
         except (CellfeedError, OSError) as error:
             raise _OneLineError(_one_line(error)) from error
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _OF_TUNE:
+                raise
+            msg = f"`{ctx.info_name}` needs {package}, which is not installed"
+            raise _OneLineError(f"{msg}; install it: pip install 'cellfeed[tune]'") from error
         except KeyboardInterrupt:
             interrupted("Interrupted.")
 

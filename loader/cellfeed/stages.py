@@ -27,7 +27,7 @@ class Volume:
     n_chunks
         How many it decodes, each once.
     decoded_bytes
-        Size of all its chunks once they are decompressed.
+        Size of all its chunks as far as they are decompressed, once they have been checked.
     useful_bytes
         Size of what is used of them.
     """

@@ -17,7 +17,7 @@ def plan_of(strategy, fetch_factor):
 
 
 def bytes_of_chunks(folder, plan, n_fetches):
-    """Chunks that hold an element of a row, once for each fetch."""
+    """Chunks up to the last element of a row in them, once for each fetch."""
     total = 0
     starts = np.arange(0, N_CELLS, 1_500)
     for number in range(n_fetches):
@@ -29,8 +29,10 @@ def bytes_of_chunks(folder, plan, n_fetches):
                 elements = [np.arange(indptr[row], indptr[row + 1]) for row in here]
                 for name in ("data", "indices"):
                     dataset = file["X"][name]
-                    touched = np.unique(np.concatenate([*elements, []]) // dataset.chunks[0])
-                    total += touched.size * dataset.chunks[0] * dataset.dtype.itemsize
+                    wanted = np.unique(np.concatenate([*elements, []]))
+                    chunks, last = np.unique(wanted[::-1] // dataset.chunks[0], return_index=True)
+                    ends = wanted[::-1][last] - chunks * dataset.chunks[0] + 1
+                    total += int(ends.sum()) * dataset.dtype.itemsize
     return total
 
 

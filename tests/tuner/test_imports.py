@@ -63,6 +63,21 @@ def test_tuning_from_python_imports_what_reports_and_searches_need_when_they_do(
     assert ran.stdout.split() == []
 
 
+@pytest.mark.parametrize("missing", ["matplotlib", "optuna", "rich", "torch"])
+def test_the_line_that_installs_what_is_missing(missing, small_collection, tmp_path):
+    script = f"import sys\nsys.modules[{missing!r}] = None\nfrom {TUNER} import main\nmain()"
+    ran = subprocess.run(
+        [sys.executable, "-c", script, small_collection, "--label=plate", "--output", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines()[-1].endswith(
+        f"needs {missing}, which is not installed; install it: pip install 'cellfeed[tune]'"
+    )
+
+
 @pytest.mark.parametrize("arguments", [["--label"], ["explain", "--block-size", "0"]])
 def test_what_is_asked_wrongly_is_told_before_anything_is_imported(arguments):
     script = (

@@ -18,6 +18,7 @@ from cellfeed_tuner._entropy._conditional_entropy import (
 from cellfeed_tuner._entropy._epoch_course import LEAST_MINIBATCHES, EpochCourse, entropy_over_epoch
 from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
 from cellfeed_tuner._entropy._label_entropy import LabelEntropy, LabelReplay
+from cellfeed_tuner._entropy._plan_replay import effective_block_size
 from cellfeed_tuner._entropy._random_of_known import RandomOfKnown
 from cellfeed_tuner._entropy._storage_order import StorageOrder, order_of_replayed
 from cellfeed_tuner._entropy._strategy_entropy import has_random_blocks
@@ -312,11 +313,13 @@ class Mixing:
         if not self._has_theory:
             return {"homogeneous": None, "lower_bound": 0.0, "upper_bound": 0.0}
         counts, batch_size = drawn.counts, self._batch_size
+        plan = self._replay.plan(block_size, fetch_factor)
+        effective = effective_block_size(plan.strategy, plan.n_rows)
         return {
             "homogeneous": theory.expected_entropy_bits(
-                counts, batch_size, block_size, fetch_factor
+                counts, batch_size, effective, fetch_factor
             ),
-            "lower_bound": theory.lower_bound_bits(counts, batch_size, block_size),
+            "lower_bound": theory.lower_bound_bits(counts, batch_size, effective),
             "upper_bound": theory.upper_bound_bits(counts, batch_size),
         }
 

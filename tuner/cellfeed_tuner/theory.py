@@ -3,6 +3,14 @@
 K labels with frequencies p; minibatches of m rows; blocks of b rows; f minibatches to a fetch.
 Entropies are plug-in estimates over one minibatch, in bits. Such an estimate is biased
 downwards, so compare it with another estimate over as many rows, never with H(p).
+
+Blocks of unequal sizes s mix as blocks of one effective size do, E[s^2] / E[s]: the mean size of
+the block that a row is in. For if blocks draw their labels independently from p, the rows of a
+label in whole blocks of sizes s_i have the variance p (1 - p) sum s_i^2, and m rows hold blocks
+with sum s_i^2 = m E[s^2] / E[s] on average; the first-order bias of the plug-in entropy of counts
+n_k is sum Var(n_k) / (2 m^2 p_k ln 2) (Paninski, "Estimation of entropy and mutual information",
+Neural Computation 2003), so that it depends on sizes through this alone. `BlockShuffling` says
+it of its blocks: ``block_sizes(n_rows).effective``.
 """
 
 from collections.abc import Callable
@@ -76,7 +84,7 @@ def upper_bound_bits(p: ArrayLike, batch_size: int) -> float:
     return lower_bound_bits(p, batch_size, block_size=1)
 
 
-def lower_bound_bits(p: ArrayLike, batch_size: int, block_size: int) -> float:
+def lower_bound_bits(p: ArrayLike, batch_size: int, block_size: float) -> float:
     """Return the paper's lower bound: one minibatch to a fetch, so m / b independent blocks.
 
     ``H(p) - (K - 1) b / (2 m ln 2)``, and 0 where b >= m. An expansion in b / m, loose where
@@ -89,7 +97,7 @@ def lower_bound_bits(p: ArrayLike, batch_size: int, block_size: int) -> float:
     batch_size
         Rows of a minibatch.
     block_size
-        Rows of a block.
+        Rows of a block; the effective size of unequal ones.
 
     Examples
     --------
@@ -140,7 +148,7 @@ def random_entropy_bits(counts: ArrayLike, batch_size: int, *, n_missing: int = 
 def expected_entropy_bits(
     p: ArrayLike,
     batch_size: int,
-    block_size: int,
+    block_size: float,
     fetch_factor: int,
     *,
     n_rows: int | None = None,
@@ -160,7 +168,8 @@ def expected_entropy_bits(
     batch_size
         Rows of a minibatch.
     block_size
-        Rows of a block.
+        Rows of a block. The effective size of unequal ones, of which the expectation is not
+        exact, need not be whole: between whole sizes, the expectation is interpolated.
     fetch_factor
         Minibatches of a fetch.
     n_rows
@@ -173,6 +182,14 @@ def expected_entropy_bits(
     >>> round(expected_entropy_bits([1] * 14, batch_size=64, block_size=16, fetch_factor=1), 3)
     1.792
     """
+    whole = int(block_size)
+    if whole != block_size:
+        of_sizes = [
+            expected_entropy_bits(p, batch_size, size, fetch_factor, n_rows=n_rows)
+            for size in (max(1, whole), whole + 1)
+        ]
+        return float(np.interp(block_size, [whole, whole + 1], of_sizes))
+    block_size = whole
     distinct, n_labels = np.unique(_frequencies(p), return_counts=True)
     fetch_size = batch_size * fetch_factor
     if distinct.size == 1 and n_labels[0] == 1:

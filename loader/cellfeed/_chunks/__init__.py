@@ -9,6 +9,7 @@ destination.
 from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines may take
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks, chunk_codec
 from cellfeed._chunks._coordinates import rows_of_coordinates
+from cellfeed._chunks._decoder import Decoder, Verify, check_verify
 from cellfeed._chunks._folder_files import FolderFiles, identity_of_files
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec, hdf5_slow_read
@@ -35,6 +36,7 @@ __all__ = [
     "ChunkTable",
     "ChunkedArray",
     "ContiguousChunks",
+    "Decoder",
     "FolderFiles",
     "KeptElements",
     "Pieces",
@@ -43,10 +45,12 @@ __all__ = [
     "RowRanges",
     "SlowRead",
     "ValueSteps",
+    "Verify",
     "ZarrFiles",
     "ZarrLayout",
     "can_cast",
     "check_grid",
+    "check_verify",
     "chunk_codec",
     "chunk_grid",
     "copy_all",

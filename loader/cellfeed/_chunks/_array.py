@@ -1,7 +1,7 @@
 """A stored array as chunks: where their bytes lie, and what is to be read for given elements."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -180,10 +180,19 @@ class ChunkedArray:
     shuffled: bool = False
     lost_is_zero: bool = False
     bad_index: str = ""
+    checked: NDArray[np.uint8] = field(init=False, repr=False, compare=False)
+    """A bit for each chunk: whether this process has decompressed it whole."""
 
     def __post_init__(self) -> None:
         # Compiled code multiplies these numbers, and takes memory and addresses to be as they say.
         check_grid(self.shape, self.chunk_shape, self.dtype.itemsize)
+        n_chunks = math.prod(chunk_grid(self.shape, self.chunk_shape))
+        object.__setattr__(self, "checked", np.zeros(-(-n_chunks // 8), np.uint8))
+
+    @property
+    def is_decoded_whole(self) -> bool:
+        """Whether chunks are compressed or shuffled; of others, only what is wanted is read."""
+        return self.codec != kernels.STORED or self.shuffled
 
     def reads_of_ranges(
         self,
@@ -334,7 +343,7 @@ class ChunkedArray:
         """Return reads, of which ``array`` and ``segments`` may have addresses in ``tables``."""
         located = self.locations.locate(chunks)
         offsets, sizes = located.offsets, located.sizes
-        if self.codec == kernels.STORED and not self.shuffled:
+        if not self.is_decoded_whole:
             placing = int(array[kernels.PLACING])
             kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize, placing)
         table = np.zeros((len(chunks), kernels.N_CHUNK_COLUMNS), np.int64)
@@ -349,7 +358,9 @@ class ChunkedArray:
         table[:, kernels.FLAGS] = located.flags | in_memory
         table[:, kernels.FIRST_SEGMENT] = firsts
         table[:, kernels.END_SEGMENT] = np.append(firsts[1:], len(segments))
+        table[:, kernels.NUMBER] = chunks
         array[kernels.CODEC] = self.codec
+        array[kernels.CHECKED] = self.checked.ctypes.data
         array[kernels.SHUFFLED] = self.shuffled
         array[kernels.DECODED_BYTES] = self.dtype.itemsize * math.prod(self.chunk_shape)
         array[kernels.LOST_IS_ZERO] = self.lost_is_zero
@@ -357,9 +368,8 @@ class ChunkedArray:
             arrays=array[None],
             chunks=table,
             segments=segments,
-            chunk_numbers=chunks,
             owners=(self,),
-            keep_alive=(keep_alive, tables),
+            keep_alive=(keep_alive, tables, self.checked),
         )
 
     def describe(self, chunk: int) -> str:

@@ -1,7 +1,7 @@
 """Chunks to read and where their elements go: made by arrays, done by many threads at once."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from cellfeed._chunks._bringing import (
     expect,
     pieces,
 )
+from cellfeed._chunks._decoder import Decoder, Verify
 from cellfeed._chunks._kept import KeptElements, gathered
 from cellfeed._chunks._placing import scratch_bytes
 from cellfeed._errors import FormatError
@@ -51,12 +52,15 @@ class Done:
         Bytes read.
     n_chunks
         Chunks decoded.
+    n_decompressed
+        Bytes that came out of decompression.
     ascending
         Whether the column indices of every row ascend strictly.
     """
 
     n_bytes: int
     n_chunks: int
+    n_decompressed: int
     ascending: bool
 
 
@@ -68,8 +72,6 @@ class ChunkReads:
     ----------
     arrays, chunks, segments
         The tables.
-    chunk_numbers
-        Number of each chunk in its array.
     owners
         The array of each row of ``arrays``.
     crossings
@@ -81,7 +83,6 @@ class ChunkReads:
     arrays: NDArray[np.int64]
     chunks: NDArray[np.int64]
     segments: NDArray[np.int64]
-    chunk_numbers: NDArray[np.int64]
     owners: tuple[Owner, ...]
     crossings: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
     keep_alive: tuple[object, ...] = ()
@@ -89,12 +90,10 @@ class ChunkReads:
     @staticmethod
     def none() -> "ChunkReads":
         """Return no reads."""
-        nothing = np.empty(0, np.int64)
         return ChunkReads(
             arrays=np.empty((0, kernels.N_ARRAY_COLUMNS), np.int64),
             chunks=np.empty((0, kernels.N_CHUNK_COLUMNS), np.int64),
             segments=np.empty((0, kernels.N_SEGMENT_COLUMNS), np.int64),
-            chunk_numbers=nothing,
             owners=(),
         )
 
@@ -124,13 +123,12 @@ class ChunkReads:
                 for itemsize in (4, 8)
                 if (having := [part for part in parts if itemsize in part.crossings])
             },
-            chunk_numbers=np.concatenate([part.chunk_numbers for part in parts]),
             owners=tuple(owner for part in parts for owner in part.owners),
             keep_alive=tuple(thing for part in parts for thing in part.keep_alive),
         )
 
     def without_placing(self) -> "ChunkReads":
-        """Return the same reads, of which nothing is placed: they end with decompression."""
+        """Return the same reads, of which nothing is placed; they can be brought ahead."""
         chunks = self.chunks.copy()
         chunks[:, [kernels.FIRST_SEGMENT, kernels.END_SEGMENT]] = 0
         return replace(self, chunks=chunks, segments=self.segments[:0], crossings={})
@@ -155,12 +153,15 @@ class ChunkReads:
 
     @property
     def decoded_bytes(self) -> int:
-        """Bytes that all chunks take once they are decompressed."""
-        arrays = self.arrays[self.chunks[:, kernels.ARRAY]]
-        whole = (arrays[:, kernels.CODEC] != kernels.STORED) | (arrays[:, kernels.SHUFFLED] != 0)
+        """Bytes that chunks take as far as they are decompressed once they have been checked."""
+        arrays = self.arrays.copy()
+        arrays[:, kernels.CHECKED] = kernels.NEVER
+        heads = kernels.head_sizes(arrays, self.chunks, self.segments)
+        of_chunk = arrays[self.chunks[:, kernels.ARRAY]]
+        whole = of_chunk[:, kernels.CODEC] != kernels.STORED
+        whole |= of_chunk[:, kernels.SHUFFLED] != 0
         # Chunks stored as they are were cut to what is wanted of them.
-        sizes = np.where(whole, arrays[:, kernels.DECODED_BYTES], self.chunks[:, kernels.SIZE])
-        return int(sizes.sum())
+        return int(np.where(whole, heads, self.chunks[:, kernels.SIZE]).sum())
 
     @property
     def useful_bytes(self) -> int:
@@ -192,8 +193,7 @@ class ChunkReads:
     def run(
         self,
         bases: NDArray[np.int64],
-        threads: Executor | None = None,
-        n_threads: int = 1,
+        decoder: Decoder | None = None,
     ) -> Done:
         """Read, decode and place everything.
 
@@ -201,8 +201,8 @@ class ChunkReads:
         ----------
         bases
             Addresses that destinations are counted from; see `cellfeed._buffers._destinations`.
-        threads, n_threads
-            Who does it, and how many of them; the calling thread if None.
+        decoder
+            Who does it; the calling thread if None.
 
         Raises
         ------
@@ -213,22 +213,30 @@ class ChunkReads:
         segments[:, kernels.TO] = bind(segments[:, kernels.TO], bases)
         report = np.zeros(kernels.N_REPORTS, np.int64)
         report[kernels.ASCENDING] = 1
-        n_bytes = self._decode(segments, report, threads, n_threads)
+        n_bytes = self._decode(self.arrays.copy(), segments, report, decoder or Decoder())
         ascending = bool(report[kernels.ASCENDING])
         for itemsize, destinations in self.crossings.items():
             addresses = bind(destinations, bases)
             ascending = ascending and bool(kernels.crossings_ascend(addresses, itemsize))
-        return Done(n_bytes, self.n_chunks, ascending)
+        return Done(n_bytes, self.n_chunks, int(report[kernels.DECOMPRESSED]), ascending)
 
-    def select(self, lengths: NDArray[np.int64], threads: Executor, n_threads: int) -> KeptElements:
+    def decompress(self, decoder: Decoder) -> Done:
+        """Read and decompress everything, and place nothing; see `run`."""
+        arrays = self.arrays.copy()
+        arrays[:, kernels.NOT_PLACED] = 1
+        report = np.zeros(kernels.N_REPORTS, np.int64)
+        n_bytes = self._decode(arrays, self.segments, report, decoder)
+        return Done(n_bytes, self.n_chunks, int(report[kernels.DECOMPRESSED]), ascending=True)
+
+    def select(self, lengths: NDArray[np.int64], decoder: Decoder) -> KeptElements:
         """Read and decode the column indices of rows, and find out which elements are kept.
 
         Parameters
         ----------
         lengths
             Stored elements of each row, int64, shape (n_rows,).
-        threads, n_threads
-            Who does it, and how many of them.
+        decoder
+            Who does it.
 
         Raises
         ------
@@ -240,27 +248,29 @@ class ChunkReads:
         kept = np.empty(int(segments[:, kernels.COUNT].sum()), np.int64)
         report = np.zeros(kernels.N_REPORTS, np.int64)
         report[kernels.KEPT] = kept.ctypes.data
-        self._decode(segments, report, threads, n_threads)
-        return gathered(segments, kept[: report[kernels.N_KEPT]], lengths, threads, n_threads)
+        self._decode(self.arrays.copy(), segments, report, decoder)
+        found = kept[: report[kernels.N_KEPT]]
+        return gathered(segments, found, lengths, decoder.threads, decoder.n_threads)
 
     def _decode(
         self,
+        arrays: NDArray[np.int64],
         segments: NDArray[np.int64],
         report: NDArray[np.int64],
-        threads: Executor | None,
-        n_threads: int,
+        decoder: Decoder,
     ) -> int:
         """Work all chunks off, and return how many bytes were read."""
         if not self.n_chunks:
             return 0
-        arrays = self.arrays.copy()
+        if decoder.verify != "first":
+            arrays[:, kernels.CHECKED] = _CHECKED[decoder.verify]
         n_elements = int(segments[:, kernels.COUNT].sum())
         placed = n_elements * int(arrays[:, kernels.OUT_ITEMSIZE].max(initial=0))
         arrays[:, kernels.STREAMED] = placed > _CACHE_BYTES
         n_bytes = 0
         for piece in self._pieces():
             report[kernels.NEXT_TASK] = 0
-            n_bytes += self._work_off(arrays, piece.chunks, segments, report, threads, n_threads)
+            n_bytes += self._work_off(arrays, piece.chunks, segments, report, decoder)
             if report[kernels.FAILURE]:
                 chunk = piece.rows[report[kernels.FAILED_CHUNK]]
                 raise self._damage(int(report[kernels.FAILURE]), int(chunk))
@@ -272,8 +282,7 @@ class ChunkReads:
         chunks: NDArray[np.int64],
         segments: NDArray[np.int64],
         report: NDArray[np.int64],
-        threads: Executor | None,
-        n_threads: int,
+        decoder: Decoder,
     ) -> int:
         """Decode chunks whose bytes are at hand, and return how many bytes were read."""
         functions = kernels.function_addresses()
@@ -292,10 +301,10 @@ class ChunkReads:
             tables = (arrays, chunks, segments)
             return int(kernels.decode(*tables, functions, report, *buffers))
 
-        if threads is None:
+        if decoder.threads is None:
             return work()
         n_tasks = -(-len(chunks) // kernels.CHUNKS_OF_A_TASK)
-        jobs = [threads.submit(work) for _ in range(min(n_threads, n_tasks))]
+        jobs = [decoder.threads.submit(work) for _ in range(min(decoder.n_threads, n_tasks))]
         try:
             return sum(job.result() for job in jobs)
         except BaseException:
@@ -318,7 +327,7 @@ class ChunkReads:
 
     def _damage(self, failure: int, chunk: int) -> FormatError:
         owner = self.owners[self.chunks[chunk, kernels.ARRAY]]
-        where = owner.describe(int(self.chunk_numbers[chunk]))
+        where = owner.describe(int(self.chunks[chunk, kernels.NUMBER]))
         own = getattr(owner, "bad_index", "") if failure == kernels.BAD_INDEX else ""
         return FormatError(f"{where}: {own or _FAILURES[failure]}")
 
@@ -328,6 +337,8 @@ def _largest(arrays: NDArray[np.int64], chunks: NDArray[np.int64]) -> int:
     decoded = arrays[chunks[:, kernels.ARRAY], kernels.DECODED_BYTES]
     return int(np.maximum(chunks[:, kernels.SIZE], decoded).argmax())
 
+
+_CHECKED: dict[Verify, int] = {"always": kernels.EVERY_TIME, "never": kernels.NEVER}
 
 _FAILURES = {
     kernels.UNREADABLE: "cannot be read; check the disk, and copy the file again",

@@ -94,6 +94,7 @@ class RowRanges:
         chunks[:, kernels.FLAGS] = in_memory
         chunks[:, kernels.FIRST_SEGMENT] = np.arange(n_pieces)
         chunks[:, kernels.END_SEGMENT] = np.arange(n_pieces) + 1
+        chunks[:, kernels.NUMBER] = rows[pieces.rows]
         segments = np.zeros((n_pieces, kernels.N_SEGMENT_COLUMNS), np.int64)
         segments[:, kernels.COUNT] = pieces.counts
         segments[:, kernels.TO] = destinations[pieces.rows] + pieces.within * out_dtype.itemsize
@@ -104,7 +105,6 @@ class RowRanges:
             arrays=array[None],
             chunks=chunks,
             segments=segments,
-            chunk_numbers=rows[pieces.rows],
             owners=(self,),
             keep_alive=(keep_alive,),
         )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._cells import Cells, CsrRows, ObsColumn, RaggedRows
+from cellfeed._collection._chunk_starts import StoredRows
 from cellfeed._collection._describe import described, slow_names, slow_reading, table_of
 from cellfeed._collection._join_elements import join_elements
 from cellfeed._collection._join_obs import JoinObs, read_obs
@@ -25,6 +26,7 @@ from cellfeed._layouts import Dtypes, Element, Layout, dtypes_of
 from cellfeed._reading import Part, Reader, load_tables
 from cellfeed._runs import Runs, count_rows, merge_consecutive, split_at
 from cellfeed._sources import Source
+from cellfeed.sampling import ChunkStarts
 
 __all__ = ["Collection"]
 
@@ -368,6 +370,13 @@ class Collection:
                 parts[name].append(part.as_stored(filled))
             filled = stop
         return parts
+
+    def chunk_starts(self) -> ChunkStarts:
+        """Return which rows are the first to begin in a chunk of the first element.
+
+        What `BlockShuffling` with ``align="chunks"`` asks for. Row pointers are read for it.
+        """
+        return ChunkStarts(StoredRows(self._stored[self._first.name], self.is_remote))
 
     def load_tables(self) -> None:
         """Read row pointers and chunk tables now rather than with the first rows.

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._buffers import BufferPool
 from cellfeed._cells import require_torch_dtype
+from cellfeed._chunks import Verify, check_verify
 from cellfeed._collection import Collection
 from cellfeed._dataset._delivery import (
     Callbacks,
@@ -146,6 +147,12 @@ class CellDataset(PlannedDataset):
     prefetch_bytes
         Most compressed bytes that are on their way at once from servers and object stores, in
         each process, whatever ``prefetch`` is; one fetch always is.
+    verify
+        How often chunks of a `Collection` are decompressed to their end, where checksums are, and
+        where it shows that one has its size: ``"first"``, the first time that each process meets
+        a chunk, and after that only as far as its rows are wanted; ``"always"``, each time; or
+        ``"never"``, which is the fastest from the first epoch on, and takes what a damaged chunk
+        gives as long as it can be decompressed that far.
     as_torch
         Whether minibatches are torch tensors. If not, they are in NumPy and SciPy, for JAX or
         scikit-learn, also from a `loader`; from worker processes they come through a pipe.
@@ -154,9 +161,10 @@ class CellDataset(PlannedDataset):
     ------
     ParameterError
         A size is below one, the strategy asks for rows that do not exist, ranks are given that
-        cannot be, ``dense``, ``dtype``, ``num_threads``, ``transform`` or ``prefetch`` are given
-        where they say nothing about what is read, ``transform`` does not fit an element or its
-        dtype, or ``seed`` is None with several ranks and torch.distributed is not initialised.
+        cannot be, ``dense``, ``dtype``, ``num_threads``, ``transform``, ``prefetch`` or
+        ``verify`` are given where they say nothing about what is read, ``transform`` does not fit
+        an element or its dtype, or ``seed`` is None with several ranks and torch.distributed is
+        not initialised.
         Also when an epoch begins: ranks met, but this process has used a seed that it drew by
         itself.
 
@@ -198,6 +206,7 @@ class CellDataset(PlannedDataset):
         as_torch: bool = True,
         prefetch: int | None = None,
         prefetch_bytes: int = 256 * 2**20,
+        verify: Verify = "first",
     ) -> None:
         super().__init__(
             collection,
@@ -236,7 +245,9 @@ class CellDataset(PlannedDataset):
             num_threads=self.num_threads,
             transform=transform,
             prefetch=prefetch,
+            verify=verify,
         )
+        self.verify = check_verify(verify)
         self.prefetch = None if prefetch is None else require_positive("prefetch", prefetch)
         self.prefetch_bytes = require_positive("prefetch_bytes", prefetch_bytes)
         self.transform_threads = (
@@ -425,6 +436,7 @@ class CellDataset(PlannedDataset):
             collection=self.collection,
             dtype=self.dtype,
             num_threads=self.num_threads,
+            verify=self.verify,
             pool=self._pool,
             transforms=self._transforms(self.transform),
             prefetch=self.prefetch or (_FETCHES_AHEAD if self._is_remote else 1),

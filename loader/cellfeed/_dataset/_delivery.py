@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import BufferPool
 from cellfeed._cells import Cells
+from cellfeed._chunks import Verify
 from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._layouts import Dtypes
@@ -103,6 +104,8 @@ class CollectionReading:
         Where memory comes from.
     transforms
         What values of some elements go through.
+    verify
+        How often chunks are checked; see `Decoder`.
     prefetch
         How many fetches are planned, and on their way, beyond the one that is read.
     prefetch_bytes
@@ -114,6 +117,7 @@ class CollectionReading:
     num_threads: int | None
     pool: BufferPool
     transforms: Transforms
+    verify: Verify
     prefetch: int
     prefetch_bytes: int
 
@@ -128,6 +132,7 @@ class CollectionReading:
             num_threads=threads,
             pool=self.pool,
             transforms=self.transforms,
+            verify=self.verify,
         )
 
     @contextmanager

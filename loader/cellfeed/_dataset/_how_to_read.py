@@ -1,4 +1,4 @@
-"""How a data set reads its collection: dense, dtype, threads, transforms, how far ahead."""
+"""How a data set reads its collection: dense, dtype, threads, transforms, how far ahead, checks."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import DTypeLike
 
+from cellfeed._chunks import Verify
 from cellfeed._collection import Collection
 from cellfeed._errors import ParameterError
 from cellfeed._layouts import Dtypes
@@ -25,6 +26,7 @@ def require_that_they_apply(
     num_threads: int | None,
     transform: object = None,
     prefetch: int | None = None,
+    verify: Verify = "first",
 ) -> None:
     """Check that what says how a collection is read is given for one that is read here.
 
@@ -38,6 +40,7 @@ def require_that_they_apply(
         "num_threads": num_threads,
         "transform": transform,
         "prefetch": prefetch,
+        "verify": None if verify == "first" else verify,
     }
     if not isinstance(collection, Collection):
         given = {"dense": dense or None, **given}
@@ -49,9 +52,9 @@ def require_that_they_apply(
     ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     if ignored:
         msg = (
-            "`dense`, `dtype`, `num_threads`, `transform` and `prefetch` say how cellfeed reads a "
-            f"Collection, but got {ignored} with {reader}; leave it out, and convert in "
-            "`batch_transform`"
+            "`dense`, `dtype`, `num_threads`, `transform`, `prefetch` and `verify` say how "
+            f"cellfeed reads a Collection, but got {ignored} with {reader}; leave it out, and "
+            "convert in `batch_transform`"
         )
         raise ParameterError(msg)
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from cellfeed._collection import Collection
 from cellfeed._dataset._run import Place
 from cellfeed._errors import CellfeedError, StateError
 from cellfeed._sources import Source
-from cellfeed.sampling import Progress, SamplingStrategy
+from cellfeed.sampling import ABSENT_BY_DEFAULT, Progress, SamplingStrategy
 
 __all__ = ["as_json", "data_identity", "place_of", "state_of", "strategy_identity"]
 
@@ -137,8 +137,15 @@ def strategy_identity(strategy: SamplingStrategy) -> dict[str, Any]:
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
-    names = [each.name for each in fields(value)] if is_dataclass(value) else [*vars(value)]
+    names = [*vars(value)]
+    if is_dataclass(value):
+        names = [each.name for each in fields(value) if not _is_absent(value, each)]
     return {name: as_json(getattr(value, name)) for name in sorted(names)}
+
+
+def _is_absent(value: Any, of: Field[Any]) -> bool:
+    """Return whether a state does not name a field; see `ABSENT_BY_DEFAULT`."""
+    return of.metadata == ABSENT_BY_DEFAULT and getattr(value, of.name) is of.default
 
 
 def as_json(value: Any) -> Any:

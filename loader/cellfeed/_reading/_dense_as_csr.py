@@ -1,6 +1,5 @@
 """Dense rows of one source in a collection that is sparse."""
 
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._cells import CsrRows
-from cellfeed._chunks import ChunkReads
+from cellfeed._chunks import ChunkReads, Decoder
 from cellfeed._layouts import DenseChunks, DenseTarget
 from cellfeed._reading._parts import Part
 from cellfeed._runs import Runs, count_rows, expand, merge_consecutive
@@ -18,15 +17,15 @@ __all__ = ["dense_as_csr"]
 _PIECE_BYTES = 1 << 25  # of dense rows that a thread has at once
 
 
-def dense_as_csr(part: Part, threads: Executor, n_threads: int) -> CsrRows:
+def dense_as_csr(part: Part, decoder: Decoder) -> CsrRows:
     """Read dense rows, and return their elements that are not zero.
 
     Parameters
     ----------
     part
         Rows of an element of dense layout.
-    threads, n_threads
-        Who decodes, and how many of them.
+    decoder
+        Who decodes.
 
     Raises
     ------
@@ -52,15 +51,15 @@ def dense_as_csr(part: Part, threads: Executor, n_threads: int) -> CsrRows:
         if reads is None:
             return _nonzero(replace(part, runs=runs).read_rows())
         dense = np.empty((count_rows(runs), n_columns), dtype)
-        reads.run(np.array([dense.ctypes.data], np.int64))
+        reads.run(np.array([dense.ctypes.data], np.int64), decoder.alone())
         return _nonzero(dense)
 
     found = list[tuple[NDArray[Any], ...]]()
-    for first in range(0, len(pieces), n_threads):
+    for first in range(0, len(pieces), decoder.n_threads):
         # A source is asked from one thread at a time; what it says is decoded by many.
-        batch = [planned(runs) for runs in pieces[first : first + n_threads]]
+        batch = [planned(runs) for runs in pieces[first : first + decoder.n_threads]]
         in_threads = all(reads is not None for _, reads in batch)
-        found += threads.map(read, batch) if in_threads else map(read, batch)
+        found += decoder.map(read, batch) if in_threads else map(read, batch)
     lengths, columns, values = (np.concatenate(each) for each in zip(*found, strict=True))
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     return CsrRows(indptr, columns, values, n_columns)

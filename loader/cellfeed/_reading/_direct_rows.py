@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Executor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import array_at, destination
 from cellfeed._cells import CsrRows
-from cellfeed._chunks import ChunkReads
+from cellfeed._chunks import ChunkReads, Decoder
 from cellfeed._layouts import CsrTarget
 from cellfeed._reading._parts import Part
 from cellfeed._runs import expand
@@ -125,9 +125,7 @@ class _Scratch:
         return self._indices[:n], self._data.view(dtype)[:n]
 
 
-def decode(
-    rows: Iterable[DirectRows], bases: NDArray[np.int64], threads: Executor, n_threads: int
-) -> bool:
+def decode(rows: Iterable[DirectRows], bases: NDArray[np.int64], decoder: Decoder) -> bool:
     """Decode rows to where they go; return whether the columns of each ascend strictly.
 
     Parameters
@@ -136,8 +134,8 @@ def decode(
         What is decoded, all of it side by side.
     bases
         Where the groups of memory begin that they go to.
-    threads, n_threads
-        Who decodes, and how many of them.
+    decoder
+        Who decodes.
 
     Raises
     ------
@@ -157,7 +155,9 @@ def decode(
             ascending &= job.do(scratch)
         return ascending
 
-    running = [threads.submit(work) for _ in range(min(n_threads, n_jobs))]
+    if decoder.threads is None:
+        return work()
+    running = [decoder.threads.submit(work) for _ in range(min(decoder.n_threads, n_jobs))]
     try:
         results = [each.result() for each in running]  # all of them, whatever they are
     except BaseException:
@@ -168,7 +168,7 @@ def decode(
     return all(results)
 
 
-def read_in_threads(part: Part, stored: DirectCsr, threads: Executor, n_threads: int) -> CsrRows:
+def read_in_threads(part: Part, stored: DirectCsr, decoder: Decoder) -> CsrRows:
     """Read the rows of a part as they are stored.
 
     Raises
@@ -187,7 +187,7 @@ def read_in_threads(part: Part, stored: DirectCsr, threads: Executor, n_threads:
         dtype=data.dtype,
     )
     rows = DirectRows(replace(part, column_map=None), stored, target)
-    decode([rows], np.array([indices.ctypes.data, data.ctypes.data]), threads, n_threads)
+    decode([rows], np.array([indices.ctypes.data, data.ctypes.data]), decoder)
     return CsrRows(indptr, indices, data, stored.shape[1])
 
 

@@ -6,7 +6,6 @@ if they have a row pointer and no column is left out. Else a first reading tells
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
@@ -16,7 +15,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from cellfeed._chunks import ChunkReads, ValueSteps
+from cellfeed._chunks import ChunkReads, Decoder, ValueSteps
 from cellfeed._errors import ParameterError
 from cellfeed._layouts import (
     Copies,
@@ -93,7 +92,7 @@ class LaidOut:
         """See `ElementRead`."""
         return [each.part for each in self.placed if isinstance(each, StoredRows)]
 
-    def lay_out(self, threads: Executor, n_threads: int) -> "LaidOut":  # noqa: ARG002 - of the protocol
+    def lay_out(self, decoder: Decoder) -> "LaidOut":  # noqa: ARG002 - of the protocol
         """See `ElementRead`."""
         return self
 
@@ -116,13 +115,13 @@ class ElementRead(Protocol):
         """Rows that are still to be read by their sources."""
         ...
 
-    def lay_out(self, threads: Executor, n_threads: int) -> LaidOut:
+    def lay_out(self, decoder: Decoder) -> LaidOut:
         """Read what lengths follow from, if they are not known, and lay the rows out.
 
         Parameters
         ----------
-        threads, n_threads
-            Who decodes, and how many of them.
+        decoder
+            Who decodes.
 
         Raises
         ------
@@ -322,18 +321,18 @@ class _Arriving:
         known = [rows.part for rows in self.known if rows.chunked is None]
         return [*known, *(rows.part for rows in self.arriving)]
 
-    def lay_out(self, threads: Executor, n_threads: int) -> LaidOut:
+    def lay_out(self, decoder: Decoder) -> LaidOut:
         """See `ElementRead`."""
         rows = list[SparseRows](self.known)
         for first, stop in pairwise(self._batch_bounds()):
             batch = self.selected[first:stop]
             lengths = [each.stored_lengths for each in batch]
             reads = ChunkReads.concatenate([each.indices for each in batch])
-            kept = reads.select(np.concatenate(lengths), threads, n_threads)
+            kept = reads.select(np.concatenate(lengths), decoder)
             bounds = accumulate((each.size for each in lengths), initial=0)
             for each, (begin, end) in zip(batch, pairwise(bounds), strict=True):
                 rows.append(each.with_kept(kept[begin:end]))
-        rows += [each.read(self.plan.n_columns, threads, n_threads) for each in self.arriving]
+        rows += [each.read(self.plan.n_columns, decoder) for each in self.arriving]
         return self.plan.laid_out(rows)
 
     def _batch_bounds(self) -> list[int]:
@@ -367,7 +366,7 @@ class _ArrivingRagged:
         """See `ElementRead`."""
         return [each.part for each in self.arriving]
 
-    def lay_out(self, threads: Executor, n_threads: int) -> LaidOut:  # noqa: ARG002 - of the protocol
+    def lay_out(self, decoder: Decoder) -> LaidOut:  # noqa: ARG002 - of the protocol
         """See `ElementRead`."""
         return self.plan.laid_out_ragged([*self.known, *(each.read() for each in self.arriving)])
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, BufferPool, bind
 from cellfeed._cells import Cells, CsrRows, ObsColumn, RaggedRows
-from cellfeed._chunks import ChunkReads, copy_all
+from cellfeed._chunks import ChunkReads, Decoder, Verify, copy_all
 from cellfeed._layouts import CsrGroup, DenseGroup, Dtypes, Element, Group, RaggedGroup, dtypes_of
 from cellfeed._reading._ahead import Ahead
 from cellfeed._reading._direct_rows import decode
@@ -126,6 +126,8 @@ class Reader:
         Where memory comes from; a pool of its own if None.
     transforms
         What values of some elements go through, which are read as float32 or float64.
+    verify
+        How often chunks are checked; see `Decoder`.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class Reader:
         num_threads: int | None = None,
         pool: BufferPool | None = None,
         transforms: Transforms | None = None,
+        verify: Verify = "first",
     ) -> None:
         self._collection = collection
         self._dtypes = dtypes_of(collection.elements, dtype)
@@ -151,6 +154,7 @@ class Reader:
         }
         self._n_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(self._n_threads, thread_name_prefix="cellfeed-read")
+        self._decoder = Decoder(self._threads, self._n_threads, verify)
         # Threads of their own, so that they need not wait for a fetch to be decoded.
         self._dense_threads = ThreadPoolExecutor(
             self._n_threads, thread_name_prefix="cellfeed-dense"
@@ -251,7 +255,7 @@ class Reader:
         """
         try:
             elements = {
-                name: each.lay_out(self._threads, self._n_threads) if each.is_decoded_here else each
+                name: each.lay_out(self._decoder) if each.is_decoded_here else each
                 for name, each in planned.elements.items()
             }
         except BaseException:
@@ -273,10 +277,7 @@ class Reader:
             planned.let_go()
 
     def _read(self, planned: PlannedRead) -> Iterator[Cells]:
-        laid_out = {
-            name: each.lay_out(self._threads, self._n_threads)
-            for name, each in planned.elements.items()
-        }
+        laid_out = {name: each.lay_out(self._decoder) for name, each in planned.elements.items()}
         buffers = {
             name: [self._memory(group.n_bytes, is_zeroed=each.is_zeroed) for group in each.groups]
             for name, each in laid_out.items()
@@ -307,9 +308,9 @@ class Reader:
         reads: ChunkReads,
     ) -> Mapping[str, Sequence[bool]]:
         """Fill memory; return for each group whether columns are distinct, nothing if all are."""
-        ordered = reads.run(bases, self._threads, self._n_threads).ascending
+        ordered = reads.run(bases, self._decoder).ascending
         direct = [rows for each in laid_out.values() for rows in each.direct]
-        ordered &= decode(direct, bases, self._threads, self._n_threads)
+        ordered &= decode(direct, bases, self._decoder)
         for each in laid_out.values():
             for placed in each.placed:
                 ordered &= placed.place(bases)
@@ -384,14 +385,11 @@ class Reader:
 
     def read_bytes(self, planned: PlannedRead) -> int:
         """Read the bytes of the chunks of a fetch, and do nothing with them; return how many."""
-        return self._run_alone(planned.chunks.without_decoding())
+        return planned.chunks.without_decoding().decompress(self._decoder).n_bytes
 
     def decompress(self, planned: PlannedRead) -> None:
         """Read and decompress the chunks of a fetch, and place nothing."""
-        self._run_alone(planned.chunks.without_placing())
-
-    def _run_alone(self, reads: ChunkReads) -> int:
-        return reads.run(np.empty(0, np.int64), self._threads, self._n_threads).n_bytes
+        planned.chunks.decompress(self._decoder)
 
     def densified(self, groups: Iterator[Cells]) -> Iterator[Cells]:
         """Iterate over groups with dense elements, some of them made dense ahead."""

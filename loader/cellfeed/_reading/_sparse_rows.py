@@ -4,7 +4,6 @@ Lengths are known of what has a row pointer, as long as no column is left out. E
 are read first, or, of what is not decoded here, rows.
 """
 
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from cellfeed._cells import CsrRows
 from cellfeed._chunks import (
     ChunkedArray,
     ChunkReads,
+    Decoder,
     KeptElements,
     ValueSteps,
     can_cast,
@@ -214,15 +214,15 @@ class ArrivingRows:
         """Return the bytes that they take, where these are known."""
         return _announced(self.part)
 
-    def read(self, n_columns: int, threads: Executor, n_threads: int) -> SparseRows:
+    def read(self, n_columns: int, decoder: Decoder) -> SparseRows:
         """Read them.
 
         Parameters
         ----------
         n_columns
             Columns of the collection.
-        threads, n_threads
-            Who decodes, and how many of them.
+        decoder
+            Who decodes.
 
         Raises
         ------
@@ -231,9 +231,9 @@ class ArrivingRows:
         """
         rows: Any
         if self.part.stored.layout == "dense":
-            rows = dense_as_csr(self.part, threads, n_threads)
+            rows = dense_as_csr(self.part, decoder)
         elif isinstance(self.part.stored, DirectCsr):
-            rows = read_in_threads(self.part, self.part.stored, threads, n_threads)
+            rows = read_in_threads(self.part, self.part.stored, decoder)
         else:
             rows = self.part.read_rows()
         if self.part.columns is not None:

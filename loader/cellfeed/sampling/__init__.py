@@ -5,8 +5,10 @@ among ranks, fetches and minibatches. All that is random is counter-based: it fo
 and a number, with no state between.
 """
 
-from cellfeed.sampling._base import EpochOrder, SamplingStrategy
+from cellfeed.sampling._base import ABSENT_BY_DEFAULT, EpochOrder, SamplingStrategy
 from cellfeed.sampling._block_shuffling import BlockShuffling
+from cellfeed.sampling._block_sizes import BlockSizes
+from cellfeed.sampling._chunk_starts import ChunkedRows, ChunkStarts
 from cellfeed.sampling._class_balanced import ClassBalancedSampling
 from cellfeed.sampling._grouped import GroupedSampling
 from cellfeed.sampling._permutation import Permutation
@@ -17,8 +19,12 @@ from cellfeed.sampling._streaming import Streaming
 from cellfeed.sampling._weighted import BlockWeightedSampling
 
 __all__ = [
+    "ABSENT_BY_DEFAULT",
     "BlockShuffling",
+    "BlockSizes",
     "BlockWeightedSampling",
+    "ChunkStarts",
+    "ChunkedRows",
     "ClassBalancedSampling",
     "EpochOrder",
     "EpochPlan",

@@ -1,12 +1,20 @@
 """What a sampling strategy is."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EpochOrder", "SamplingStrategy"]
+__all__ = ["ABSENT_BY_DEFAULT", "EpochOrder", "SamplingStrategy"]
+
+ABSENT_BY_DEFAULT: Mapping[str, bool] = MappingProxyType({"absent by default": True})
+"""Metadata of a dataclass field that states do not name while it has its default.
+
+States that were saved before there was such a field can be read then.
+"""
 
 
 class EpochOrder(Protocol):

@@ -1,15 +1,22 @@
 """Contiguous blocks of rows in random order."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import require_positive
-from cellfeed.sampling._base import EpochOrder, SamplingStrategy
+from cellfeed._errors import ParameterError, require_positive
+from cellfeed.sampling._base import ABSENT_BY_DEFAULT, EpochOrder, SamplingStrategy
+from cellfeed.sampling._block_sizes import BlockSizes
+from cellfeed.sampling._chunk_starts import ChunkStarts
 from cellfeed.sampling._indices import among, n_available, sorted_indices
 from cellfeed.sampling._permutation import Permutation
 from cellfeed.sampling._random import derive_key, random_below
+
+if TYPE_CHECKING:
+    from cellfeed.sampling._aligned import AlignedBlocks
 
 __all__ = ["BlockShuffling", "shuffled_blocks"]
 
@@ -35,6 +42,31 @@ class BlockShuffling(SamplingStrategy):
         Whether to leave out the rows that do not fill a block. Which ones are left out, at
         the start and at the end, differs from epoch to epoch. If they are kept, they form one
         short block at a random place.
+    align
+        If "chunks", blocks begin where chunks of storage do, so that over an epoch each chunk is
+        decompressed about once. Block k begins with the first row, from row ``k * block_size``
+        on, that begins in another chunk than the row before it, or in another file; it ends where
+        block k + 1 begins. The chunks are those of the first element of the collection: of a
+        sparse one, the larger of those of its two arrays. Among ``indices``, rows and the rows
+        before them are those of ``indices``.
+
+        Blocks then differ in size; `block_sizes` tells. Where fewer than ``block_size`` rows
+        begin in a chunk, blocks have ``block_size`` on average, and less than one chunk's rows
+        more at most; where more do, each chunk is a block. Read for a block are the
+        chunks that its rows begin in, each of which is in one block alone, and the head of one
+        more that its last row may go on in.
+
+        Rows that are not decompressed in chunks here (those of plain arrays, of a database, in
+        memory) may each begin a block; where that holds for all, the order is that without
+        ``align``. With ``drop_last``, as many rows are left out as without: the last of the
+        epoch's order.
+
+    Raises
+    ------
+    ParameterError
+        ``block_size`` is below one, ``indices`` cannot be used, or ``align`` is something else.
+        When the strategy is given to a `CellDataset` with ``align="chunks"``: what is read is no
+        `Collection`.
 
     Examples
     --------
@@ -47,11 +79,17 @@ class BlockShuffling(SamplingStrategy):
     block_size: int = 8
     indices: ArrayLike | None = None
     drop_last: bool = False
+    align: Literal["chunks"] | ChunkStarts | None = field(
+        default=None, kw_only=True, metadata=ABSENT_BY_DEFAULT
+    )
 
     def __post_init__(self) -> None:
         """Check the block size; check and sort the indices."""
         object.__setattr__(self, "block_size", require_positive("block_size", self.block_size))
         object.__setattr__(self, "indices", sorted_indices(self.indices))
+        if not _is_alignment(self.align):
+            msg = f'`align` must be "chunks" or None, but got {self.align!r}'
+            raise ParameterError(msg)
 
     @property
     def shuffles_fetch(self) -> bool:
@@ -64,10 +102,87 @@ class BlockShuffling(SamplingStrategy):
         return n - n % self.block_size if self.drop_last else n
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
-        """Return the order of the blocks in one epoch; keeps nothing that grows."""
+        """Return the order of the blocks in one epoch; see `prepared_bytes`."""
         n = n_available(self.indices, n_rows)
+        blocks = self._aligned(n_rows)
+        if blocks is not None:
+            return among(self.indices, blocks.in_random_order(derive_key(epoch_key, _BLOCK_ORDER)))
         order = shuffled_blocks(n, self.block_size, epoch_key, drop_last=self.drop_last)
         return among(self.indices, order)
+
+    def prepared_bytes(self, n_rows: int) -> int:
+        """Return how much memory an epoch takes, in bytes: of aligned blocks, 8 for each 1,024."""
+        if self.align is None:
+            return 0
+        return 8 * -(-n_available(self.indices, n_rows) // (1024 * self.block_size))
+
+    def bound_to(self, collection: Any) -> "BlockShuffling":
+        """Return the strategy with the chunks of the collection, if blocks are aligned to them."""
+        if self.align != "chunks":
+            return self
+        if not hasattr(collection, "chunk_starts"):
+            msg = (
+                'align="chunks" needs a collection that `open_collection` has opened, but got a '
+                f"{type(collection).__name__}; leave `align` out"
+            )
+            raise ParameterError(msg)
+        starts: ChunkStarts = collection.chunk_starts()
+        return changed(self, align=starts if starts.is_chunked else None)
+
+    def block_sizes(self, n_rows: int) -> BlockSizes:
+        """Return how many rows blocks have; those that ``drop_last`` leaves out are counted.
+
+        Parameters
+        ----------
+        n_rows
+            Rows of the collection.
+
+        Raises
+        ------
+        ParameterError
+            ``align`` is "chunks", and the chunks are not known yet: call ``bound_to(collection)``.
+
+        Examples
+        --------
+        >>> BlockShuffling(4).block_sizes(n_rows=10)  # 4, 4 and 2 rows
+        BlockSizes(n_blocks=3, mean=3.3333333333333335, largest=4, effective=3.6)
+        """
+        blocks = self._aligned(n_rows)
+        if blocks is not None:
+            return blocks.sizes()
+        n = n_available(self.indices, n_rows)
+        n_whole, n_left = divmod(n, self.block_size)
+        n_blocks = n_whole + (n_left > 0)
+        return BlockSizes(
+            n_blocks=n_blocks,
+            mean=n / n_blocks,
+            largest=min(n, self.block_size),
+            effective=(n_whole * self.block_size**2 + n_left**2) / n,
+        )
+
+    def _aligned(self, n_rows: int) -> "AlignedBlocks | None":
+        """Return blocks that are aligned; None if these are not."""
+        if self.align is None:
+            return None
+        if not isinstance(self.align, ChunkStarts):
+            msg = (
+                'where chunks begin is not known yet to align="chunks"; give the strategy to a '
+                "CellDataset, or call bound_to(collection)"
+            )
+            raise ParameterError(msg)
+        if self.align.n_rows != n_rows:
+            msg = (
+                f"`align` is bound to a collection of {self.align.n_rows:,} rows, but this one has "
+                f'{n_rows:,}; give the strategy anew with align="chunks"'
+            )
+            raise ParameterError(msg)
+        indices = None if self.indices is None else np.asarray(self.indices)
+        return self.align.blocks(indices, self.block_size)
+
+
+def _is_alignment(given: Any) -> bool:
+    is_chunks = isinstance(given, str) and given == "chunks"
+    return is_chunks or given is None or isinstance(given, ChunkStarts)
 
 
 def shuffled_blocks(

@@ -31,6 +31,11 @@ class Permutation:
     key
         Chooses the permutation, 0 <= key < 2**64; see `derive_key`.
 
+    Attributes
+    ----------
+    round_keys
+        What the rounds of the network are keyed with, in their order.
+
     Examples
     --------
     >>> permute = Permutation(1_000_000_000, key=7)
@@ -42,12 +47,12 @@ class Permutation:
 
     n: int
     key: int
-    _round_keys: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    round_keys: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Derive one key per round."""
         keys = tuple(derive_key(self.key, number) for number in range(_N_ROUNDS))
-        object.__setattr__(self, "_round_keys", keys)
+        object.__setattr__(self, "round_keys", keys)
 
     def __call__(self, elements: NDArray[np.int64], /) -> NDArray[np.int64]:
         """Return the images of some elements.
@@ -75,7 +80,7 @@ class Permutation:
         low_mask = np.uint64((1 << (n_bits // 2)) - 1)
         high_mask = np.uint64((1 << (n_bits - n_bits // 2)) - 1)
         high, low = words >> low_bits, words & low_mask
-        for number, key in enumerate(self._round_keys):
+        for number, key in enumerate(self.round_keys):
             if number % 2:
                 low ^= random_words(key, high) & low_mask
             else:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 
 from cellfeed._cells import CategoricalColumn, Cells, CsrRows, ObsColumn, RaggedRows
 from cellfeed._cells._minibatch import Minibatch
 from cellfeed._cells._ragged_tensor import RaggedTensor
+from cellfeed._torch import torch
 from cellfeed.testing._cases import StoredCase
 
 __all__ = ["Oracle"]

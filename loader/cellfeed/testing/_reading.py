@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer
 from cellfeed._bytes import Location
-from cellfeed._chunks import ChunkReads, can_cast
+from cellfeed._chunks import ChunkReads, Decoder, can_cast
 from cellfeed._chunks._reads import Done
 from cellfeed._layouts import (
     CsrChunks,
@@ -108,7 +108,7 @@ class GuardedRead:
         """Read by chunks."""
         reads.readahead()
         with ThreadPoolExecutor(n_threads) as threads:
-            done = reads.run(self._bases, threads if n_threads > 1 else None, n_threads)
+            done = reads.run(self._bases, Decoder(threads if n_threads > 1 else None, n_threads))
         self._ordered = done.ascending
         return done
 

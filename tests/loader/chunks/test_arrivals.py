@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import FormatError
-from cellfeed._chunks import hdf5_array
+from cellfeed._chunks import Decoder, hdf5_array
 from cellfeed._tables import KeptTables
 from cellfeed.sources import Arrival, ByteStore, Location
 
@@ -91,7 +91,7 @@ def test_any_order(content, piece_of, order, n_before):
     late = threading.Thread(target=arrive, args=(order[n_before:],))
     with ThreadPoolExecutor(2) as threads:
         late.start()
-        done = reads.run(np.array([out.ctypes.data]), threads, 2)
+        done = reads.run(np.array([out.ctypes.data]), Decoder(threads, 2))
     late.join()
     assert np.array_equal(out, EXPECTED)
     assert done.n_chunks == N_CHUNKS

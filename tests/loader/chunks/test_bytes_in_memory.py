@@ -13,7 +13,7 @@ from numcodecs import LZ4, Blosc, GZip, Zlib, Zstd
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
 from cellfeed import FormatError
-from cellfeed._chunks import ChunkReads, ZarrFiles, hdf5_array, zarr_array, zarr_layout
+from cellfeed._chunks import ChunkReads, Decoder, ZarrFiles, hdf5_array, zarr_array, zarr_layout
 from cellfeed._tables import KeptTables
 from cellfeed.sources import ByteStore, Location
 
@@ -90,7 +90,7 @@ def read(array, ranges, n_threads=2):
     reads = array.reads_of_ranges(np.ascontiguousarray(starts), counts, places, out.dtype)
     reads.readahead()
     with ThreadPoolExecutor(n_threads) as threads:
-        done = reads.run(np.array([out.ctypes.data]), threads, n_threads)
+        done = reads.run(np.array([out.ctypes.data]), Decoder(threads, n_threads))
     return out, done
 
 

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from cellfeed import FormatError
 from cellfeed._buffers import destination
 from cellfeed._bytes import ByteStore, Location
-from cellfeed._chunks import ChunkedArray, ChunkReads, ChunkTable, ContiguousChunks, can_cast
+from cellfeed._chunks import (
+    ChunkedArray,
+    ChunkReads,
+    ChunkTable,
+    ContiguousChunks,
+    Decoder,
+    can_cast,
+)
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._kernels import cast_address, plan_flat, plan_grid
 from cellfeed._layouts import csr_groups
@@ -97,7 +104,7 @@ def read(array, ranges, dtype=None, n_threads=1, index_limit=-1):
 def run(reads, buffers, n_threads=1):
     bases = np.array([buffer.address for buffer in buffers], np.int64)
     with ThreadPoolExecutor(n_threads) as threads:
-        return reads.run(bases, threads if n_threads > 1 else None, n_threads)
+        return reads.run(bases, Decoder(threads if n_threads > 1 else None, n_threads))
 
 
 class TestPlanOfRanges:
@@ -318,7 +325,7 @@ class TestReads:
 
         monkeypatch.setattr("cellfeed._chunks._kernels.decode", decode)
         with ThreadPoolExecutor(2) as threads, pytest.raises(MemoryError):
-            reads.run(np.zeros(1, np.int64), threads, 2)
+            reads.run(np.zeros(1, np.int64), Decoder(threads, 2))
         assert started.is_set()
         assert not at_work.is_set()
 

@@ -50,7 +50,9 @@ class TestFilters:
         source, target = np.frombuffer(stored, np.uint8), GuardedPool()
         for room, expected in ((0, values.size), (100, values.size), (-1, -1)):
             buffer = target.acquire(values.size + room)
-            n = kernels.lzf(source.ctypes.data, source.size, buffer.address, values.size + room)
+            capacity = values.size + room
+            arguments = (source.ctypes.data, source.size, buffer.address, capacity)
+            n = kernels.lzf(*arguments, values.size + 1)
             assert n == expected
             if room >= 0:
                 decoded = buffer.array(np.dtype(np.uint8), values.size)

@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 from cellfeed import open_collection
+from cellfeed._chunks import Decoder
 from cellfeed._reading import Reader, _dense_as_csr, _laid_out
 from cellfeed._sources._anndata import _csr, _dense
 
@@ -39,7 +40,7 @@ def laid_out(collection, rows):
     """Lay out rows of ``X``, which reads what their lengths follow from."""
     with Reader(collection) as reader, ThreadPoolExecutor(2) as threads:
         planned = reader.plan(rows, np.arange(rows.size), 7)
-        return planned.elements["X"].lay_out(threads, 2)
+        return planned.elements["X"].lay_out(Decoder(threads, 2))
 
 
 def n_chunks(element):

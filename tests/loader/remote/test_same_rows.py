@@ -83,6 +83,19 @@ def test_of_a_web_server(folder, web, names):
     assert_same(there, here, np.random.default_rng(0).permutation(len(here))[:200])
 
 
+@pytest.mark.parametrize("names", KINDS, ids=["h5ad", "zarr", "dense"])
+def test_blocks_begin_where_chunks_do(folder, web, names):
+    found = []
+    for where in (web, folder):
+        collection = open_collection([f"{where}/{name}" for name in names])
+        strategy = BlockShuffling(8, align="chunks").bound_to(collection)
+        assert strategy.align is not None
+        dataset = CellDataset(collection, strategy, 32, 2, seed=0)
+        minibatches = [each.to("cpu", dense=True) for each in dataset]
+        found.append([(each.rows.tolist(), each.X.tolist()) for each in minibatches])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("pattern", ["p*.h5ad", "z*.zarr", "**/p?.h5ad", "p[01].h5ad"])
 def test_of_an_object_store(folder, s3_server, pattern):
     for path in sorted(folder.rglob("*")):

@@ -45,6 +45,22 @@ def test_progress_is_shown_after_two_seconds_and_wiped_at_the_end(monkeypatch, c
     assert terminal.seen() == ""
 
 
+def test_how_much_is_done_and_how_long_the_rest_takes(monkeypatch, clock):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with ProgressLine(lambda: clock.now) as line:
+        for seconds, done, expected in (
+            (10.0, 0, "Cells: 0 of 9,000 (0%)"),
+            (20.0, 3_000, "Cells: 3,000 of 9,000 (33%, 1 min left)"),
+            (0.05, 4_000, "Cells: 3,000 of 9,000 (33%, 1 min left)"),  # too soon
+            (29.95, 4_500, "Cells: 4,500 of 9,000 (50%, 1 min left)"),
+            (0.0, 9_000, "Cells: 9,000 of 9,000 (100%, 0 s left)"),
+        ):
+            clock.now += seconds
+            line.show_share("Cells", done, 9_000)
+            assert terminal.seen() == expected
+
+
 @pytest.mark.parametrize("stderr", [Terminal(is_terminal=False), None], ids=["a file", "closed"])
 def test_progress_is_shown_to_people_only(monkeypatch, clock, stderr):
     monkeypatch.setattr(sys, "stderr", stderr)

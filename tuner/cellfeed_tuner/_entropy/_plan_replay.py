@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed import EpochPlan
+from cellfeed import BlockShuffling, EpochPlan, SamplingStrategy
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 
 __all__ = [
     "FetchSpread",
     "PlanReplay",
     "Statistic",
+    "effective_block_size",
     "fetches_per_block",
     "minibatches_by_fetch",
     "replay_plan",
@@ -161,7 +162,21 @@ def _parts(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
 
 def fetches_per_block(plan: EpochPlan) -> int:
     """Return how many consecutive fetches one block may fill."""
-    return -(-getattr(plan.strategy, "block_size", 1) // plan.fetch_size)
+    return -(-_largest_block(plan.strategy, plan.n_rows) // plan.fetch_size)
+
+
+def _largest_block(strategy: SamplingStrategy, n_rows: int) -> int:
+    """Return how many rows the largest block of a strategy has; 1 if it has no blocks."""
+    if isinstance(strategy, BlockShuffling) and strategy.align is not None:
+        return strategy.block_sizes(n_rows).largest
+    return getattr(strategy, "block_size", 1)
+
+
+def effective_block_size(strategy: SamplingStrategy, n_rows: int) -> float:
+    """Return the size that equal blocks would have that mix as those of a strategy; see theory."""
+    if isinstance(strategy, BlockShuffling) and strategy.align is not None:
+        return strategy.block_sizes(n_rows).effective
+    return getattr(strategy, "block_size", 1)
 
 
 def minibatches_by_fetch(

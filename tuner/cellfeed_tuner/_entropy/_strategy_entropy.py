@@ -15,7 +15,7 @@ from cellfeed import (
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import as_codes, require_a_label_for_each
 from cellfeed_tuner._entropy._minibatch_entropy import entropy_statistic
-from cellfeed_tuner._entropy._plan_replay import replay_plan
+from cellfeed_tuner._entropy._plan_replay import effective_block_size, replay_plan
 from cellfeed_tuner._interval import Estimate
 
 __all__ = ["StrategyEntropy", "has_random_blocks", "strategy_entropy"]
@@ -39,8 +39,9 @@ class StrategyEntropy:
         each for itself. A strategy that draws no cell twice may have a little more.
     homogeneous_bits
         Exact expectation if every block held one label, the least that storage can do to it; see
-        `theory.expected_entropy_bits`. None where that does not apply: it is of blocks in random
-        order, neither of cells in the order of storage nor of sets.
+        `theory.expected_entropy_bits`; of blocks of unequal size, that of equal ones of their
+        effective size, which is the same to first order. None where that does not apply: it is of
+        blocks in random order, neither of cells in the order of storage nor of sets.
     """
 
     bits: Estimate
@@ -123,5 +124,5 @@ def _homogeneous_bits(drawn: NDArray[np.int64], plan: EpochPlan) -> float | None
         return None
     if not drawn.size:
         return 0.0
-    block_size = getattr(plan.strategy, "block_size", 1)
+    block_size = effective_block_size(plan.strategy, plan.n_rows)
     return theory.expected_entropy_bits(drawn, plan.batch_size, block_size, plan.fetch_factor)

@@ -11,8 +11,8 @@ def decoded_bytes_per_cell(
 ) -> float | None:
     """Return how many bytes are decompressed for each cell of a plan's first whole fetches.
 
-    A chunk is decompressed as a whole, once for each fetch that touches it. Nothing is timed, and
-    X is not read.
+    A chunk is decompressed up to the last element that is wanted, once for each fetch that touches
+    it. Nothing is timed, and X is not read.
 
     Parameters
     ----------

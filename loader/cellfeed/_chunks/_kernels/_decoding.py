@@ -1,9 +1,12 @@
 """Compiled: chunks are read, decompressed and placed, by many threads together."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks._kernels._decompression import decompress, is_compressed, unshuffle
+from cellfeed._chunks._kernels._heads import decompress_head, mark_checked, wanted_bytes
 from cellfeed._chunks._kernels._native import (
     DEFLATE_FREE,
     DEFLATE_NEW,
@@ -19,6 +22,7 @@ from cellfeed._chunks._kernels._tables import (
     ARRAY,
     COUNT,
     DECODED_BYTES,
+    DECOMPRESSED,
     END_SEGMENT,
     FAILED_CHUNK,
     FAILURE,
@@ -32,6 +36,7 @@ from cellfeed._chunks._kernels._tables import (
     LOST_IS_ZERO,
     MISSING,
     NEXT_TASK,
+    NOT_PLACED,
     OFFSET,
     PLACING,
     SCATTERED,
@@ -69,6 +74,45 @@ def _take_zeros(
         segments[k, FROM] = 0
         longest = max(longest, segments[k, COUNT])
     buffer[: longest * array[ITEMSIZE]] = 0
+
+
+@compiled(
+    "Tuple((int64, int64))(int64[::1], int64[::1], int64[:,::1], UniTuple(int64, 4), int64[::1])"
+)
+def _decompress_as_wanted(
+    array: NDArray[np.int64],
+    chunk: NDArray[np.int64],
+    segments: NDArray[np.int64],
+    addresses: tuple[int, int, int, int],
+    functions: NDArray[np.int64],
+) -> Any:
+    """Decompress a chunk, if it is, as far as it has to be.
+
+    Parameters
+    ----------
+    array, chunk, segments
+        Rows of the tables.
+    addresses
+        Of its bytes, of where they go, and of the decompressors that have a state.
+    functions
+        Addresses of the C functions.
+
+    Returns
+    -------
+    A failure, 0 if none, and how many bytes came out.
+    """
+    source, target, zlib, zstd = addresses
+    if not is_compressed(array, chunk):
+        return decompress(array, chunk, source, target, functions, zlib, zstd), 0
+    wanted = wanted_bytes(array, chunk, segments)
+    if wanted < array[DECODED_BYTES]:
+        n = decompress_head(array, chunk, source, target, wanted, functions, zlib, zstd)
+        if n:
+            return 0, n
+    failure = decompress(array, chunk, source, target, functions, zlib, zstd)
+    if failure == 0:
+        mark_checked(array, chunk)
+    return failure, array[DECODED_BYTES]
 
 
 @compiled(
@@ -114,7 +158,7 @@ def decode(
     )
     zlib = call(functions[DEFLATE_NEW], ()) if functions[DEFLATE_NEW] else 0
     zstd = call(functions[ZSTD_NEW], ()) if functions[ZSTD_NEW] else 0
-    n_read = 0
+    n_read = n_decompressed = 0
     while report[FAILURE] == 0:
         first = atomic_add(report.ctypes.data + NEXT_TASK * 8, CHUNKS_OF_A_TASK)
         if first >= n_chunks:
@@ -140,18 +184,22 @@ def decode(
                 _take_zeros(segments[first_segment:last_segment], array, decoded_buffer)
                 here = decoded
             elif failure == 0:
-                failure = decompress(array, chunks[c], here, decoded, functions, zlib, zstd)
+                own = segments[first_segment:last_segment]
+                places = (here, decoded, zlib, zstd)
+                failure, n = _decompress_as_wanted(array, chunks[c], own, places, functions)
+                n_decompressed += n
                 here = decoded if is_compressed(array, chunks[c]) else here
                 if failure == 0 and array[SHUFFLED] and not chunks[c, FLAGS] & UNSHUFFLED:
                     unshuffle(here, array[DECODED_BYTES], unshuffled, array[ITEMSIZE])
                     here = unshuffled
-            if failure == 0:
+            if failure == 0 and not array[NOT_PLACED]:
                 own = segments[first_segment:last_segment]
                 failure = place_segments(here, own, array, report, scratch_buffer.ctypes.data)
             if failure:
                 report[FAILED_CHUNK] = c
                 report[FAILURE] = failure
                 break
+    atomic_add(report.ctypes.data + DECOMPRESSED * 8, n_decompressed)
     if zlib:
         call(functions[DEFLATE_FREE], (zlib,))
     if zstd:

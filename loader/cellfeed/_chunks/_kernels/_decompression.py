@@ -30,18 +30,21 @@ from cellfeed._chunks._kernels._tables import (
 )
 from cellfeed._compiled import compiled
 
-__all__ = ["decompress", "is_compressed", "lzf", "unshuffle"]
+__all__ = ["LZ4_HEADER", "decompress", "is_compressed", "lzf", "unshuffle"]
 
-_LZ4_HEADER = 4  # bytes: numcodecs puts the size there
+LZ4_HEADER = 4  # bytes: numcodecs puts the size there
 
 
-@compiled("int64(int64, int64, int64, int64)")
-def lzf(source: int, size: int, target: int, capacity: int) -> int:
-    """Decompress LZF (liblzf's format, as h5py writes it); the bytes written, -1 if damaged."""
+@compiled("int64(int64, int64, int64, int64, int64)")
+def lzf(source: int, size: int, target: int, capacity: int, wanted: int) -> int:
+    """Decompress LZF (liblzf's format, as h5py writes it); the bytes written, -1 if damaged.
+
+    It ends once as many bytes are written as are wanted.
+    """
     ins = carray(pointer(source), (size,), np.uint8)
     out = carray(pointer(target), (capacity,), np.uint8)
     i = o = np.int64(0)
-    while i < size:
+    while i < size and o < wanted:
         control = np.int64(ins[i])
         i += 1
         if control < 32:
@@ -75,9 +78,9 @@ def lzf(source: int, size: int, target: int, capacity: int) -> int:
 @compiled("int64(int64, int64, int64, int64, int64[::1])")
 def _lz4(source: int, size: int, target: int, capacity: int, functions: NDArray[np.int64]) -> Any:
     """Decompress LZ4 as numcodecs writes it; the bytes written, below 0 if damaged."""
-    if size <= _LZ4_HEADER:
+    if size <= LZ4_HEADER:
         return -1
-    begin, n_compressed = source + _LZ4_HEADER, size - _LZ4_HEADER
+    begin, n_compressed = source + LZ4_HEADER, size - LZ4_HEADER
     return np.int32(call(functions[LZ4_DECOMPRESS], (begin, target, n_compressed, capacity)))
 
 
@@ -151,7 +154,7 @@ def decompress(
     if array[CODEC] == LZ4:
         n = np.int64(_lz4(source, size, target, expected, functions))
     elif array[CODEC] == LZF:
-        n = np.int64(lzf(source, size, target, expected))
+        n = np.int64(lzf(source, size, target, expected, expected + 1))
     if n < 0:
         return UNDECODABLE
     return 0 if n == expected else WRONG_SIZE

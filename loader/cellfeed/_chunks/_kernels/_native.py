@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 __all__ = [
     "BLOCK_BYTES",
     "BLOSC_DECOMPRESS",
+    "BLOSC_GETITEM",
     "BLOSC_VALIDATE",
     "CLOSE",
     "DEFLATE_FREE",
@@ -29,6 +30,7 @@ __all__ = [
     "FADVISE",
     "GZIP_DECOMPRESS",
     "LZ4_DECOMPRESS",
+    "LZ4_DECOMPRESS_HEAD",
     "OPEN",
     "PREAD",
     "SEEK",
@@ -36,6 +38,8 @@ __all__ = [
     "ZSTD_DECOMPRESS",
     "ZSTD_FREE",
     "ZSTD_NEW",
+    "ZSTD_START_STREAM",
+    "ZSTD_STREAM",
     "add_unordered",
     "atomic_add",
     "bits_of_double",
@@ -85,9 +89,13 @@ GZIP_DECOMPRESS = _c_function("libdeflate_gzip_decompress", "deflate._deflate")
 ZSTD_NEW = _c_function("ZSTD_createDCtx", "numcodecs.zstd")
 ZSTD_FREE = _c_function("ZSTD_freeDCtx", "numcodecs.zstd")
 ZSTD_DECOMPRESS = _c_function("ZSTD_decompressDCtx", "numcodecs.zstd")
+ZSTD_START_STREAM = _c_function("ZSTD_initDStream", "numcodecs.zstd")
+ZSTD_STREAM = _c_function("ZSTD_decompressStream", "numcodecs.zstd")
 BLOSC_VALIDATE = _c_function("blosc_cbuffer_validate", "numcodecs.blosc")
 BLOSC_DECOMPRESS = _c_function("blosc_decompress_ctx", "numcodecs.blosc")
+BLOSC_GETITEM = _c_function("blosc_getitem", "numcodecs.blosc")
 LZ4_DECOMPRESS = _c_function("LZ4_decompress_safe", "numcodecs.blosc")
+LZ4_DECOMPRESS_HEAD = _c_function("LZ4_decompress_safe_partial", "numcodecs.blosc")
 
 
 @cache

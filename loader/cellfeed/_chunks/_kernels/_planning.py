@@ -10,7 +10,7 @@ from cellfeed._chunks._kernels._native import pointer
 from cellfeed._chunks._kernels._tables import COUNT, FROM, N_SEGMENT_COLUMNS, SCATTERED, TO, WITHIN
 from cellfeed._compiled import compiled
 
-__all__ = ["plan_flat", "plan_grid", "trim"]
+__all__ = ["extent", "plan_flat", "plan_grid", "trim"]
 
 _int64_2d = "int64[:,::1]"
 
@@ -139,7 +139,7 @@ def plan_grid(
 
 
 @compiled("Tuple((int64, int64))(int64[::1], int64)")
-def _extent(segment: NDArray[np.int64], placing: int) -> Any:
+def extent(segment: NDArray[np.int64], placing: int) -> Any:
     """Return the first element of a chunk that a segment takes, and the one after the last."""
     first, n = segment[FROM], segment[COUNT]
     if placing == SCATTERED:
@@ -162,9 +162,9 @@ def trim(
         if sizes[c] == 0:
             continue
         stop = firsts[c + 1] if c + 1 < offsets.size else len(segments)
-        lowest, highest = _extent(segments[firsts[c]], placing)
+        lowest, highest = extent(segments[firsts[c]], placing)
         for k in range(firsts[c], stop):
-            first, last = _extent(segments[k], placing)
+            first, last = extent(segments[k], placing)
             lowest, highest = min(lowest, first), max(highest, last)
         for k in range(firsts[c], stop):
             segments[k, FROM] -= lowest

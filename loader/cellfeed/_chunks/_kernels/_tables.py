@@ -20,8 +20,13 @@ Tables are int64 arrays of one row for each item; the names of their columns are
     STEPS,  # address of an int64 for each step of what is TRANSFORMED: its kind
     NUMBERS,  # address of a float64 for each step: its number
     N_STEPS,
+    CHECKED,  # address of a bit for each chunk: whether it was decompressed whole; or see below
+    NOT_PLACED,  # whether it ends with decompression
     N_ARRAY_COLUMNS,
-) = range(16)
+) = range(18)
+
+# In place of CHECKED: each chunk is decompressed whole every time, or only as far as it is wanted.
+EVERY_TIME, NEVER = 0, -1
 
 # How the elements of a segment go to their destination.
 (
@@ -35,8 +40,8 @@ Tables are int64 arrays of one row for each item; the names of their columns are
 
 # Columns of a table of chunks. FD: a descriptor, or minus the address of a path, of a file that
 # is opened to read the chunk. FLAGS: what was left out when this chunk was written. Its
-# segments are those from FIRST_SEGMENT up to END_SEGMENT.
-FD, OFFSET, SIZE, FLAGS, ARRAY, FIRST_SEGMENT, END_SEGMENT, N_CHUNK_COLUMNS = range(8)
+# segments are those from FIRST_SEGMENT up to END_SEGMENT. NUMBER: which chunk of its array it is.
+FD, OFFSET, SIZE, FLAGS, ARRAY, FIRST_SEGMENT, END_SEGMENT, NUMBER, N_CHUNK_COLUMNS = range(9)
 UNCOMPRESSED, UNSHUFFLED, ABSENT = 1, 2, 4  # ABSENT: there is no such chunk; its elements are 0
 WHOLE_FILE, LOST = 8, 16  # the chunk is all of its file, of at most SIZE bytes; it is not there
 OWN_FILE = 32  # the file has to be as large as a chunk that is not compressed
@@ -50,6 +55,6 @@ WHOLE_ROW = -1
 
 # What `decode` reports: a failure (0 if none), the chunk where it was, and whether the columns of
 # each row ascend as far as they lie in one chunk. KEPT: address of the list of what is SELECTED,
-# and N_KEPT how long it is.
-FAILURE, FAILED_CHUNK, NEXT_TASK, ASCENDING, KEPT, N_KEPT, N_REPORTS = range(7)
+# and N_KEPT how long it is. DECOMPRESSED: bytes that came out of decompression.
+FAILURE, FAILED_CHUNK, NEXT_TASK, ASCENDING, KEPT, N_KEPT, DECOMPRESSED, N_REPORTS = range(8)
 UNREADABLE, TRUNCATED, UNDECODABLE, WRONG_SIZE, BAD_INDEX, MISSING, STOPPED, TOO_LARGE = range(1, 9)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._cells import CsrRows, summable
-from cellfeed._chunks import ChunkedArray, can_cast
+from cellfeed._chunks import ChunkedArray, Decoder, can_cast
 from cellfeed._errors import FormatError
 from cellfeed._layouts import CsrChunks, Layout
 from cellfeed._runs import Runs, expand
@@ -154,7 +154,7 @@ class StoredCsr(StoredMatrix):
             reads = stored.reads_of_ranges(first, count, first, pointer.dtype)
             n_threads = max(1, min(reads.n_chunks, usable_cpu_count()))
             with ThreadPoolExecutor(n_threads, thread_name_prefix="cellfeed-tables") as threads:
-                reads.run(np.array([pointer.ctypes.data], np.int64), threads, n_threads)
+                reads.run(np.array([pointer.ctypes.data], np.int64), Decoder(threads, n_threads))
             return pointer
 
 

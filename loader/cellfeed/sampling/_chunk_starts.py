@@ -1,0 +1,115 @@
+"""Which rows are the first to begin in a chunk of storage."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError
+
+if TYPE_CHECKING:
+    from cellfeed.sampling._aligned import AlignedBlocks
+
+__all__ = ["ChunkStarts", "ChunkedRows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChunkedRows:
+    """The rows of one file, one after the other in chunks that are decompressed as a whole.
+
+    Parameters
+    ----------
+    n_rows
+        How many there are.
+    chunk_size
+        Elements of a chunk; 0 where rows are not in such chunks, so that any may begin a block.
+    row_size
+        Elements of each row, where all have as many.
+    pointer
+        Where each row begins, ascending, int64, shape (n_rows + 1,), where they have not.
+    """
+
+    n_rows: int
+    chunk_size: int = 0
+    row_size: int = 0
+    pointer: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        """Let the row pointer be what compiled code takes it for."""
+        if self.pointer is not None:
+            pointer = np.ascontiguousarray(self.pointer, np.int64)
+            object.__setattr__(self, "pointer", pointer)
+            if pointer.shape != (self.n_rows + 1,):
+                msg = (
+                    f"`pointer` must have {self.n_rows + 1} values, one more than rows, but has "
+                    f"shape {pointer.shape}"
+                )
+                raise ParameterError(msg)
+
+    @property
+    def n_elements(self) -> int:
+        """Elements of all rows."""
+        if self.pointer is None:
+            return self.n_rows * self.row_size
+        return int(self.pointer[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkStarts:
+    """Which rows of a collection are the first to begin in a chunk, found when it is asked.
+
+    What a `BlockShuffling` has in ``align`` once it is bound to a collection. Nothing is kept but
+    the row pointers, which are those that reading uses.
+
+    Parameters
+    ----------
+    read
+        Returns the rows of each file, in the order of the collection. Called once in each process
+        that a pickled copy comes to.
+
+    Examples
+    --------
+    >>> dense = ChunkedRows(n_rows=10, chunk_size=4, row_size=1)
+    >>> ChunkStarts(lambda: [dense]).blocks(None, 3).sizes()  # 4, 4 and 2 rows
+    BlockSizes(n_blocks=3, mean=3.3333333333333335, largest=4, effective=3.6)
+    """
+
+    read: InitVar[Callable[[], Sequence[ChunkedRows]]]
+    chunks: NDArray[np.int64] = field(init=False, repr=False)  # tell storage from other storage
+
+    def __post_init__(self, read: Callable[[], Sequence[ChunkedRows]]) -> None:
+        """Read where rows begin."""
+        object.__setattr__(self, "_read", read)
+        of_files = [(each.n_rows, each.chunk_size, each.n_elements) for each in self._files()]
+        object.__setattr__(self, "chunks", np.array(of_files, np.int64).reshape(-1, 3))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_rows": None}
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all files."""
+        return int(self.chunks[:, 0].sum())
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether any row lies in a chunk that is decompressed as a whole."""
+        return bool(self.chunks[:, 1].any())
+
+    def blocks(self, indices: NDArray[np.int64] | None, block_size: int) -> "AlignedBlocks":
+        """Return the blocks of all rows, or of some, ascending."""
+        # It needs numba, which only those wait for who ask for it.
+        from cellfeed.sampling._aligned import AlignedBlocks  # noqa: PLC0415
+
+        n = self.n_rows if indices is None else indices.size
+        rows = np.empty(0, np.int64) if indices is None else indices
+        return AlignedBlocks(self._files(), rows, n, block_size)
+
+    def _files(self) -> Sequence[ChunkedRows]:
+        files: Sequence[ChunkedRows] | None = self.__dict__.get("_rows")
+        if files is None:
+            files = tuple(self.__dict__["_read"]())
+            object.__setattr__(self, "_rows", files)
+        return files
