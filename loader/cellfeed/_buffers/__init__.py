@@ -2,7 +2,7 @@
 
 from cellfeed._buffers._destinations import bind, destination
 from cellfeed._buffers._pool import Buffer, BufferPool, Lease, array_at
-from cellfeed._buffers._segment import Segment
+from cellfeed._buffers._segment import Remains, Segment
 from cellfeed._buffers._shared_pool import Piece, SharedPool
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "BufferPool",
     "Lease",
     "Piece",
+    "Remains",
     "Segment",
     "SharedPool",
     "array_at",

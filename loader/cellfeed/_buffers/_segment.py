@@ -3,13 +3,15 @@
 import contextlib
 import mmap
 import os
+import weakref
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._buffers._pool import Bytes
 
-__all__ = ["MOST_PIECES", "PAGE", "Segment"]
+__all__ = ["MOST_PIECES", "PAGE", "Remains", "Segment"]
 
 PAGE = 4096
 MOST_PIECES = PAGE  # of one segment: a byte each in its first page
@@ -73,6 +75,24 @@ class Segment:
 
     def discard(self, index: int) -> None:
         """Give the memory of a piece back to the system; it is zero when it is used again."""
-        start = PAGE + index * self.piece_bytes
-        with contextlib.suppress(OSError):  # of a system that cannot, it is kept
-            self._mapped.madvise(mmap.MADV_REMOVE, start, self.piece_bytes)
+        self.remains(index).discard()
+
+    def remains(self, index: int) -> "Remains":
+        """Return what is left of a piece when the segment is gone and arrays over it are not."""
+        return Remains(weakref.ref(self._mapped), PAGE + index * self.piece_bytes, self.piece_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """A piece of a segment, which does not keep it."""
+
+    mapped: weakref.ref[mmap.mmap]
+    start: int
+    n_bytes: int
+
+    def discard(self) -> None:
+        """Give its memory back to the system, if that is not done."""
+        mapped = self.mapped()
+        if mapped is not None:
+            with contextlib.suppress(OSError):  # of a system that cannot, it is kept
+                mapped.madvise(mmap.MADV_REMOVE, self.start, self.n_bytes)

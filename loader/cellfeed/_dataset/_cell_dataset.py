@@ -155,7 +155,7 @@ class CellDataset(PlannedDataset):
         gives as long as it can be decompressed that far.
     as_torch
         Whether minibatches are torch tensors. If not, they are in NumPy and SciPy, for JAX or
-        scikit-learn, also from a `loader`; from worker processes they come through a pipe.
+        scikit-learn, also from a `loader`.
 
     Raises
     ------
@@ -436,7 +436,10 @@ class CellDataset(PlannedDataset):
                 callbacks=callbacks,
             )
         # What a function of the user's gets to see, it might keep.
-        is_lent = self._is_placed and self.batch_transform is None
+        is_seen = (
+            self.batch_transform is not None or type(self).__iter__ is not CellDataset.__iter__
+        )
+        is_lent = self._is_placed and not is_seen
         lent = pool_of_minibatches() if is_lent else None
         reading = CollectionReading(
             collection=self.collection,

@@ -1,5 +1,6 @@
 """What workers lend to this process: shared memory, until nothing here refers to it."""
 
+import contextlib
 import itertools
 import os
 import socket
@@ -8,9 +9,11 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
-from cellfeed._buffers import Buffer, Lease, Segment
+from cellfeed._buffers import Buffer, Lease, Remains, Segment
 from cellfeed._errors import DeliveryError
+from cellfeed._workers._forks import Fork
 from cellfeed._workers._line import ANNOUNCED, Lent, as_socket
 
 __all__ = ["Arrivals", "arrivals_of"]
@@ -20,6 +23,8 @@ class Arrivals:
     """Segments of the workers of one iterator, and what is still in use here of them.
 
     Memory goes back to its worker with the next message after the last array over it is gone.
+    What is left when the workers have gone is given back to the system with the next message of
+    any.
 
     Parameters
     ----------
@@ -31,10 +36,9 @@ class Arrivals:
         self.key = next(_KEYS)
         self._connection = connection
         self._segments = dict[tuple[int, int], Segment]()
-        self._in_use = dict[Lease, tuple[Segment, Lent]]()
-        self._returned = deque[Lease]()
-        self._lock = threading.Lock()
+        self.borrowed = _Borrowed()
         _ARRIVALS[self.key] = self
+        _give_back_what_was_left()
 
     @property
     def n_segments(self) -> int:
@@ -49,33 +53,28 @@ class Arrivals:
         DeliveryError
             The process has too many files open.
         """
-        with self._lock:
-            self._give_back()
-            return [self._buffer(each) for each in lent]
+        _give_back_what_was_left()
+        with self.borrowed.lock:
+            self.borrowed.give_back()
+            return [self.borrowed.add(self._segment(each), each) for each in lent]
 
     def __del__(self) -> None:
+        if not self.borrowed.is_own:
+            return
         # The workers have gone. What is still in use keeps its segment, but not what else is there.
-        self._give_back()
-        used = {lent for _, lent in self._in_use.values()}
+        used = self.borrowed.end()
         for (worker, number), segment in self._segments.items():
             for index in range(segment.n_pieces):
                 if Lent(worker, number, index) not in used:
                     segment.discard(index)
+        if used:
+            _LEFT.append(self.borrowed)
 
-    def _give_back(self) -> None:
-        while self._returned:
-            segment, lent = self._in_use.pop(self._returned.popleft())
-            segment.is_lent[lent.piece] = 0
-
-    def _buffer(self, lent: Lent) -> Buffer:
+    def _segment(self, lent: Lent) -> Segment:
         place = lent.worker, lent.segment
         while place not in self._segments:
             self._receive()
-        segment = self._segments[place]
-        memory = segment.piece(lent.piece)
-        buffer = Buffer(memory)
-        self._in_use[Lease(buffer, self._returned, memory)] = segment, lent
-        return buffer
+        return self._segments[place]
 
     def _receive(self) -> None:
         """Take a segment that was announced; its message came after it."""
@@ -96,10 +95,110 @@ class Arrivals:
         self._segments[worker, number] = segment
 
 
+class _Borrowed:
+    """Pieces that this process, or a fork of it, may look at."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._process = os.getpid()
+        self._in_use = dict[weakref.ref[Buffer], tuple[Segment | Remains, Lent]]()
+        self._returned = deque[Any]()  # references to buffers that are gone
+        self._let_go = list[tuple[Segment | Remains, Lent]]()  # here; a fork may look at them
+        self._forks = list[tuple[Fork, set[Lent]]]()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether they were lent to this process, and not to one that it was forked from."""
+        return self._process == os.getpid()
+
+    @property
+    def pieces(self) -> set[Lent]:
+        """Those that are not given back."""
+        return {lent for _, lent in (*self._in_use.values(), *self._let_go)}
+
+    def add(self, segment: Segment, lent: Lent) -> Buffer:
+        """Return the memory of a piece."""
+        memory = segment.piece(lent.piece)
+        buffer = Buffer(memory)
+        self._in_use[Lease(buffer, self._returned, memory)] = segment, lent
+        return buffer
+
+    def give_back(self) -> None:
+        """Give back what nobody looks at any more, to the worker, or the system if it has gone."""
+        while self._returned:
+            place = self._in_use.pop(self._returned.popleft(), None)
+            if place is not None:  # else it was noted when the workers had gone
+                self._let_go.append(place)
+        self._forks = [(fork, seen) for fork, seen in self._forks if not fork.has_ended()]
+        free, seen_by_forks = self._let_go, set[Lent]().union(*(seen for _, seen in self._forks))
+        self._let_go = [(segment, lent) for segment, lent in free if lent in seen_by_forks]
+        for segment, lent in free:
+            if lent in seen_by_forks:
+                continue
+            if isinstance(segment, Remains):
+                segment.discard()
+            else:
+                segment.is_lent[lent.piece] = 0
+
+    def end(self) -> set[Lent]:
+        """Let the segments go, since the workers have gone; return what is still in use."""
+        with self.lock:
+            self.give_back()
+            in_use, self._in_use = self._in_use, {}
+            for lease, (segment, lent) in in_use.items():
+                buffer = lease()
+                if buffer is None:  # it was dropped by now
+                    self._let_go.append((segment, lent))
+                else:  # a lease would keep the memory
+                    kept = weakref.ref(buffer, self._returned.append)
+                    self._in_use[kept] = _remains(segment, lent), lent
+                del buffer
+            self._let_go = [(_remains(segment, lent), lent) for segment, lent in self._let_go]
+            return self.pieces
+
+    def seen_by(self, fork: Fork) -> bool:
+        """Keep what is in use as long as processes of a fork live; return whether it is any."""
+        if not self.is_own:
+            return False
+        with self.lock:
+            self.give_back()
+            used = {lent for _, lent in self._in_use.values()}
+            if used:
+                self._forks.append((fork, used))
+        return bool(used)
+
+
+def _remains(segment: Segment | Remains, lent: Lent) -> Remains:
+    return segment if isinstance(segment, Remains) else segment.remains(lent.piece)
+
+
 def arrivals_of(key: int) -> Arrivals:
     """Return those of an iterator."""
     return _ARRIVALS[key]
 
 
+def _give_back_what_was_left() -> None:
+    for borrowed in list(_LEFT):
+        if borrowed.is_own:
+            with borrowed.lock:
+                borrowed.give_back()
+        if not (borrowed.is_own and borrowed.pieces):
+            with contextlib.suppress(ValueError):  # another thread has
+                _LEFT.remove(borrowed)
+
+
+def _keep_for_fork() -> None:
+    """Keep what is in use now: in a forked process it is the same memory."""
+    fork = Fork()
+    borrowed = [*(each.borrowed for each in list(_ARRIVALS.values())), *_LEFT]
+    is_seen = [each.seen_by(fork) for each in borrowed]
+    fork.begin(any(is_seen))
+
+
 _KEYS = itertools.count()
 _ARRIVALS = weakref.WeakValueDictionary[int, Arrivals]()
+_LEFT = list[_Borrowed]()  # by iterators that have ended
+
+os.register_at_fork(
+    before=_keep_for_fork, after_in_parent=Fork.has_begun, after_in_child=Fork.has_begun_here
+)

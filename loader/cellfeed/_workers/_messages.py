@@ -118,10 +118,9 @@ class _Unpickler(pickle.Unpickler):
                 torch.frombuffer(where, dtype=dtype).view(shape) if where else _empty(shape, dtype)
             )
         number, start = where
-        if isinstance(dtype, np.dtype):
-            n = n_bytes // dtype.itemsize
-            return self._buffers[number].array(dtype, n, start=start).reshape(shape)
         content = self._buffers[number].array(np.dtype(np.uint8), n_bytes, start=start)
+        if isinstance(dtype, np.dtype):
+            return content.view(dtype).reshape(shape)
         return torch.from_numpy(content).view(dtype).view(shape)
 
 
@@ -142,4 +141,5 @@ def _is_plain(tensor: "torch.Tensor") -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
         and not tensor.is_quantized
+        and not tensor.is_nested
     )

@@ -11,47 +11,15 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from tests.loader.workers.lending import N_VALUES, Both
 
 from cellfeed import Cells, DeliveryError, Minibatch
-from cellfeed._buffers import SharedPool
-from cellfeed._workers import Arrivals, Departures, connected, message_of
+from cellfeed._workers import message_of
 from cellfeed._workers._line import as_socket
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="the system has no such memory"
 )
-_N = 20_000  # values, more than are pickled
-
-
-class Both:
-    """A worker and its consumer, in one process."""
-
-    def __init__(self):
-        receiving, sending = connected()
-        self.arrivals = Arrivals(receiving)
-        self.pool = SharedPool()
-        self.departures = Departures(sending, self.arrivals.key, 0, self.pool, True)
-        self._files = {}
-
-    def placed(self, value, n=_N):
-        """Return values in memory that is lent, as a reader places them there."""
-        array = self.pool.acquire(4 * n).array(np.dtype(np.float32), n)
-        array[:] = value
-        self._files |= {number: os.dup(each) for number, each in self.pool.unsent.items()}
-        return array
-
-    def send(self, what):
-        message = message_of(what, self.departures)
-        assert message is not None
-        return pickle.loads(pickle.dumps(message))
-
-    @property
-    def resident_bytes(self):
-        return sum(os.fstat(each).st_blocks for each in self._files.values()) * 512
-
-    def close(self):
-        for each in self._files.values():
-            os.close(each)
 
 
 @pytest.fixture
@@ -65,14 +33,14 @@ def test_what_was_placed_there_is_not_copied(both):
     placed = both.placed(1)
     received = both.send({"X": torch.from_numpy(placed)})["X"]
     received[:] = 2
-    assert placed.tolist() == [2] * _N
+    assert placed.tolist() == [2] * N_VALUES
 
 
 def test_what_was_placed_elsewhere_is_copied_once(both):
-    own = torch.ones(_N)
+    own = torch.ones(N_VALUES)
     received = both.send({"X": own})["X"]
     received[:] = 2
-    assert own.tolist() == [1] * _N
+    assert own.tolist() == [1] * N_VALUES
     assert both.arrivals.n_segments == 1
 
 
@@ -81,7 +49,7 @@ def test_it_is_lent_to_one_at_a_time(both):
     placed = torch.from_numpy(both.placed(1))
     one, other = both.send(placed), both.send(placed)
     one[:] = 2
-    assert other.tolist() == [1] * _N
+    assert other.tolist() == [1] * N_VALUES
 
 
 def test_it_is_used_again_when_both_have_let_it_go(both):
@@ -91,7 +59,7 @@ def test_it_is_used_again_when_both_have_let_it_go(both):
         addresses.add(placed.ctypes.data)
         received = both.send(torch.from_numpy(placed))
         del placed
-        assert received.tolist() == [k] * _N
+        assert received.tolist() == [k] * N_VALUES
         del received
     assert len(addresses) == 2  # that of the last is given back with the next
     assert both.arrivals.n_segments == 1
@@ -102,7 +70,7 @@ def test_it_is_not_used_again_while_the_worker_has_it(both):
     both.send(placed)
     both.send(None)
     assert both.placed(2).ctypes.data != placed.ctypes.data
-    assert placed.tolist() == [1] * _N
+    assert placed.tolist() == [1] * N_VALUES
 
 
 def test_it_is_not_used_again_while_a_part_of_it_is_used(both):
@@ -116,19 +84,19 @@ def test_who_keeps_all_keeps_what_they_take(both):
     kept = [both.send(both.placed(k)) for k in range(40)]
     assert [set(each.tolist()) for each in kept] == [{k} for k in range(40)]
     page = 4096
-    assert both.resident_bytes <= 40 * (4 * _N + page) + page * both.arrivals.n_segments
+    assert both.resident_bytes <= 40 * (4 * N_VALUES + page) + page * both.arrivals.n_segments
     del kept
     both.send(None)
     for k in range(40):
         both.placed(k)
-    assert both.resident_bytes <= 41 * (4 * _N + page) + page * both.arrivals.n_segments
+    assert both.resident_bytes <= 41 * (4 * N_VALUES + page) + page * both.arrivals.n_segments
 
 
 def test_memory_of_another_size_takes_the_place_of_what_is_free(both):
-    for n in (_N, 3 * _N, 9 * _N, 27 * _N):
+    for n in (N_VALUES, 3 * N_VALUES, 9 * N_VALUES, 27 * N_VALUES):
         both.send(both.placed(1, n))
         both.send(None)
-    assert both.resident_bytes <= 4 * 27 * _N * 1.2
+    assert both.resident_bytes <= 4 * 27 * N_VALUES * 1.2
 
 
 def test_what_is_kept_when_the_workers_have_gone_keeps_no_more(both):
@@ -136,21 +104,23 @@ def test_what_is_kept_when_the_workers_have_gone_keeps_no_more(both):
     whole = both.resident_bytes
     both.pool = both.departures = both.arrivals = None
     gc.collect()
-    assert kept.tolist() == [7] * _N
+    assert kept.tolist() == [7] * N_VALUES
     assert both.resident_bytes < whole / 10
 
 
 @pytest.mark.parametrize(
     "what",
     [
-        np.arange(2 * _N).reshape(2, -1),
-        np.arange(2 * _N).reshape(2, -1).T,
+        np.arange(2 * N_VALUES).reshape(2, -1),
+        np.arange(2 * N_VALUES).reshape(2, -1).T,
         np.arange(6),
         np.empty((0, 5), np.int16),
         np.array(["a", None], object),
-        np.zeros(_N, [("token", np.int32), ("value", np.float16)]),
+        np.zeros(N_VALUES, [("token", np.int32), ("value", np.float16)]),
+        np.zeros(N_VALUES, np.dtype([("a", np.int8), ("b", np.float64)], align=True)),
+        np.ones(N_VALUES, {"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 2]}),
     ],
-    ids=["large", "in Fortran's order", "small", "empty", "objects", "fields"],
+    ids=["large", "in Fortran's order", "small", "empty", "objects", "fields", "aligned", "over"],
 )
 def test_arrays_are_what_they_were(both, what):
     received = both.send([what, what])
@@ -161,17 +131,37 @@ def test_arrays_are_what_they_were(both, what):
         assert each.flags.writeable
 
 
+def test_what_is_kept_when_the_workers_have_gone_is_given_back_when_it_is_dropped(both):
+    kept = [both.send(both.placed(k)) for k in range(30)]
+    both.pool = both.departures = both.arrivals = None
+    gc.collect()
+    whole = both.resident_bytes
+    assert [set(each.tolist()) for each in kept] == [{k} for k in range(30)]
+    del kept[:-1]
+    other = Both()
+    other.send(None)
+    assert both.resident_bytes < whole / 10
+    assert kept[0].tolist() == [29] * N_VALUES
+    other.close()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors(both):
+    nested = torch.nested.nested_tensor([torch.ones(N_VALUES), torch.zeros(3)])
+    assert [each.tolist() for each in both.send(nested)] == [[1.0] * N_VALUES, [0.0] * 3]
+
+
 @pytest.mark.parametrize(
     "what",
     [
-        torch.arange(2 * _N).reshape(2, -1),
-        torch.arange(2 * _N).reshape(2, -1).T,
-        torch.arange(2 * _N)[::2],
-        torch.ones(_N, dtype=torch.bfloat16),
-        torch.ones(_N, dtype=torch.bool),
+        torch.arange(2 * N_VALUES).reshape(2, -1),
+        torch.arange(2 * N_VALUES).reshape(2, -1).T,
+        torch.arange(2 * N_VALUES)[::2],
+        torch.ones(N_VALUES, dtype=torch.bfloat16),
+        torch.ones(N_VALUES, dtype=torch.bool),
         torch.tensor(3.5),
         torch.empty((0, 5), dtype=torch.int16),
-        torch.arange(_N).to(torch.complex64).conj(),
+        torch.arange(N_VALUES).to(torch.complex64).conj(),
     ],
     ids=["large", "transposed", "part", "bfloat16", "bool", "scalar", "empty", "conjugate"],
 )
@@ -209,7 +199,7 @@ def test_a_line_that_is_full(both):
     assert messages.pop() is None
     for k, message in enumerate(messages):
         assert pickle.loads(pickle.dumps(message))[:2].tolist() == [k, k]
-    assert both.send(both.placed(5)).tolist() == [5] * _N
+    assert both.send(both.placed(5)).tolist() == [5] * N_VALUES
 
 
 def test_too_many_open_files_are_told(both):
