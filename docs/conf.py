@@ -73,6 +73,12 @@ def copy_notebooks(_app):
         shutil.copy(path, target)
 
 
+def link_notebooks(_app, _page, source):
+    """Link the notebooks that were brought, where pages in a checkout link the folder's."""
+    source[0] = source[0].replace("](../../notebooks/", "](notebooks/")
+
+
 def setup(app):
-    """Tell Sphinx what to do first."""
+    """Tell Sphinx what to do first, and with each page."""
     app.connect("config-inited", lambda app, _config: copy_notebooks(app))
+    app.connect("source-read", link_notebooks)

@@ -73,7 +73,7 @@ def synthesize(
 def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **options: Any) -> None:
     """Write the cells of IN... to OUT, shuffled: a zarr store of AnnData groups.
 
-    OUT is by custom named .zarr. What was interrupted is taken up by the same command.
+    OUT is usually named .zarr. What was interrupted is taken up by the same command.
     """
     from cellfeed import preshuffle as write_preshuffled  # noqa: PLC0415
 
@@ -87,8 +87,8 @@ def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **op
     except KeyboardInterrupt:
         interrupted("Stopped; the same command goes on from the last complete part.")
     click.echo(
-        f"{out}: {done.n_cells:,} cells in {done.n_parts} parts ({done.n_parts_written} written), "
-        f"{format_bytes(done.n_bytes)}, {done.seconds:.1f} s, "
+        f"{out}: {done.n_cells:,} cells in {_parts(done.n_parts)} "
+        f"({done.n_parts_written} written), {format_bytes(done.n_bytes)}, {done.seconds:.1f} s, "
         f"peak memory {format_bytes(done.peak_memory_bytes)}"
     )
 
@@ -132,6 +132,10 @@ def load_database(
     except KeyboardInterrupt:
         interrupted("Stopped; the same command goes on from the last complete part.")
     click.echo(
-        f"{done.url}: {done.n_cells:,} cells in {done.n_parts} parts "
+        f"{done.url}: {done.n_cells:,} cells in {_parts(done.n_parts)} "
         f"({done.n_parts_written} written), {done.seconds:.1f} s"
     )
+
+
+def _parts(n: int) -> str:
+    return "1 part" if n == 1 else f"{n} parts"

@@ -11,8 +11,6 @@ DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *(each for each in sorted((ROOT / "docs").rglob("*.md")) if not MADE & set(each.parts)),
 ]
-# What `make docs` brings to where pages are, and where it comes from.
-BROUGHT = (ROOT / "docs" / "benchmarks" / "notebooks", ROOT / "notebooks")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -47,8 +45,6 @@ def test_there_are_links():
 def test_leads_somewhere(document, link):
     path, _, anchor = link.partition("#")
     target = document.parent / path if path else document
-    if target.parent == BROUGHT[0]:
-        target = BROUGHT[1] / target.name
     assert target.exists()
     if anchor:
         assert anchor in anchors(target)

@@ -1,6 +1,7 @@
 """What the commands import before they do anything, each in a process of its own."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -76,6 +77,20 @@ def test_the_line_that_installs_what_is_missing(missing, small_collection, tmp_p
     assert ran.stderr.splitlines()[-1].endswith(
         f"needs {missing}, which is not installed; install it: pip install 'cellfeed[tune]'"
     )
+
+
+def test_the_line_that_installs_what_is_missing_in_python():
+    script = (
+        "import sys\n"
+        "sys.modules['matplotlib'] = None\n"
+        "try:\n"
+        "    from cellfeed_tuner import plots\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(error.name, error)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    line = " is not installed; install it: pip install 'cellfeed[tune]'"
+    assert re.fullmatch(rf"matplotlib\S* matplotlib\S*{re.escape(line)}\n", ran.stdout)
 
 
 @pytest.mark.parametrize("arguments", [["--label"], ["explain", "--block-size", "0"]])

@@ -184,13 +184,22 @@ if not typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> typing.Any:
         if name in _MODULES:
-            return importlib.import_module(f"{__name__}.{name}")
+            return _imported(f"{__name__}.{name}")
         if name not in _IMPORTED_WHEN_USED:
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        value = getattr(importlib.import_module(_IMPORTED_WHEN_USED[name]), name)
+        value = getattr(_imported(_IMPORTED_WHEN_USED[name]), name)
         globals()[name] = value
         return value
+
+    def _imported(module: str) -> typing.Any:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith(__name__):
+                raise
+            msg = f"{error.name} is not installed; install it: pip install 'cellfeed[tune]'"
+            raise ModuleNotFoundError(msg, name=error.name) from error
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

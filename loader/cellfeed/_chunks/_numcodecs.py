@@ -19,5 +19,5 @@ def expect_numcodecs() -> None:
 
     The filter stays: threads that open stores side by side would undo each other's.
     """
-    if _FILTER not in warnings.filters:
+    if warnings.filters[:1] != [_FILTER]:  # others may have come before it since
         warnings.filterwarnings("ignore", _FILTER[1].pattern, UserWarning)

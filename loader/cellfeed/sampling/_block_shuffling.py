@@ -118,7 +118,7 @@ class BlockShuffling(SamplingStrategy):
 
     def bound_to(self, collection: Any) -> "BlockShuffling":
         """Return the strategy with the chunks of the collection, if blocks are aligned to them."""
-        if self.align != "chunks":
+        if self.align is None:
             return self
         if not hasattr(collection, "chunk_starts"):
             msg = (
@@ -127,6 +127,8 @@ class BlockShuffling(SamplingStrategy):
             )
             raise ParameterError(msg)
         starts: ChunkStarts = collection.chunk_starts()
+        if isinstance(self.align, ChunkStarts) and np.array_equal(starts.chunks, self.align.chunks):
+            return self
         return changed(self, align=starts if starts.is_chunked else None)
 
     def block_sizes(self, n_rows: int) -> BlockSizes:
@@ -140,13 +142,15 @@ class BlockShuffling(SamplingStrategy):
         Raises
         ------
         ParameterError
-            ``align`` is "chunks", and the chunks are not known yet: call ``bound_to(collection)``.
+            ``n_rows`` is below one, or ``align`` is "chunks" and the chunks are not known yet: call
+            ``bound_to(collection)``.
 
         Examples
         --------
         >>> BlockShuffling(4).block_sizes(n_rows=10)  # 4, 4 and 2 rows
         BlockSizes(n_blocks=3, mean=3.3333333333333335, largest=4, effective=3.6)
         """
+        require_positive("n_rows", n_rows)
         blocks = self._aligned(n_rows)
         if blocks is not None:
             return blocks.sizes()

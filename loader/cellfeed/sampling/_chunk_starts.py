@@ -105,7 +105,7 @@ class ChunkStarts:
 
         n = self.n_rows if indices is None else indices.size
         rows = np.empty(0, np.int64) if indices is None else indices
-        return AlignedBlocks(self._files(), rows, n, block_size)
+        return AlignedBlocks(self._files(), rows, n, min(block_size, max(1, n)))
 
     def _files(self) -> Sequence[ChunkedRows]:
         files: Sequence[ChunkedRows] | None = self.__dict__.get("_rows")

@@ -163,6 +163,21 @@ def test_a_state_is_of_these_chunks(opened, folder, write_h5ad, replace):
     assert resumed.state_dict() == state
 
 
+def test_a_strategy_is_bound_anew_to_another_collection(write_h5ad, replace):
+    def collection_of(chunk):
+        def edit(file):
+            for name in ("X/indices", "X/data"):
+                replace(file, name, file[name][:], chunks=(chunk,), compression="gzip")
+
+        return open_collection(write_h5ad(sp.csr_matrix(np.ones((60, 5), np.float32)), edit=edit))
+
+    small, large = collection_of(10), collection_of(100)
+    strategy = BlockShuffling(2, align="chunks").bound_to(small)
+    assert strategy.bound_to(small) is strategy
+    assert strategy.block_sizes(60).mean == 2
+    assert strategy.bound_to(large).block_sizes(60).mean == 20
+
+
 @dataclass
 class Amplification:
     """Elements of chunks that are read for each that is delivered."""

@@ -235,6 +235,13 @@ def test_sizes_of_blocks_that_are_not_aligned():
     )
 
 
+@pytest.mark.parametrize("block_size", [10, 2**62, 2**63 - 1])
+def test_one_block_of_all(block_size):
+    rows = ChunkedRows(n_rows=9, chunk_size=4, row_size=1)
+    strategy = BlockShuffling(block_size, align=ChunkStarts(Files([rows])))
+    assert strategy.epoch_order(n_rows=9, epoch_key=0)(np.arange(9)).tolist() == list(range(9))
+
+
 class TestRefused:
     @pytest.mark.parametrize("align", ["chunk", True, 16, [0, 4]])
     def test_another_alignment(self, align):
@@ -251,6 +258,10 @@ class TestRefused:
     def test_what_has_no_chunks(self):
         with pytest.raises(ParameterError, match="but got a ndarray; leave `align` out"):
             BlockShuffling(16, align="chunks").bound_to(np.arange(100))
+
+    def test_sizes_of_no_blocks(self):
+        with pytest.raises(ParameterError, match="`n_rows >= 1` must hold"):
+            BlockShuffling(16).block_sizes(0)
 
     def test_a_collection_of_other_rows(self):
         rows = ChunkedRows(n_rows=9, chunk_size=4, row_size=1)
