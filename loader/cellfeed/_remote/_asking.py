@@ -1,9 +1,12 @@
 """Questions to a server, asked again where that may help."""
 
 import asyncio
+import atexit
+import concurrent.futures
 import importlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,6 +20,8 @@ from cellfeed._remote._retrying import Attempts
 __all__ = ["answer_of", "ask_in_loop", "ask_in_thread", "open_object", "zarr_store"]
 
 _Answer = TypeVar("_Answer")
+
+_LEAVING_SECONDS = 1.0  # that the end of the process may take
 
 
 def open_object(location: Location) -> Version:
@@ -108,6 +113,7 @@ def zarr_store(location: Location) -> tuple[Any, str]:
 @cache
 def _asking_again() -> Any:
     base: Any = importlib.import_module("zarr.storage").ObjectStore  # zarr is slow to import
+    atexit.register(_end_requests_of_zarr)  # before zarr ends its loop, which came earlier
 
     class Objects(base):  # type: ignore[misc]
         """Objects that zarr reads, asked for again where that may help."""
@@ -128,3 +134,20 @@ def _asking_again() -> Any:
             return found
 
     return Objects
+
+
+def _end_requests_of_zarr() -> None:
+    """Cancel what zarr still waits for after Ctrl-C; asyncio would complain of it otherwise."""
+    loop = importlib.import_module("zarr.core.sync").loop[0]
+    if loop is None or not loop.is_running():
+        return
+
+    async def cancel() -> None:
+        pending = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending, timeout=_LEAVING_SECONDS)
+
+    with suppress(concurrent.futures.TimeoutError):
+        asyncio.run_coroutine_threadsafe(cancel(), loop).result(2 * _LEAVING_SECONDS)

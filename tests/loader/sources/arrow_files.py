@@ -12,7 +12,12 @@ def dataset_of(matrix, obs):
         "expressions": np.split(matrix.data, borders),
     }
     columns |= {name: obs[name].astype(object).where(obs[name].notna(), None) for name in obs}
-    return datasets.Dataset.from_dict(columns)
+    made = datasets.Dataset.from_dict(columns)
+    # Of a column without any value Arrow does not know what the values would be.
+    numbers = [name for name in obs if obs[name].dtype == np.float64 and obs[name].isna().all()]
+    for name in numbers:
+        made = made.cast_column(name, datasets.Value("float64"))
+    return made
 
 
 def write_dataset(folder, matrix, obs, **options):

@@ -37,9 +37,7 @@ class StoredCsr(StoredMatrix):
         super().__init__(file, element, var, obs)
         with self._damage_named(element):
             group = self._stored
-            data, indices, indptr = (
-                file.array(f"{element}/{name}") for name in ("data", "indices", "indptr")
-            )
+            data, indices, indptr = (group[name] for name in ("data", "indices", "indptr"))
             for stored, kinds in ((data, "biuf"), (indices, "iu"), (indptr, "iu")):
                 if stored.ndim != 1 or stored.dtype.kind not in kinds:
                     what = "numbers" if "f" in kinds else "integers"
