@@ -16,7 +16,7 @@ from cellfeed.sampling._permutation import Permutation
 from cellfeed.sampling._random import derive_key, random_below
 
 if TYPE_CHECKING:
-    from cellfeed.sampling._aligned import AlignedBlocks
+    from cellfeed.sampling._aligned_blocks import AlignedBlocks
 
 __all__ = ["BlockShuffling", "shuffled_blocks"]
 

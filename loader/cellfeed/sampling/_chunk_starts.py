@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cellfeed._errors import ParameterError
 
 if TYPE_CHECKING:
-    from cellfeed.sampling._aligned import AlignedBlocks
+    from cellfeed.sampling._aligned_blocks import AlignedBlocks
 
 __all__ = ["ChunkStarts", "ChunkedRows"]
 
@@ -101,7 +101,7 @@ class ChunkStarts:
     def blocks(self, indices: NDArray[np.int64] | None, block_size: int) -> "AlignedBlocks":
         """Return the blocks of all rows, or of some, ascending."""
         # It needs numba, which only those wait for who ask for it.
-        from cellfeed.sampling._aligned import AlignedBlocks  # noqa: PLC0415
+        from cellfeed.sampling._aligned_blocks import AlignedBlocks  # noqa: PLC0415
 
         n = self.n_rows if indices is None else indices.size
         rows = np.empty(0, np.int64) if indices is None else indices

@@ -1,4 +1,4 @@
-"""Blocks that begin where chunks do, in random order."""
+"""Blocks that begin where chunks do, in random order; imported where they are asked for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.sampling._aligned._bounds import (
+from cellfeed.sampling._aligned import (
     CHUNK,
     FIRST_ROW,
     N_COLUMNS,
     POINTER,
     ROW,
+    group_sizes,
     moments,
+    rows_at,
 )
-from cellfeed.sampling._aligned._order import group_sizes, rows_at
 from cellfeed.sampling._base import EpochOrder
 from cellfeed.sampling._block_sizes import BlockSizes
 from cellfeed.sampling._chunk_starts import ChunkedRows
