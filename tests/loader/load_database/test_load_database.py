@@ -243,7 +243,7 @@ def test_the_command(files, postgres_server, request, monkeypatch):
     monkeypatch.setenv("PGPASSWORD", postgres_server.password)
     done = CliRunner().invoke(main, [*command, "--obs", "plate,size"])
     assert done.exit_code == 0, done.stderr
-    head = f"{postgres_server.url}?collection={name}: 700 cells in 1 parts (1 written), "
+    head = f"{postgres_server.url}?collection={name}: 700 cells in 1 part (1 written), "
     assert done.stdout.startswith(head)
     missing = CliRunner().invoke(main, [*command[:1], "nowhere.h5ad", *command[3:]])
     assert (missing.exit_code, missing.stdout) == (2, "")
