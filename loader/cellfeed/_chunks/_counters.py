@@ -4,8 +4,7 @@ import mmap
 import os
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import IntEnum, auto
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
@@ -47,35 +46,26 @@ class Counters:
     begin at 0 again.
     """
 
-    __slots__ = ("__weakref__", "_address", "_counts", "_spawned")
+    __slots__ = ("__weakref__", "_addresses", "_counts", "_spawned")
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         memory = mmap.mmap(-1, mmap.PAGESIZE) if memory is None else memory
         self._counts = np.frombuffer(memory, np.int64, len(Counter))
-        self._address: int = self._counts.ctypes.data
+        first = self._counts.ctypes.data
+        self._addresses = [first + 8 * int(each) for each in Counter]
         self._spawned: _Spawned | None = None
 
     def add(self, counter: Counter, n: int) -> None:
         """Add to a counter."""
-        kernels.count(self._address + 8 * counter, n)
+        kernels.count(self._addresses[counter], n)
 
-    @contextmanager
-    def processor_time(self, counter: Counter) -> Iterator[None]:
-        """Add the processor time that this thread takes for the block."""
-        begin = time.thread_time_ns()
-        try:
-            yield
-        finally:
-            self.add(counter, time.thread_time_ns() - begin)
+    def processor_time(self, counter: Counter) -> "_Timed":
+        """Add the processor time that this thread takes for a block."""
+        return _Timed(self, counter, time.thread_time_ns)
 
-    @contextmanager
-    def wall_time(self, counter: Counter) -> Iterator[None]:
-        """Add the time that the block takes."""
-        begin = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            self.add(counter, time.perf_counter_ns() - begin)
+    def wall_time(self, counter: Counter) -> "_Timed":
+        """Add the time that a block takes."""
+        return _Timed(self, counter, time.perf_counter_ns)
 
     @property
     def values(self) -> NDArray[np.int64]:
@@ -89,6 +79,22 @@ class Counters:
         if self._spawned is None:
             self._spawned = _Spawned()
         return _opened, (DupFd(self._spawned.descriptor),)
+
+
+class _Timed:
+    """A block of code, whose time is added to a counter."""
+
+    __slots__ = ("_begin", "_clock", "_counter", "_counters")
+
+    def __init__(self, counters: Counters, counter: Counter, clock: Callable[[], int]) -> None:
+        self._counters, self._counter, self._clock = counters, counter, clock
+        self._begin = 0
+
+    def __enter__(self) -> None:
+        self._begin = self._clock()
+
+    def __exit__(self, *exception: object) -> None:
+        self._counters.add(self._counter, self._clock() - self._begin)
 
 
 class _Spawned:
