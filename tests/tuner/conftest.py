@@ -35,7 +35,7 @@ from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._digest import fingerprint
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial, Key
 from cellfeed_tuner._machine._description import Cpu, Memory, Packages, Platform
-from cellfeed_tuner._machine._storage import ReadSpeed, Storage
+from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._planning._space import Space
 
 SIZES = ("block_size", "fetch_factor", "num_workers")
@@ -106,8 +106,7 @@ MACHINE = Machine(
     storage=(
         Storage(
             mount_point="/", file_system="ext4", kind="local", device="/dev/vda", rotational=False,
-            model=None, sequential=ReadSpeed(bytes_per_second=5e8, bytes_read=10**9, seconds=2.0),
-            random=None, note="too few bytes",
+            model=None,
         ),
     ),
     platform=Platform(
