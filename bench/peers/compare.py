@@ -9,6 +9,7 @@ import datetime as dt
 import os
 import platform
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,7 @@ from interpreters import DEFAULT_FOLDER, Interpreters
 from rounds import Result, Runner
 from targets import verdicts
 
-from cellfeed_tuner.plots import loaders_figure
-
+ROOT = Path(__file__).parents[2]
 CONVERSION_SECONDS = 7200
 
 
@@ -252,6 +252,9 @@ def write(output: Path, run: dict, results: dict[str, Result], stores: Stores) -
 
 
 def _draw(path: Path, rows: list[table.Row], run: dict) -> None:
+    sys.path.append(str(ROOT))
+    from notebooks.figures import loaders_figure  # noqa: PLC0415
+
     # Rows of worker processes compare cellfeed with nobody.
     shown = pd.DataFrame(row for row in rows if row["section"] != PROCESSES)
     if shown.loc[shown["peer"] != "machine", "cells_per_s"].notna().any():

@@ -11,7 +11,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "reference"
 MODULES = [
     *("cellfeed", "cellfeed.machine", "cellfeed.sampling", "cellfeed.sources", "cellfeed.stages"),
     *("cellfeed.synthetic", "cellfeed.testing", "cellfeed.transforms"),
-    *("cellfeed_tuner", "cellfeed_tuner.plots", "cellfeed_tuner.theory", "cellfeed_tuner.training"),
+    *("cellfeed_tuner", "cellfeed_tuner.plots", "cellfeed_tuner.theory"),
 ]
 LISTED = re.compile(r"\.\. autosummary::\n   :toctree: api\n   :nosignatures:\n\n((?:   \w+\n)+)")
 WRITTEN = re.compile(r"\.\. py:data:: (\w+)")  # aliases of types, which have no docstring

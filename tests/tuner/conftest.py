@@ -1,14 +1,11 @@
-"""A small collection on disk, what earlier runs have left, and results of every kind, by hand."""
+"""What earlier runs have left, and results of every kind, by hand."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import anndata as ad
 import numpy as np
-import pandas as pd
 import pytest
-import scipy.sparse as sp
 
 from cellfeed_tuner import (
     AutotuneResult,
@@ -38,10 +35,9 @@ from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._digest import fingerprint
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial, Key
 from cellfeed_tuner._machine._description import Cpu, Memory, Packages, Platform
-from cellfeed_tuner._machine._storage import ReadSpeed, Storage
+from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._planning._space import Space
 
-N_CELLS_PER_FILE = 1500
 SIZES = ("block_size", "fetch_factor", "num_workers")
 
 
@@ -104,36 +100,13 @@ def earlier_run():
     return make
 
 
-@pytest.fixture(scope="session")
-def small_collection(tmp_path_factory):
-    """Three files, one plate each, with cells of a type lying together."""
-    folder = tmp_path_factory.mktemp("plates")
-    rng = np.random.default_rng(0)
-    for number in range(3):
-        matrix = sp.csr_matrix(rng.poisson(0.2, (N_CELLS_PER_FILE, 50)).astype(np.float32))
-        obs = pd.DataFrame(
-            {
-                "plate": pd.Categorical([f"p{number}"] * N_CELLS_PER_FILE),
-                "cell_type": pd.Categorical(
-                    np.repeat(["B", "NK", "T"], N_CELLS_PER_FILE // 3).tolist()
-                ),
-                "constant": "same",
-            },
-            index=[f"{number}-{cell}" for cell in range(N_CELLS_PER_FILE)],
-        )
-        adata = ad.AnnData(matrix, obs=obs)
-        adata.write_h5ad(folder / f"plate{number}.h5ad", compression="gzip")
-    return folder
-
-
 MACHINE = Machine(
     cpu=Cpu(model="A Processor", logical_cores=4, usable_cores=2.5),
     memory=Memory(total_bytes=16 * 10**9, available_bytes=12 * 10**9),
     storage=(
         Storage(
             mount_point="/", file_system="ext4", kind="local", device="/dev/vda", rotational=False,
-            model=None, sequential=ReadSpeed(bytes_per_second=5e8, bytes_read=10**9, seconds=2.0),
-            random=None, note="too few bytes",
+            model=None,
         ),
     ),
     platform=Platform(

@@ -392,3 +392,17 @@ def test_the_measuring_process_needs_nothing_that_only_searches_and_reports_do()
         "sys.exit(bool({'matplotlib', 'optuna', 'rich'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_the_help_of_autotune_names_its_subcommands():
+    printed = run("--help")
+    assert "Commands:" in printed.stdout
+    assert "explain" in printed.stdout
+
+
+def test_a_path_may_have_the_name_of_a_subcommand(small_collection, tmp_path, monkeypatch):
+    (tmp_path / "explain").symlink_to(small_collection)
+    monkeypatch.chdir(tmp_path)
+    printed = run("./explain", "--label", "nope")
+    assert printed.exit_code == 2
+    assert "has no column 'nope'" in printed.stderr

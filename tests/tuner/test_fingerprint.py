@@ -25,7 +25,7 @@ def of_data(path, label="plate"):
 
 @pytest.fixture
 def machine(small_collection):
-    return describe_machine([small_collection / "plate0.h5ad"], storage_seconds=0)
+    return describe_machine([small_collection / "plate0.h5ad"])
 
 
 def test_a_digest_is_short_and_depends_on_the_facts_alone():

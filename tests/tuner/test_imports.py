@@ -37,8 +37,6 @@ def imported_by(module: str, *arguments: str) -> set[str]:
         (TUNER, ["--help"]),
         (TUNER, ["--version"]),
         (TUNER, ["explain", "--help"]),
-        (TUNER, ["record", "--help"]),
-        (TUNER, ["replay", "--help"]),
         (TUNER, ["show", "--help"]),
         (LOADER, ["--help"]),
         (LOADER, ["preshuffle", "--help"]),

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
-import torch
 
 from cellfeed import (
     BlockShuffling,
@@ -30,12 +29,10 @@ from cellfeed import (
 from cellfeed_tuner import (
     Configuration,
     measure,
-    measure_annloader,
     measure_loader,
     minibatch_entropies,
 )
 from cellfeed_tuner._machine._page_cache import drop_pages, resident_fraction
-from cellfeed_tuner._measuring._annloader import open_annloader
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes
 from cellfeed_tuner._measuring._loader import SINGLE_MINIBATCHES, LoaderRequest
 from cellfeed_tuner._measuring._measure import (
@@ -96,27 +93,6 @@ def test_another_strategy_is_measured_as_it_is_planned(small_collection, num_wor
     bits = np.array(measured.round_entropy_bits["cell_type"])[: len(types) // 4]
     is_mixed = np.array(types).reshape(-1, 4).max(axis=1)[: bits.size] > 1
     assert np.array_equal(bits > 0, is_mixed)
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_annloader_is_measured(small_collection, shuffle):
-    collection = open_collection(small_collection)
-    measured = measure_annloader(collection, shuffle=shuffle, batch_size=BATCH_SIZE, seconds=0.1)
-    assert measured.status == "measured"
-    assert measured.failure == ""
-    assert measured.cells_per_round == BATCH_SIZE
-    assert len(measured.round_seconds) >= LEAST_ROUNDS
-    assert measured.first_round_seconds == measured.first_minibatch_seconds
-
-
-def test_annloader_delivers_the_cells_in_order(small_collection):
-    paths = open_collection(small_collection).files
-    loader = open_annloader(paths, batch_size=BATCH_SIZE, shuffle=False, seed=0)
-    X = [minibatch.X for minibatch in loader]
-    assert {each.layout for each in X} == {torch.sparse_csr}
-    delivered = np.concatenate([each.to_dense().numpy() for each in X])
-    stored = np.concatenate([ad.read_h5ad(path).X.toarray() for path in paths])
-    assert np.array_equal(delivered, stored[: len(stored) // BATCH_SIZE * BATCH_SIZE])
 
 
 class TestAnyLoader:

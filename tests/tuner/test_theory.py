@@ -3,18 +3,14 @@
 from collections import Counter
 from itertools import combinations, product
 from math import comb, log2
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import ParameterError
-from cellfeed_tuner import published_grid, published_workers, theory
-
-PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "published"
+from cellfeed_tuner import theory
 
 counts = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
@@ -127,38 +123,3 @@ def test_bounds_are_the_papers_formulas():
 def test_impossible_distributions_are_refused(p):
     with pytest.raises(ParameterError, match="frequencies"):
         theory.entropy_bits(p)
-
-
-def plate_shares(seed) -> np.ndarray:
-    """Shares of 14 plates between 4.7 % and 10.4 % with H = 3.78, at random."""
-    rng = np.random.default_rng(seed)
-    while True:
-        middle = rng.uniform(4.7, 10.4, 12)
-        shares = np.concatenate([[4.7, 10.4], middle * (100 - 15.1) / middle.sum()])
-        inside = shares.min() >= 4.7 and shares.max() <= 10.4
-        if inside and abs(theory.entropy_bits(shares) - 3.78) < 0.002:
-            return shares / 100
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_exact_expectation_lies_within_006_bits_of_all_published_values(seed):
-    grid = published_grid().query("strategy == 'BlockShuffling'")
-    assert len(grid) == 36
-    shares = plate_shares(seed)
-    for block_size, fetch_factor, published in zip(
-        grid["block_size"].astype(int), grid["fetch_factor"].astype(int), grid["entropy_bits"],
-        strict=True,
-    ):  # fmt: skip
-        expected = theory.expected_entropy_bits(shares, 64, block_size, fetch_factor)
-        assert expected == pytest.approx(published, abs=0.06), (block_size, fetch_factor)
-
-
-@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the shared data are not beside this clone")
-@pytest.mark.parametrize(
-    ("name", "carried"), [("grid", published_grid()), ("workers", published_workers())]
-)
-def test_the_carried_tables_are_the_published_ones(name, carried):
-    source = pd.read_csv(PUBLISHED / f"tahoe_anndata_{name}.csv")
-    assert len(carried) == len(source)
-    for column, digits in (("cells_per_second", 2), ("entropy_bits", 4), ("block_size", 0)):
-        pd.testing.assert_series_equal(carried[column], source[column].round(digits))

@@ -7,7 +7,7 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
-    from cellfeed_tuner import plots, theory, training
+    from cellfeed_tuner import plots, theory
     from cellfeed_tuner._autotune import autotune
     from cellfeed_tuner._configuration import Configuration
     from cellfeed_tuner._entropy._block_mixing import BlockMixing, block_mixing
@@ -34,15 +34,8 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._interval import Estimate
     from cellfeed_tuner._machine._busy import Busy
     from cellfeed_tuner._machine._description import Machine, describe_machine
-    from cellfeed_tuner._measuring._annloader import measure_annloader
-    from cellfeed_tuner._measuring._decoded import decoded_bytes_per_cell
     from cellfeed_tuner._measuring._loader import measure_loader
     from cellfeed_tuner._measuring._measure import Measurement, measure
-    from cellfeed_tuner._measuring._storage_throughputs import storage_throughputs
-    from cellfeed_tuner._published import published_grid, published_macro_f1, published_workers
-    from cellfeed_tuner._recording._record import Recording, record
-    from cellfeed_tuner._recording._recorded_grid import RecordedGrid, read_grid
-    from cellfeed_tuner._replaying._replay import Replay, replay
     from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
     from cellfeed_tuner._results._configuration_result import (
         ConditionalEntropyBits,
@@ -80,9 +73,6 @@ __all__ = [
     "PrefetchResult",
     "Ranges",
     "Recommended",
-    "RecordedGrid",
-    "Recording",
-    "Replay",
     "Rival",
     "Stage",
     "StageModel",
@@ -92,7 +82,6 @@ __all__ = [
     "Verdict",
     "autotune",
     "block_mixing",
-    "decoded_bytes_per_cell",
     "describe_machine",
     "entropy_over_epoch",
     "epochs_until_paid",
@@ -100,22 +89,13 @@ __all__ = [
     "label_entropies",
     "label_entropy",
     "measure",
-    "measure_annloader",
     "measure_loader",
     "minibatch_entropies",
     "plots",
-    "published_grid",
-    "published_macro_f1",
-    "published_workers",
     "random_conditional_entropy_bits",
-    "read_grid",
-    "record",
-    "replay",
     "storage_order",
-    "storage_throughputs",
     "strategy_entropy",
     "theory",
-    "training",
 ]
 
 # Imported when it is asked for, as is said above to type checkers.
@@ -144,9 +124,6 @@ _IMPORTED_WHEN_USED = {
     "PrefetchResult": "cellfeed_tuner._results._prefetch_result",
     "Ranges": "cellfeed_tuner._results._autotune_result",
     "Recommended": "cellfeed_tuner._results._recommended",
-    "RecordedGrid": "cellfeed_tuner._recording._recorded_grid",
-    "Recording": "cellfeed_tuner._recording._record",
-    "Replay": "cellfeed_tuner._replaying._replay",
     "Rival": "cellfeed_tuner._results._recommended",
     "Stage": "cellfeed_tuner._explain._bottleneck",
     "StageModel": "cellfeed_tuner._explain._stage_model",
@@ -156,7 +133,6 @@ _IMPORTED_WHEN_USED = {
     "Verdict": "cellfeed_tuner._verdicts._verdict",
     "autotune": "cellfeed_tuner._autotune",
     "block_mixing": "cellfeed_tuner._entropy._block_mixing",
-    "decoded_bytes_per_cell": "cellfeed_tuner._measuring._decoded",
     "describe_machine": "cellfeed_tuner._machine._description",
     "entropy_over_epoch": "cellfeed_tuner._entropy._epoch_course",
     "epochs_until_paid": "cellfeed_tuner._explain._payback",
@@ -164,21 +140,13 @@ _IMPORTED_WHEN_USED = {
     "label_entropies": "cellfeed_tuner._entropy._label_entropy",
     "label_entropy": "cellfeed_tuner._entropy._label_entropy",
     "measure": "cellfeed_tuner._measuring._measure",
-    "measure_annloader": "cellfeed_tuner._measuring._annloader",
     "measure_loader": "cellfeed_tuner._measuring._loader",
     "minibatch_entropies": "cellfeed_tuner._entropy._minibatch_entropy",
-    "published_grid": "cellfeed_tuner._published",
-    "published_macro_f1": "cellfeed_tuner._published",
-    "published_workers": "cellfeed_tuner._published",
     "random_conditional_entropy_bits": "cellfeed_tuner._entropy._conditional_entropy",
-    "read_grid": "cellfeed_tuner._recording._recorded_grid",
-    "record": "cellfeed_tuner._recording._record",
-    "replay": "cellfeed_tuner._replaying._replay",
     "storage_order": "cellfeed_tuner._entropy._storage_order",
-    "storage_throughputs": "cellfeed_tuner._measuring._storage_throughputs",
     "strategy_entropy": "cellfeed_tuner._entropy._strategy_entropy",
 }
-_MODULES = ("plots", "theory", "training")
+_MODULES = ("plots", "theory")
 
 if not typing.TYPE_CHECKING:
 

@@ -11,8 +11,6 @@ import click
 from cellfeed import __version__
 from cellfeed.console import ByteSize
 from cellfeed_tuner._commands._explain_cli import explain_command
-from cellfeed_tuner._commands._record_cli import record_command
-from cellfeed_tuner._commands._replay_cli import replay_command
 from cellfeed_tuner._commands._show_cli import show_command
 from cellfeed_tuner._commands._sizes import Sizes, listed
 from cellfeed_tuner._commands._subcommands import CommandWithSubcommands
@@ -89,7 +87,5 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     run(paths, **settings)
 
 
-main.add_command(record_command)
 main.add_command(explain_command)
-main.add_command(replay_command)
 main.add_command(show_command)

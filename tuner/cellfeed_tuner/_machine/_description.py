@@ -1,7 +1,6 @@
 """What the machine offers to this process: cores, memory, storage under the data, versions."""
 
 import contextlib
-import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -11,7 +10,6 @@ from pathlib import Path
 import h5py
 import psutil
 
-from cellfeed import ParameterError
 from cellfeed.machine import usable_cores, usable_memory_bytes
 from cellfeed_tuner._machine._storage import Storage, describe_storage
 
@@ -124,35 +122,22 @@ class Machine:
     platform: Platform
 
     def to_json(self) -> dict[str, object]:
-        """Return dictionaries, lists and plain values, with "unknown" in place of None.
-
-        Units are in the names: bytes, seconds, bytes per second.
-        """
+        """Return dictionaries, lists and plain values, with "unknown" in place of None."""
         return _record(self)
 
 
-def describe_machine(paths: Sequence[Path], *, storage_seconds: float = 1.0) -> Machine:
-    """Describe the machine, and measure the storage on which some files lie.
-
-    Storage is measured on the files themselves, after their pages are dropped from the page
-    cache: random reads in one half of their bytes, sequential ones in the other.
+def describe_machine(paths: Sequence[Path]) -> Machine:
+    """Describe the machine, and the file systems on which some files lie.
 
     Parameters
     ----------
     paths
         The user's data files.
-    storage_seconds
-        Seconds for each of the two measurements per file system; 0 measures nothing.
 
     Returns
     -------
     Machine
         With None wherever this system does not tell.
-
-    Raises
-    ------
-    cellfeed.ParameterError
-        ``storage_seconds`` is negative.
 
     Examples
     --------
@@ -162,15 +147,12 @@ def describe_machine(paths: Sequence[Path], *, storage_seconds: float = 1.0) -> 
     >>> sorted(machine.to_json())
     ['cpu', 'memory', 'platform', 'storage']
     """
-    if not 0 <= storage_seconds < math.inf:
-        msg = f"`storage_seconds >= 0` must hold, but got storage_seconds={storage_seconds!r}"
-        raise ParameterError(msg)
     return Machine(
         cpu=_describe_cpu(),
         memory=Memory(
             total_bytes=psutil.virtual_memory().total, available_bytes=usable_memory_bytes()
         ),
-        storage=describe_storage(paths, storage_seconds),
+        storage=describe_storage(paths),
         platform=_describe_platform(),
     )
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -98,7 +98,7 @@ class MeasuringProcess(Generic[Subject]):
 
     def __enter__(self) -> Self:
         self._connection, theirs = multiprocessing.Pipe()
-        serve = f"from {__name__} import serve; serve({theirs.fileno()})"
+        serve = f"from {__name__} import serve; serve({theirs.fileno()}, {sys.path!r})"
         self._process = subprocess.Popen(  # noqa: S603 - our own module
             # -P: a module in the current folder must not stand in for one of ours. A session of
             # its own: Ctrl-C is for this process, which then ends that one.
@@ -156,8 +156,12 @@ class MeasuringProcess(Generic[Subject]):
         return outcome
 
 
-def serve(fd: int) -> None:
-    """Be the process: take a subject, then requests, over an inherited connection."""
+def serve(fd: int, path: Sequence[str]) -> None:
+    """Be the process: take a subject, then requests, over an inherited connection.
+
+    Modules are looked for where the parent does, after those that are installed.
+    """
+    sys.path += [each for each in path if each not in sys.path]
     # What requests need, in the time until the first one comes, and once for all children.
     import cellfeed_tuner._measuring._timing  # noqa: F401, PLC0415
 

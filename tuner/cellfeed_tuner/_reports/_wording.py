@@ -85,16 +85,8 @@ def key_figures(result: AutotuneResult) -> dict[str, str]:
 
 
 def storage_in_words(storage: Storage) -> str:
-    """Return what a file system is and how fast it reads."""
-    speeds = ", ".join(
-        f"{kind} reads {speed.bytes_per_second / 1e6:,.0f} MB/s"
-        for kind, speed in (("sequential", storage.sequential), ("random", storage.random))
-        if speed is not None
-    )
-    return (
-        f"{storage.file_system or 'unknown file system'} on {storage.device or 'unknown'}: "
-        f"{speeds or storage.note or 'read speed unknown'}"
-    )
+    """Return what a file system is."""
+    return f"{storage.file_system or 'unknown file system'} on {storage.device or 'unknown'}"
 
 
 def cache_name(result: AutotuneResult) -> str:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from cellfeed.console import format_bytes
 from cellfeed_tuner._machine._description import Machine, Platform
-from cellfeed_tuner._machine._storage import ReadSpeed, Storage
+from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._reports._html_report._elements import Html, definitions, element, join
 from cellfeed_tuner._reports._wording import cache_in_words, cache_name
 from cellfeed_tuner._results._autotune_result import AutotuneResult
@@ -101,14 +101,7 @@ def _storage(storage: Storage) -> _Pairs:
         ("mounted on", storage.mount_point or _UNKNOWN),
         ("device", storage.device or _UNKNOWN),
         ("model", storage.model or _UNKNOWN),
-        ("sequential", _speed(storage.sequential)),
-        ("random", _speed(storage.random)),
-        *([("remark", storage.note)] if storage.note else []),
     ]
-
-
-def _speed(speed: ReadSpeed | None) -> str:
-    return _UNKNOWN if speed is None else f"{format_bytes(round(speed.bytes_per_second))}/s"
 
 
 def _versions(platform: Platform) -> _Pairs:

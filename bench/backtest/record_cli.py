@@ -1,17 +1,18 @@
-"""The ``autotune record`` command."""
+"""Recording a grid from the command line."""
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from bench.backtest.files import facts_path
+from bench.backtest.record import Recording, record
 
+from cellfeed import open_collection
 from cellfeed.console import ByteSize, OneLineErrorCommand, interrupted
+from cellfeed_tuner._commands._live import LiveDisplay
 from cellfeed_tuner._commands._sizes import Sizes, listed
 from cellfeed_tuner._defaults import DEFAULT_BLOCK_SIZES, DEFAULT_FETCH_FACTORS
-
-if TYPE_CHECKING:
-    from cellfeed_tuner._recording._record import Recording
 
 __all__ = ["record_command"]
 
@@ -45,16 +46,11 @@ __all__ = ["record_command"]
 def record_command(
     *, paths: tuple[str, ...], label: str, elements: tuple[str, ...], output: Path, **settings: Any
 ) -> None:
-    """Measure the whole grid, for `autotune replay`; this takes long.
+    """Measure the whole grid, to play searches on; this takes long.
 
     Each row of GRID.csv is one run of one configuration, and is written as soon as it is
     measured. GRID.json says on what. What was interrupted is taken up by the same command.
     """
-    # Not above, since help is to be there at once.
-    from cellfeed import open_collection  # noqa: PLC0415
-    from cellfeed_tuner._commands._live import LiveDisplay  # noqa: PLC0415
-    from cellfeed_tuner._recording._record import record  # noqa: PLC0415
-
     collection = open_collection(paths, obs=[label], elements=elements)
     try:
         with LiveDisplay() as display:
@@ -69,9 +65,7 @@ def record_command(
     click.echo(_summary(recording))
 
 
-def _summary(recording: "Recording") -> str:
-    from cellfeed_tuner._recording._files import facts_path  # noqa: PLC0415
-
+def _summary(recording: Recording) -> str:
     n_measured = recording.n_configurations - len(recording.left_out)
     measured = f"{n_measured} of {recording.n_configurations} configurations"
     lines = [f"Measured {measured}, {recording.n_runs} times each, in {recording.seconds:,.0f} s."]

@@ -5,14 +5,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cellfeed_tuner.plots._entropy_axes import scale_fetch_factors
-from cellfeed_tuner.plots._machines import (
+from cellfeed_tuner.plots._style import LOADERS, STYLE, draw_caption, scale_speeds
+
+from ._machines import (
     draw_curve,
     draw_level,
     one,
     scale_alike,
     title,
 )
-from cellfeed_tuner.plots._style import LOADERS, STYLE, draw_caption, scale_speeds
 
 __all__ = ["streaming_figure"]
 

@@ -8,18 +8,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from bench.backtest.__main__ import main
+from bench.backtest.recorded_grid import read_grid
+from bench.backtest.replay import Replay, replay
 from click.testing import CliRunner
 
 from cellfeed import FormatError, ParameterError
-from cellfeed_tuner import Configuration, read_grid, replay, theory
-from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner import Configuration, theory
 from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS
-from cellfeed_tuner._replaying._replay import Replay
 
 ROOT = Path(__file__).parents[2]
 RECORDED = [
-    *sorted((ROOT / "tuner" / "cellfeed_tuner" / "data").glob("published_tahoe_*.csv")),
+    *sorted((ROOT / "notebooks" / "figures" / "data").glob("published_tahoe_*.csv")),
     *sorted((ROOT / "bench" / "grids").glob("*.csv")),
 ]
 FLOORS = (0.9, 0.95, 0.99)
@@ -296,20 +297,6 @@ def test_mistakes_are_one_error_and_exit_code_2(grid_csv, arguments, said):
     assert printed.stdout == ""
     assert said in printed.stderr
     assert "Traceback" not in printed.stderr
-
-
-def test_the_help_of_autotune_names_its_subcommands():
-    printed = run("--help")
-    assert "Commands:" in printed.stdout
-    assert "replay" in printed.stdout
-
-
-def test_a_path_may_have_the_name_of_a_subcommand(small_collection, tmp_path, monkeypatch):
-    (tmp_path / "replay").symlink_to(small_collection)
-    monkeypatch.chdir(tmp_path)
-    printed = run("./replay", "--label", "nope")
-    assert printed.exit_code == 2
-    assert "has no column 'nope'" in printed.stderr
 
 
 def test_what_is_feasible_is_what_a_search_takes_to_be(recorded):

@@ -1,6 +1,5 @@
 """Linear classifiers, against softmax regression and F1 scores written out in NumPy."""
 
-from pathlib import Path
 from typing import Any
 
 import anndata as ad
@@ -10,6 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from notebooks.training import (
+    compare_settings,
+    evaluate,
+    macro_f1,
+    paired_differences,
+    train_linear_classifiers,
+)
 from scipy.sparse import csr_matrix
 from scipy.stats import ttest_rel
 
@@ -21,16 +27,7 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
-from cellfeed_tuner import published_macro_f1
-from cellfeed_tuner.training import (
-    compare_settings,
-    evaluate,
-    macro_f1,
-    paired_differences,
-    train_linear_classifiers,
-)
 
-PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "published"
 N_CELLS, N_VARS = 90, 6
 TASKS = ("line", "drug")
 TRAIN, TEST = np.arange(60), np.arange(60, 90)
@@ -236,20 +233,3 @@ def test_differences_are_taken_seed_by_seed():
         interval = test.confidence_interval(0.95)
         assert [row.low, row.high] == pytest.approx([interval.low, interval.high])
         assert row.value == pytest.approx((of_task[row.setting] - of_task["all"]).mean())
-
-
-def test_all_tasks_and_strategies_were_published():
-    published = published_macro_f1()
-    assert not published.duplicated(["task", "strategy"]).any()
-    assert published["task"].nunique() * published["strategy"].nunique() == len(published) == 16
-    by_strategy = published.set_index(["task", "strategy"])["macro_f1"]
-    assert by_strategy["drug", "streaming with buffer"] == 0.002065
-    assert by_strategy["moa_broad", "block shuffling"] == 0.269811
-
-
-@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the shared data are not beside this clone")
-def test_the_carried_values_are_the_published_ones():
-    source = pd.read_csv(PUBLISHED / "fig5_macro_f1.csv")
-    pd.testing.assert_frame_equal(
-        published_macro_f1().drop(columns="strategy"), source.drop(columns="strategy")
-    )

@@ -1,7 +1,4 @@
-"""Record the grids of this folder on this machine: `python bench/grids/record.py FOLDER [NAME...]`.
-
-Collections are made in FOLDER where they are not there yet. What was interrupted is taken up.
-"""
+"""Recording the grids of bench/grids anew, on this machine."""
 
 import subprocess
 import sys
@@ -12,30 +9,13 @@ from pathlib import Path
 
 import anndata as ad
 import click
+from bench.backtest.record_cli import record_command
 
 from cellfeed._cli import main as cellfeed
 from cellfeed.machine import usable_cpu_count
-from cellfeed_tuner._commands._autotune_cli import main as autotune
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parents[1] / "grids"
 N_DENSE_GENES, N_RUNS = 2000, 2
-
-
-def main(folder: Path, names: list[str]) -> None:
-    for name in names or GRIDS:
-        grid = GRIDS[name]
-        path = grid.make(folder)
-        with busy_cores(usable_cpu_count() if grid.is_busy else 0):
-            run(
-                autotune,
-                "record",
-                path,
-                "--runs",
-                N_RUNS,
-                "--output",
-                HERE / f"{name}.csv",
-                *grid.options,
-            )
 
 
 @contextmanager
@@ -126,5 +106,25 @@ GRIDS = {
     "scgen": Grid(scgen, ("--label", "cell_type", "--fetch-factors", "1,2,4,8,16")),
 }
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+
+@click.command("grids")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+def grids_command(*, folder: Path, names: tuple[str, ...]) -> None:
+    """Record the grids of bench/grids anew; what was interrupted is taken up.
+
+    Collections are made in FOLDER where they are not there yet.
+    """
+    for name in names or GRIDS:
+        grid = GRIDS[name]
+        path = grid.make(folder)
+        with busy_cores(usable_cpu_count() if grid.is_busy else 0):
+            run(
+                record_command,
+                path,
+                "--runs",
+                N_RUNS,
+                "--output",
+                FOLDER / f"{name}.csv",
+                *grid.options,
+            )

@@ -1,6 +1,6 @@
 """The measurements behind the figures of the scDataset paper."""
 
-from importlib import resources
+from pathlib import Path
 
 import pandas as pd
 
@@ -55,5 +55,4 @@ def published_macro_f1() -> pd.DataFrame:
 
 
 def _table(name: str) -> pd.DataFrame:
-    with resources.files("cellfeed_tuner").joinpath("data", name).open() as file:
-        return pd.read_csv(file)
+    return pd.read_csv(Path(__file__).parent / "data" / name)

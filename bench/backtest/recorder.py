@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
+from bench.backtest.files import RecordingFiles, Row, Sitting
 
 from cellfeed import Collection
 from cellfeed_tuner._configuration import Configuration
@@ -15,7 +16,6 @@ from cellfeed_tuner._measuring._measure import Measurement, measure_with
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._progress import Progress, silent
-from cellfeed_tuner._recording._files import RecordingFiles, Row, Sitting
 
 __all__ = ["Recorder", "Request"]
 

@@ -7,15 +7,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
+from bench.backtest.__main__ import main
+from bench.backtest.files import SCHEMA, RecordingFiles
+from bench.backtest.recorded_grid import read_grid
+from bench.backtest.recorder import Recorder, Request
 from click.testing import CliRunner
 
 from cellfeed import FormatError, ParameterError
-from cellfeed_tuner import Configuration, read_grid
-from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner import Configuration
 from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import Delivery, Round, Started, TimingRequest
-from cellfeed_tuner._recording._files import SCHEMA, RecordingFiles
-from cellfeed_tuner._recording._recorder import Recorder, Request
 
 GRID = [Configuration(block_size=b, fetch_factor=f) for b in (1, 4, 16) for f in (1, 4)]
 BATCH_SIZE, LEAST_ROUNDS = 64, 3

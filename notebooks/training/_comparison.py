@@ -7,8 +7,9 @@ import torch
 
 from cellfeed import CellDataset, Collection, SamplingStrategy
 from cellfeed_tuner._interval import mean_with_interval
-from cellfeed_tuner.training._scores import evaluate
-from cellfeed_tuner.training._training import train_linear_classifiers
+
+from ._scores import evaluate
+from ._training import train_linear_classifiers
 
 __all__ = ["compare_settings", "paired_differences"]
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from bench.backtest.recorded_grid import RecordedGrid
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import Delivery, Round, Started, TimingRequest
-from cellfeed_tuner._recording._recorded_grid import RecordedGrid
 
 __all__ = ["RecordedProcess"]
 

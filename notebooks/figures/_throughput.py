@@ -10,14 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from cellfeed_tuner.plots._entropy_axes import scale_fetch_factors
-from cellfeed_tuner.plots._machines import (
+from cellfeed_tuner.plots._style import STRATEGIES, STYLE, block_colours, draw_caption, scale_speeds
+
+from ._machines import (
     draw_curve,
     draw_level,
     one,
     scale_alike,
     title,
 )
-from cellfeed_tuner.plots._style import STRATEGIES, STYLE, block_colours, draw_caption, scale_speeds
 
 __all__ = ["storage_figure", "throughput_figure"]
 

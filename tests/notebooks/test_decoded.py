@@ -3,9 +3,9 @@
 import h5py
 import numpy as np
 import pytest
+from notebooks.figures import decoded_bytes_per_cell
 
 from cellfeed import BlockShuffling, EpochPlan, ParameterError, Streaming, open_collection
-from cellfeed_tuner import decoded_bytes_per_cell
 
 N_CELLS, BATCH_SIZE = 4_500, 32
 

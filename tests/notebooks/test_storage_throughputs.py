@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from notebooks.figures import storage_throughputs
+from notebooks.figures._storage_throughputs import _loaders
 
 from cellfeed import CellfeedError, ParameterError, open_collection
-from cellfeed_tuner import storage_throughputs
-from cellfeed_tuner._measuring._storage_throughputs import _loaders
 
 N_ROWS, N_VARS = 640, 10
 

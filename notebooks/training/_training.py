@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from cellfeed import CategoricalColumn, CellDataset, Collection, ColumnError, ParameterError
-from cellfeed_tuner.training._classifiers import MISSING, LinearClassifiers, summed_loss
+
+from ._classifiers import MISSING, LinearClassifiers, summed_loss
 
 __all__ = ["train_linear_classifiers"]
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-
-from cellfeed_tuner._replaying._baselines import BASELINES
-from cellfeed_tuner._replaying._replay import Replay
+from bench.backtest.baselines import BASELINES
+from bench.backtest.replay import Replay
 
 __all__ = ["HEADINGS", "markdown_table", "replay_rows"]
 

@@ -1,14 +1,15 @@
-"""Play the search on all recorded grids, and put the table into docs/benchmarks/autotune.md."""
+"""The search on all recorded grids, as a table of docs/benchmarks/autotune.md."""
 
 from pathlib import Path
 
 import click
-import page
+from bench.backtest.baselines import BASELINES
+from bench.backtest.page import put
+from bench.backtest.recorded_grid import read_grid
+from bench.backtest.replay import replay
+from bench.backtest.replay_table import markdown_table, replay_rows
 
-from cellfeed_tuner import read_grid, replay
 from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
-from cellfeed_tuner._replaying._baselines import BASELINES
-from cellfeed_tuner._reports._replay_table import markdown_table, replay_rows
 
 ROOT = Path(__file__).parents[2]
 # How much replicates differ on a busy machine, as against what was recorded.
@@ -16,12 +17,14 @@ BUSY_SPREAD = 0.15
 FLOORS, N_SEEDS = (0.95, 0.99), 10
 # A slower disk, on which each configuration was measured for two minutes.
 SECONDS_OF_PUBLISHED = 1800.0
-PUBLISHED = ROOT / "tuner" / "cellfeed_tuner" / "data"
+PUBLISHED = ROOT / "notebooks" / "figures" / "data"
 
 
-def main() -> None:
+@click.command("table")
+def table_command() -> None:
+    """Play the search on all recorded grids, and put the table into the documentation."""
     paths = [
-        *sorted(Path(__file__).parent.glob("*.csv")),
+        *sorted((ROOT / "bench" / "grids").glob("*.csv")),
         *sorted(PUBLISHED.glob("published_tahoe_*.csv")),
     ]
     found = {}
@@ -43,8 +46,4 @@ def main() -> None:
         ]
     table = markdown_table(replay_rows(found))
     click.echo(table)
-    page.put("make replay", table)
-
-
-if __name__ == "__main__":
-    main()
+    put("make replay", table)

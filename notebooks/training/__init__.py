@@ -5,10 +5,10 @@ learning rate, and its problem is convex, so that what differs between two runs 
 which cells came.
 """
 
-from cellfeed_tuner.training._classifiers import LinearClassifiers
-from cellfeed_tuner.training._comparison import compare_settings, paired_differences
-from cellfeed_tuner.training._scores import Score, evaluate, macro_f1
-from cellfeed_tuner.training._training import train_linear_classifiers
+from ._classifiers import LinearClassifiers
+from ._comparison import compare_settings, paired_differences
+from ._scores import Score, evaluate, macro_f1
+from ._training import train_linear_classifiers
 
 __all__ = [
     "LinearClassifiers",

@@ -7,6 +7,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from bench.backtest.files import SCHEMA, RecordingFiles
+from bench.backtest.recorder import Recorder, Request
+
 from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
@@ -31,8 +34,6 @@ from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._planning._space import MOST_LISTED, Space
 from cellfeed_tuner._progress import Progress, silent
-from cellfeed_tuner._recording._files import SCHEMA, RecordingFiles
-from cellfeed_tuner._recording._recorder import Recorder, Request
 from cellfeed_tuner._results._dataset import describe_dataset
 
 __all__ = ["Recording", "record"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from bench.backtest.files import read_facts
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import FormatError, ParameterError
@@ -15,7 +16,6 @@ from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import seen_spread
 from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._recording._files import read_facts
 from cellfeed_tuner._results._recommended import least_share
 
 __all__ = ["RecordedGrid", "read_grid"]

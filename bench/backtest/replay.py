@@ -5,15 +5,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from bench.backtest.baselines import BASELINES
+from bench.backtest.recorded_grid import RecordedGrid
+from bench.backtest.recorded_process import RecordedProcess
 
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._planning._recommend import choose
-from cellfeed_tuner._recording._recorded_grid import RecordedGrid
-from cellfeed_tuner._replaying._baselines import BASELINES
-from cellfeed_tuner._replaying._recorded_process import RecordedProcess
 from cellfeed_tuner._results._configuration_result import EntropyBits
 from cellfeed_tuner._results._recommended import Constraints
 from cellfeed_tuner._searching._measurements import Measurements

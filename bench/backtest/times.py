@@ -1,4 +1,4 @@
-"""How long a default `autotune` takes, beside the whole grid: `python bench/grids/times.py FOLDER`.
+"""How long a default `autotune` takes, beside the whole grid.
 
 Both run as commands, on the collection of `make demo` and on 200,000 cells. The table goes into
 docs/benchmarks/autotune.md.
@@ -11,31 +11,36 @@ import time
 from pathlib import Path
 
 import click
-import page
 import pandas as pd
+from bench.backtest.page import put
 
 from cellfeed_tuner._results._recommended import least_share
 
 CELLS = {"`make demo`": 28_000, "200,000 cells": 200_000}
-BIN = Path(sys.executable).parent
+ROOT, BIN = Path(__file__).parents[2], Path(sys.executable).parent
 
 
-def main(folder: Path) -> None:
+@click.command("times")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def times_command(*, folder: Path) -> None:
+    """Time autotune and the whole grid, in FOLDER, and put the table into the documentation."""
+    folder = folder.resolve()
     rows = [_row(name, n_cells, folder) for name, n_cells in CELLS.items()]
     lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     click.echo(table)
-    page.put("make autotune-times", table)
+    put("make autotune-times", table)
 
 
 def _row(name: str, n_cells: int, folder: Path) -> dict[str, str]:
     plates, grid = folder / f"plates-{n_cells}", folder / f"grid-{n_cells}.csv"
     out = folder / f"autotune-{n_cells}"
-    _run("cellfeed", "synthesize", plates, "--cells", n_cells)
-    seconds = _run("autotune", plates, "--label", "plate", "--fresh", "--output", out)
+    _run(BIN / "cellfeed", "synthesize", plates, "--cells", n_cells)
+    seconds = _run(BIN / "autotune", plates, "--label", "plate", "--fresh", "--output", out)
     grid.unlink(missing_ok=True)
     grid.with_suffix(".json").unlink(missing_ok=True)
-    whole = _run("autotune", "record", plates, "--label", "plate", "--runs", 1, "--output", grid)
+    record = (sys.executable, "-m", "bench.backtest", "record")
+    whole = _run(*record, plates, "--label", "plate", "--runs", 1, "--output", grid)
     result = json.loads((out / "autotune.json").read_text())
     chosen = result["recommended"]
     return {
@@ -66,12 +71,8 @@ def _settings(row: dict[str, int] | pd.Series) -> str:
     return f"{block} x {fetch}, {workers}"
 
 
-def _run(command: str, *arguments: object) -> float:
-    """Run a command of this environment, and return how long it took, in seconds."""
+def _run(*command: object) -> float:
+    """Run a command, and return how long it took, in seconds."""
     start = time.perf_counter()
-    subprocess.run([BIN / command, *map(str, arguments)], check=True)
+    subprocess.run([*map(str, command)], check=True, cwd=ROOT)
     return time.perf_counter() - start
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

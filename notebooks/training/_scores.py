@@ -7,7 +7,8 @@ import torch
 from numpy.typing import ArrayLike
 
 from cellfeed import CellDataset, ParameterError
-from cellfeed_tuner.training._classifiers import MISSING, LinearClassifiers, summed_loss
+
+from ._classifiers import MISSING, LinearClassifiers, summed_loss
 
 __all__ = ["Score", "evaluate", "macro_f1"]
 

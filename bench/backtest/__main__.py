@@ -1,0 +1,20 @@
+"""Searches played on recorded grids: ``python -m bench.backtest COMMAND``, from the repository."""
+
+import click
+from bench.backtest.grids import grids_command
+from bench.backtest.record_cli import record_command
+from bench.backtest.replay_cli import replay_command
+from bench.backtest.table import table_command
+from bench.backtest.times import times_command
+
+
+@click.group()
+def main() -> None:
+    """Record whole grids, and play the search of autotune on them."""
+
+
+for each in (record_command, replay_command, grids_command, table_command, times_command):
+    main.add_command(each)
+
+if __name__ == "__main__":
+    main(prog_name="python -m bench.backtest")

@@ -1,0 +1,142 @@
+"""Playing the search on recorded grids from the command line."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from bench.backtest.baselines import BASELINES
+from bench.backtest.recorded_grid import read_grid
+from bench.backtest.replay import Replay, replay
+from bench.backtest.replay_table import HEADINGS, markdown_table, replay_rows
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from cellfeed import ParameterError
+from cellfeed.console import OneLineErrorCommand
+from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
+from cellfeed_tuner._reports._console import report_console
+
+__all__ = ["replay_command"]
+
+_EXPLAINED = """
+floor: least entropy, as a share of random sampling's; feasible: what has it; best: the fastest of
+these, block size x fetch factor, workers; spread: of replicates, as played; within 5 %: of the
+best, in how many of the searches of {seconds:g} s; undecided: how many said so, of what is within
+5 % of the best; 95th: percentile of how much slower the choice is than the best; measured: mean
+share of the grid; the rest: simpler searches with as much time, within 5 % (the six configurations
+with the largest fetches and blocks, without workers, measured in turns; Optuna's TPE sampler)"""
+
+
+class _Numbers(click.ParamType[tuple[float, ...]]):
+    """Numbers that are not negative, separated by commas."""
+
+    name = "X,X,..."
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(float(each) for each in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} are not numbers; write them as 0.9,0.95", param, ctx)
+        if not all(0 <= each <= self._most for each in numbers):
+            self.fail(f"numbers must be within 0 and {self._most:g}, not {value!r}", param, ctx)
+        return numbers
+
+
+@click.command("replay", cls=OneLineErrorCommand)
+@click.argument("grids", nargs=-1, required=True, metavar="GRID.csv...",
+                type=click.Path(dir_okay=False, path_type=Path))  # fmt: skip
+@click.option("--floors", default=(0.9, 0.95, 0.99), type=_Numbers(1),
+              show_default="0.9,0.95,0.99",
+              help="Least entropies, as shares of true random sampling's.")  # fmt: skip
+@click.option("--seconds", default=DEFAULT_REPLAY_SECONDS, show_default=True,
+              type=click.FloatRange(0, min_open=True),
+              help="How long each search measures.")  # fmt: skip
+@click.option("--seeds", default=100, show_default=True, type=click.IntRange(min=1),
+              help="How many searches to run at each floor.")  # fmt: skip
+@click.option("--spread", type=click.FloatRange(min=0),
+              help="Relative spread of replicates; if not given, that of the recorded runs, and "
+              "0.05 where there is one run only.")  # fmt: skip
+@click.option("--plates", type=click.IntRange(min=2),
+              help="Number of labels, all as frequent.")  # fmt: skip
+@click.option("--distribution", type=_Numbers(float("inf")),
+              help="Frequencies or counts of the labels.")  # fmt: skip
+@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
+              help="Cells of a minibatch.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print the table as Markdown.")
+def replay_command(
+    *,
+    grids: tuple[Path, ...],
+    floors: tuple[float, ...],
+    seconds: float,
+    seeds: int,
+    spread: float | None,
+    plates: int | None,
+    distribution: tuple[float, ...] | None,
+    batch_size: int,
+    as_json: bool,
+    as_markdown: bool,
+) -> None:
+    """Play the search on recorded grids, and compare what it chooses with the best.
+
+    GRID.csv is what `record` wrote, or has the columns block_size, fetch_factor,
+    num_workers (0 if absent) and cells_per_second, and entropy_bits where that is known. Without
+    entropies, the exact expectation for --plates or --distribution is used, and each block is
+    taken to hold one label.
+    """
+    if plates is not None and distribution is not None:
+        msg = "--plates and --distribution say the same; give one of them"
+        raise ParameterError(msg)
+    labels = distribution if plates is None else (1.0,) * plates
+    recorded = [read_grid(path, distribution=labels, batch_size=batch_size) for path in grids]
+    replays = {
+        path: replay(
+            grid,
+            floors=floors,
+            seconds=seconds,
+            n_seeds=seeds,
+            spread=spread,
+            baselines=tuple(BASELINES),
+        )
+        for path, grid in zip(grids, recorded, strict=True)
+    }
+    if as_json:
+        click.echo(json.dumps(_json(replays, seconds), indent=1, allow_nan=False))
+        return
+    rows = replay_rows({path.stem: found for path, found in replays.items()})
+    if as_markdown:
+        click.echo(markdown_table(rows))
+    else:
+        _print(rows, seconds)
+
+
+def _json(replays: Mapping[Path, list[Replay]], seconds: float) -> dict[str, Any]:
+    return {
+        "schema": "cellfeed.replay/1",
+        "seconds": seconds,
+        "grids": [
+            {"grid": str(path), "floors": [each.to_json() for each in found]}
+            for path, found in replays.items()
+        ],
+    }
+
+
+def _print(rows: Sequence[Sequence[str]], seconds: float) -> None:
+    console = report_console()
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for heading in HEADINGS:
+        left = heading in {"grid", "best"}
+        table.add_column(heading, justify="left" if left else "right", no_wrap=not left)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    click.echo(_EXPLAINED.format(seconds=seconds))

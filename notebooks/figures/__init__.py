@@ -1,0 +1,37 @@
+"""What the notebooks draw, in one visual language, and what they hold measurements against.
+
+Block sizes keep their colour in all pictures, from dark (small) to light (large), in a map that
+colour-blind readers can follow; strategies keep theirs too. Intervals are drawn wherever there
+are any, and the caption names the machine.
+"""
+
+from ._annloader import measure_annloader
+from ._decoded import decoded_bytes_per_cell
+from ._entropy_worth import entropy_worth_figure
+from ._expansions import expansions_figure
+from ._figure4 import entropy_figure
+from ._figure5 import macro_f1_figure
+from ._loaders import loaders_figure
+from ._published import published_grid, published_macro_f1, published_workers
+from ._storage_throughputs import storage_throughputs
+from ._streaming import streaming_figure
+from ._throughput import storage_figure, throughput_figure
+from ._workers import workers_figure
+
+__all__ = [
+    "decoded_bytes_per_cell",
+    "entropy_figure",
+    "entropy_worth_figure",
+    "expansions_figure",
+    "loaders_figure",
+    "macro_f1_figure",
+    "measure_annloader",
+    "published_grid",
+    "published_macro_f1",
+    "published_workers",
+    "storage_figure",
+    "storage_throughputs",
+    "streaming_figure",
+    "throughput_figure",
+    "workers_figure",
+]

@@ -1,1 +1,0 @@
-"""The search, played on recorded grids in place of a disk."""
