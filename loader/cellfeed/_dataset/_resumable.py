@@ -83,6 +83,11 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         minibatches = counted.counting(self._minibatches(share))
         return Iteration(errors_that_travel(minibatches) if is_worker else minibatches)
 
+    @property
+    def counters(self) -> Counters:
+        """What adds up what this and its copies in worker processes do; see `statistics`."""
+        return self._counters
+
     def statistics(self) -> Statistics:
         """Return what was done since this was made, and how long each stage took.
 

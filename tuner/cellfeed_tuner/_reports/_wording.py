@@ -361,14 +361,9 @@ def explained_in_words(result: AutotuneResult) -> list[str]:
     return [*lines, *(advice.sentence for advice in result.storage_advice)]
 
 
-def why_no_bottleneck(result: AutotuneResult) -> str:
+def why_no_bottleneck() -> str:
     """Return why it is not known where the time of a cell goes."""
-    if result.cache == "remote":
-        return (
-            "Not measured: how long a server takes depends on how much is asked of it at a time, "
-            "so that stages one by one would tell nothing."
-        )
-    return "Not measured: there was no recommendation, or no time left (see --budget)."
+    return "Not known: there is no recommendation, or too little was measured (see --budget)."
 
 
 def ranges_in_words(result: AutotuneResult) -> list[str]:

@@ -14,11 +14,11 @@ def bottleneck(result: AutotuneResult) -> list[Html]:
     """Return the sentence, a picture of the stages, and advice where there is any."""
     found = result.bottleneck
     if found is None:
-        return [element("p", why_no_bottleneck(result))]
+        return [element("p", why_no_bottleneck())]
     svg = inline_svg(
         stages_figure(found),
         name="stages",
-        description="Microseconds for each cell that every stage takes alone",
+        description="Microseconds for each cell that threads are busy with every stage",
     )
     caption = element("figcaption", _caption(found))
     said = [element("p", line) for line in explained_in_words(result)]
@@ -27,8 +27,8 @@ def bottleneck(result: AutotuneResult) -> list[Html]:
 
 def _caption(found: Bottleneck) -> str:
     said = (
-        f"By difference, over {found.n_rounds} fetches of the recommended configuration, with 95 % "
-        "intervals: what a stage takes longer than the one before it. While one fetch is made "
+        f"Counted over {found.n_rounds} rounds of the recommended configuration, with 95 % "
+        "intervals: how long all threads together are busy with a stage. While one fetch is made "
         "into minibatches, the next is read and the one after that is planned, so bars do not add "
         f"up to the measured time; side by side, they explain {found.accounted:.0%} of it."
     )
