@@ -51,8 +51,8 @@ def test_a_sample_of_noise_takes_as_many_bytes_as_it_has(layout, column_bytes):
     assert sample.decode_seconds > 0
 
 
-def explained(collection, measured, **options):
-    options: dict[str, Any] = {"block_sizes": (16,), "seconds": 1.0, "step_seconds": None} | options
+def explained(collection, measured, **options: Any):
+    options = {"block_sizes": (16,), "seconds": 1.0, "step_seconds": None} | options
     with MeasuringProcess(collection) as process:
         process.start()
         return explain_throughput(
