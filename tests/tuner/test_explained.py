@@ -1,7 +1,6 @@
 """Where the time goes is counted while a choice is measured, and stands in the result."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -51,8 +50,7 @@ def test_a_sample_of_noise_takes_as_many_bytes_as_it_has(layout, column_bytes):
     assert sample.decode_seconds > 0
 
 
-def explained(collection, measured, **options: Any):
-    options = {"block_sizes": (16,), "seconds": 1.0, "step_seconds": None} | options
+def explained(collection, measured, *, step_seconds=None, seconds=1.0):
     with MeasuringProcess(collection) as process:
         process.start()
         return explain_throughput(
@@ -65,8 +63,10 @@ def explained(collection, measured, **options: Any):
                 already_shuffled=False,
             ),
             cells_per_second=10_000.0,
+            step_seconds=step_seconds,
+            block_sizes=(16,),
+            seconds=seconds,
             seed=0,
-            **options,
         )
 
 
