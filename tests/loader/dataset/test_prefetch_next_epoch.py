@@ -16,6 +16,7 @@ import weakref
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.sources.expecting import expecting, matrix_of
@@ -60,7 +61,7 @@ def rows_of(minibatches):
     for minibatch in minibatches:
         here = minibatch.rows.tolist()
         X = minibatch.X
-        assert np.array_equal((X.to_dense() if X.layout != X.to_dense().layout else X), DENSE[here])
+        assert np.array_equal(X if X.layout == torch.strided else X.to_dense(), DENSE[here])
         rows += here
     return rows
 
@@ -92,7 +93,12 @@ class TestMinibatches:
         fetch_factor=st.integers(1, 30),
         drop_last=st.booleans(),
         options=st.sampled_from(
-            [{}, {"dense": True}, {"fetch_transform": lambda cells: cells}, {"transform_threads": 2}]
+            [
+                {},
+                {"dense": True},
+                {"fetch_transform": lambda cells: cells},
+                {"transform_threads": 2},
+            ]
         ),
     )
     def test_of_each_epoch_are_those_of_numpy_in_the_plan_s_order(
@@ -132,12 +138,12 @@ class TestMinibatches:
         without, ahead = mixed(ahead=False), mixed(ahead=True)
         for _ in range(3):
             assert rows_of(ahead) == rows_of(without)
-        n_read = len(remote[1].read)
-        assert len(remote[1].expected) > n_read  # of the next
+        n_kept = len(fetch_threads())
         ahead.set_epoch(3)
-        assert rows_of(ahead) == rows_of(mixed_at(without, 3))
+        assert len(fetch_threads()) == n_kept > 0
+        assert rows_of(ahead) == rows_of(without)
         ahead.set_epoch(7)
-        assert remote[1].coming == []
+        assert fetch_threads() == remote[1].coming == []
 
     @multi_threaded
     @pytest.mark.parametrize("is_persistent", [False, True])
@@ -153,6 +159,17 @@ class TestMinibatches:
             assert rows_of(ahead) == rows_of(without)
 
     @multi_threaded
+    @pytest.mark.parametrize("is_asked_for", [False, True])
+    def test_workers_that_persist_go_on(self, path, is_asked_for):
+        dataset = dataset_over(
+            open_collection(path), prefetch_next_epoch=is_asked_for, batch_transform=seen_before
+        )
+        loader = dataset.loader(1, persistent_workers=True)
+        for epoch in range(3):
+            n_met, *_ = loader
+            assert (n_met > 0) == (is_asked_for and epoch > 0)
+
+    @multi_threaded
     def test_of_workers_after_epochs_without(self, path):
         dataset = dataset_over(open_collection(path))
         assert rows_of(dataset) == planned_rows(dataset, 0)
@@ -163,9 +180,13 @@ class TestMinibatches:
         assert rows_of(dataset) == planned_rows(dataset, 2)
 
 
-def mixed_at(mixed, epoch):
-    mixed.set_epoch(epoch)
-    return mixed
+def seen_before(_minibatch):
+    """Return how many threads that read ahead another minibatch has met, in this worker."""
+    threads = [each for each in threading.enumerate() if each.name.startswith("cellfeed-prefe")]
+    n = sum(hasattr(each, "was_met") for each in threads)
+    for each in threads:
+        vars(each)["was_met"] = True
+    return n
 
 
 class TestWhatIsRead:
@@ -180,7 +201,8 @@ class TestWhatIsRead:
             next(epoch)
             seen.append(len(store.expected))
         # One is read while another is delivered, and one more is on its way.
-        assert (min(seen), max(seen)) == (3, 4) or seen[0] <= 3
+        assert max(seen[:12]) <= 3
+        assert max(seen) <= 4
         assert list(epoch) == []
         rows_of(dataset)
         rows_of(dataset)
@@ -190,9 +212,9 @@ class TestWhatIsRead:
         plain = dataset_over(other, prefetch=1, prefetch_next_epoch=False)
         for _ in range(4):
             rows_of(plain)
-        # Each fetch once, in the order of the plan, and two of an epoch that never began.
+        # Each fetch once, in the order of the plan, and up to two of an epoch that never began.
         assert told == [tuple(each) for each in alone.expected[: len(told)]]
-        assert len(told) == 8
+        assert 6 <= len(told) <= 8
 
     def test_it_is_read_before_the_next_epoch_is_asked_for(self, remote):
         collection, store = remote
@@ -313,8 +335,6 @@ class TestLettingGo:
         collection, store = remote
         store.fails_at = 2  # the first fetch of the second epoch
         dataset = iterate(dataset_over(collection))
-        state = dataset.state_dict()
-        assert state["place"]["epoch"] == 1 if "place" in state else True
         with pytest.raises(OSError, match="reading failed"):
             rows_of(dataset)
         assert store.coming == []
@@ -368,8 +388,14 @@ def test_a_forked_process_has_nothing_of_it(remote):
     assert rows_of(dataset) == planned_rows(dataset, 1)
 
 
-@pytest.mark.parametrize("end", ["", "del dataset", "sys.exit()", "signal.raise_signal(2)"])
-@pytest.mark.parametrize("what", ["dataset", "dataset.loader(2, persistent_workers=True)"])
+@pytest.mark.parametrize(
+    ("what", "end"),
+    [
+        ("dataset", ""),
+        ("dataset", "signal.raise_signal(2)"),
+        ("dataset.loader(2, persistent_workers=True)", "del dataset"),
+    ],
+)
 def test_python_ends_with_it(path, end, what):
     code = f"""
 import signal, sys
