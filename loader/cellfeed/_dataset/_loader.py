@@ -173,7 +173,11 @@ class MinibatchLoader(DataLoader[Any]):
         arrivals = Arrivals(receiving)
         own = self.worker_init_fn
         self.worker_init_fn = WorkerStart(
-            sending, arrivals.key, are_rows_placed=self.collate_fn.is_own, then=own
+            sending,
+            arrivals.key,
+            are_rows_placed=self.collate_fn.is_own,
+            are_persistent=self.persistent_workers,
+            then=own,
         )
         try:
             iterator = super()._get_iterator()
