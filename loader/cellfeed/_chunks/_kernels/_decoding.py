@@ -212,7 +212,8 @@ def decode(
                 if failure == 0:
                     here = _unfiltered(array, chunks[c], own, here, decoded, unshuffled)
             if failure == 0 and not array[NOT_PLACED]:
-                failure = place_segments(here, own, array, report, scratch_buffer.ctypes.data)
+                scratch, is_ours = scratch_buffer.ctypes.data, int(here in (decoded, unshuffled))
+                failure = place_segments(here, own, array, report, scratch, is_ours)
             if failure:
                 report[FAILED_CHUNK] = c
                 report[FAILURE] = failure
