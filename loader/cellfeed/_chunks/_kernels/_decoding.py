@@ -223,7 +223,8 @@ def decode(
             before, now = now, nanoseconds(clock)
             decompressing += now - before
             if failure == 0 and not array[NOT_PLACED]:
-                failure = place_segments(here, own, array, report, scratch_buffer.ctypes.data)
+                scratch, is_ours = scratch_buffer.ctypes.data, int(here in (decoded, unshuffled))
+                failure = place_segments(here, own, array, report, scratch, is_ours)
                 before, now = now, nanoseconds(clock)
                 placing += now - before
             if failure:

@@ -46,12 +46,10 @@ __all__ = [
     "add_unordered",
     "add_up_lanes",
     "atomic_add",
-    "bits_of_double",
     "bits_of_float",
     "call",
     "copy_bytes",
     "divide",
-    "double_of_bits",
     "float_of_bits",
     "function_addresses",
     "multiply_add",
@@ -267,8 +265,6 @@ def _reinterpreted(source: Any, target: Any, of_llvm: ir.Type) -> Any:
 # The same bits as a number of another type.
 bits_of_float = _reinterpreted(types.float32, types.uint32, ir.IntType(32))
 float_of_bits = _reinterpreted(types.uint32, types.float32, ir.FloatType())
-bits_of_double = _reinterpreted(types.float64, types.uint64, ir.IntType(64))
-double_of_bits = _reinterpreted(types.uint64, types.float64, ir.DoubleType())
 
 
 @intrinsic
@@ -295,8 +291,8 @@ def divide(typingctx: Any, dividend: Any, divisor: Any) -> Any:
 
 @intrinsic
 def multiply_add(typingctx: Any, factor: Any, other: Any, summand: Any) -> Any:
-    """Return ``factor * other + summand``, rounded once."""
-    signature = types.float64(types.float64, types.float64, types.float64)
+    """Return ``factor * other + summand`` in the dtype of ``factor``, rounded once."""
+    signature = factor(factor, factor, factor)
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.fma(*values)

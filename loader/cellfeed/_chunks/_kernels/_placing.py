@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks._kernels._native import (
     BLOCK_BYTES,
+    atomic_add,
     call,
     copy_bytes,
     pointer,
@@ -24,11 +25,16 @@ from cellfeed._chunks._kernels._tables import (
     FROM,
     INDEX_LIMIT,
     ITEMSIZE,
+    N_PIECE_COLUMNS,
     N_STEPS,
     NUMBERS,
     OUT_ITEMSIZE,
+    PIECE_START,
     PLACING,
     RENUMBERED,
+    ROW_ELEMENTS,
+    ROW_PIECES,
+    ROW_PLACED,
     SCATTERED,
     SELECTED,
     STEPS,
@@ -118,40 +124,65 @@ def _copy_segments(
     return 0
 
 
-@compiled("void(int64, int64[:,::1], int64[::1], int64)")
-def _transform_segments(
-    source: int, segments: NDArray[np.int64], array: NDArray[np.int64], scratch: int
+@compiled("void(int64[::1], int64, int64, int64[::1])")
+def _place_piece(
+    segment: NDArray[np.int64], source: int, target: int, array: NDArray[np.int64]
 ) -> None:
-    """Place values of sparse rows, transformed where a segment is a whole row."""
+    """Place a piece of a row; whoever places the last of its pieces transforms the row."""
+    n, itemsize = segment[COUNT], array[OUT_ITEMSIZE]
+    if array[CAST]:
+        call(array[CAST], (source, target, n))
+    else:
+        copy_bytes(target, source, n * itemsize)
+    piece = carray(pointer(segment[WITHIN]), (N_PIECE_COLUMNS,), np.int64)
+    if (atomic_add(piece[ROW_PLACED], 1) + 1) % piece[ROW_PIECES] == 0:
+        row = target - piece[PIECE_START] * itemsize
+        steps = array[STEPS], array[NUMBERS], array[N_STEPS]
+        apply_steps(row, piece[ROW_ELEMENTS], itemsize, *steps)
+
+
+@compiled("void(int64, int64[:,::1], int64[::1], int64, int64)")
+def _transform_segments(
+    source: int,
+    segments: NDArray[np.int64],
+    array: NDArray[np.int64],
+    scratch: int,
+    may_change: int,
+) -> None:
+    """Place values of sparse rows, transformed while they are in the cache."""
     itemsize = array[OUT_ITEMSIZE]
     for k in range(len(segments)):
         begin = source + segments[k, FROM] * array[ITEMSIZE]
         n, target = segments[k, COUNT], segments[k, TO]
+        if segments[k, WITHIN] != WHOLE_ROW:
+            _place_piece(segments[k], begin, target, array)
+            continue
         if array[CAST]:
             call(array[CAST], (begin, scratch, n))
             begin = scratch
-        if segments[k, WITHIN] == WHOLE_ROW:
-            if begin != scratch:  # bytes of somebody else may not be changed
-                copy_bytes(scratch, begin, n * itemsize)
-                begin = scratch
-            apply_steps(begin, n, itemsize, array[STEPS], array[NUMBERS], array[N_STEPS])
+        elif not may_change:
+            copy_bytes(scratch, begin, n * itemsize)
+            begin = scratch
+        apply_steps(begin, n, itemsize, array[STEPS], array[NUMBERS], array[N_STEPS])
         if array[STREAMED]:
             _stream_bytes(target, begin, n * itemsize)
         else:
             copy_bytes(target, begin, n * itemsize)
 
 
-@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64)")
+@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64, int64)")
 def place_segments(
     source: int,
     segments: NDArray[np.int64],
     array: NDArray[np.int64],
     report: NDArray[np.int64],
     scratch: int,
+    may_change: int,
 ) -> int:
     """Place elements of a chunk where they go; return 0, or a failure.
 
-    ``scratch`` is the address of `scratch_bytes` of memory.
+    ``scratch`` is the address of `scratch_bytes` of memory. ``may_change`` is 1 if the
+    elements may be changed where they are, else 0.
     """
     if array[PLACING] == COPIED:
         return int(_copy_segments(source, segments, array, report, scratch))
@@ -162,7 +193,7 @@ def place_segments(
     if array[PLACING] == SCATTERED:
         scatter(source, segments, array)
     elif array[PLACING] == TRANSFORMED:
-        _transform_segments(source, segments, array, scratch)
+        _transform_segments(source, segments, array, scratch, may_change)
     else:
         spread(source, segments, array, scratch)
     return 0
@@ -177,7 +208,7 @@ def place(
     scratch: int,
 ) -> None:
     """Place elements that are in memory already, as `decode` does with those of a chunk."""
-    report[FAILURE] = place_segments(source, segments, array, report, scratch)
+    report[FAILURE] = place_segments(source, segments, array, report, scratch, 0)
 
 
 @compiled("boolean(int64[::1], int64)")
