@@ -4,6 +4,7 @@ The ``autotune`` command does it from a shell, and `autotune` from Python.
 """
 
 import importlib
+import sys
 import typing
 
 if typing.TYPE_CHECKING:
@@ -36,7 +37,7 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._machine._description import Machine, describe_machine
     from cellfeed_tuner._measuring._loader import measure_loader
     from cellfeed_tuner._measuring._measure import Measurement, measure
-    from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
+    from cellfeed_tuner._result import AutotuneResult, Ranges
     from cellfeed_tuner._results._configuration_result import (
         ConditionalEntropyBits,
         ConfigurationResult,
@@ -101,7 +102,7 @@ __all__ = [
 # Imported when it is asked for, as is said above to type checkers.
 _IMPORTED_WHEN_USED = {
     "AutotuneInterrupted": "cellfeed_tuner._interruption",
-    "AutotuneResult": "cellfeed_tuner._results._autotune_result",
+    "AutotuneResult": "cellfeed_tuner._result",
     "BlockMixing": "cellfeed_tuner._entropy._block_mixing",
     "Bottleneck": "cellfeed_tuner._explain._bottleneck",
     "Busy": "cellfeed_tuner._machine._busy",
@@ -122,7 +123,7 @@ _IMPORTED_WHEN_USED = {
     "Measurement": "cellfeed_tuner._measuring._measure",
     "Nearest": "cellfeed_tuner._results._recommended",
     "PrefetchResult": "cellfeed_tuner._results._prefetch_result",
-    "Ranges": "cellfeed_tuner._results._autotune_result",
+    "Ranges": "cellfeed_tuner._result",
     "Recommended": "cellfeed_tuner._results._recommended",
     "Rival": "cellfeed_tuner._results._recommended",
     "Stage": "cellfeed_tuner._explain._bottleneck",
@@ -171,3 +172,13 @@ if not typing.TYPE_CHECKING:
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
+
+    def _shown(result: typing.Any) -> str:
+        return _imported("cellfeed_tuner._reports._notebook").html_summary(result)
+
+    # How a notebook shows a result, which knows nothing of that itself.
+    _shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if _shell is not None:
+        _shell.display_formatter.formatters["text/html"].for_type_by_name(
+            "cellfeed_tuner._result", "AutotuneResult", _shown
+        )

@@ -18,9 +18,9 @@ from cellfeed_tuner._commands._storage_options import read_storage_options
 from cellfeed_tuner._interruption import AutotuneInterrupted
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._reports._code import code_to_paste
-from cellfeed_tuner._reports._html_report import html_report
+from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
-from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._replaced_file import replaced_file
 from cellfeed_tuner.plots import autotune_figure
 
@@ -95,17 +95,7 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
     result.save(as_json)
     with replaced_file(picture) as file:
         autotune_figure(result).savefig(file, format="png")
-    dataset, chosen = result.dataset, result.chosen
-    code = code_to_paste(
-        dataset.paths,
-        dataset.labels,
-        as_json,
-        elements=elements,
-        selection=dataset.selection,
-        strategy=result.strategy,
-        block_size=chosen.configuration.block_size if chosen else None,
-        has_storage_options=dataset.has_storage_options,
-    )
+    code = code_to_paste(result, as_json, elements=elements)
     text = html_report(result, code=code)
     with replaced_file(page) as file:
         file.write(text.encode())

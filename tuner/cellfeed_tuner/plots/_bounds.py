@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner.plots._entropy_axes import (
     LOWER,
