@@ -26,8 +26,7 @@ from cellfeed_tuner._history._fingerprint import (
 )
 from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._cache_state import cache_state
-from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
+from cellfeed_tuner._measuring._checks import cache_state, check_cache, check_labels, check_size
 from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._selected import Selected

@@ -27,9 +27,8 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._entropy._storage_order import StorageOrder, storage_order
     from cellfeed_tuner._entropy._strategy_entropy import StrategyEntropy, strategy_entropy
     from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
-    from cellfeed_tuner._explain._payback import epochs_until_paid
     from cellfeed_tuner._explain._stage_model import StageModel
-    from cellfeed_tuner._explain._storage_advice import StorageAdvice
+    from cellfeed_tuner._explain._storage_advice import StorageAdvice, epochs_until_paid
     from cellfeed_tuner._history._recall import Earlier
     from cellfeed_tuner._interruption import AutotuneInterrupted
     from cellfeed_tuner._interval import Estimate
@@ -45,8 +44,13 @@ if typing.TYPE_CHECKING:
         LabelResult,
     )
     from cellfeed_tuner._results._dataset import Dataset, LabelCensus
-    from cellfeed_tuner._results._prefetch_result import PrefetchResult
-    from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended, Rival
+    from cellfeed_tuner._results._recommended import (
+        Constraints,
+        Nearest,
+        PrefetchResult,
+        Recommended,
+        Rival,
+    )
     from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
@@ -122,7 +126,7 @@ _IMPORTED_WHEN_USED = {
     "Machine": "cellfeed_tuner._machine._description",
     "Measurement": "cellfeed_tuner._measuring._measure",
     "Nearest": "cellfeed_tuner._results._recommended",
-    "PrefetchResult": "cellfeed_tuner._results._prefetch_result",
+    "PrefetchResult": "cellfeed_tuner._results._recommended",
     "Ranges": "cellfeed_tuner._result",
     "Recommended": "cellfeed_tuner._results._recommended",
     "Rival": "cellfeed_tuner._results._recommended",
@@ -136,7 +140,7 @@ _IMPORTED_WHEN_USED = {
     "block_mixing": "cellfeed_tuner._entropy._block_mixing",
     "describe_machine": "cellfeed_tuner._machine._description",
     "entropy_over_epoch": "cellfeed_tuner._entropy._epoch_course",
-    "epochs_until_paid": "cellfeed_tuner._explain._payback",
+    "epochs_until_paid": "cellfeed_tuner._explain._storage_advice",
     "joint_codes": "cellfeed_tuner._entropy._conditional_entropy",
     "label_entropies": "cellfeed_tuner._entropy._label_entropy",
     "label_entropy": "cellfeed_tuner._entropy._label_entropy",

@@ -22,8 +22,7 @@ from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._plain import from_plain, json_schema, to_plain
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, EntropyBits
 from cellfeed_tuner._results._dataset import Dataset
-from cellfeed_tuner._results._prefetch_result import PrefetchResult
-from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended
+from cellfeed_tuner._results._recommended import Constraints, Nearest, PrefetchResult, Recommended
 from cellfeed_tuner._results._replaced_file import replaced_file
 from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 
