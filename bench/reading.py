@@ -1,5 +1,7 @@
 """Minibatches of an epoch, from files that the page cache holds; and what is read for them."""
 
+import time
+import timeit
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from bench._profile import Sampled, parameters
 from bench._stores import N_CELLS, STORAGES, write_stores
 from cellfeed import BlockShuffling, CellDataset, Minibatch, Streaming, open_collection
+from cellfeed._chunks import Counter, Counters
 from cellfeed.stages import FetchStages
 from cellfeed.transforms import Log1p, NormalizeTotal
 
@@ -207,3 +210,35 @@ class Parallelism(_Epoch):
 
     def setup(self, stores, num_threads, num_workers):
         self.open(stores["CSR gzip"], num_threads=num_threads, num_workers=num_workers)
+
+
+class Statistics(_Epoch):
+    """What the counters of `CellDataset.statistics` cost."""
+
+    def setup(self, stores):
+        self.open(stores["CSR gzip"])
+
+    def track_share_of_epoch(self, _stores):
+        """Time of counting, and of asking the clock for each chunk, beside that of an epoch."""
+        self.time_epoch()
+        before, begin = self.dataset.statistics(), time.perf_counter()
+        self.time_epoch()
+        seconds, done = time.perf_counter() - begin, self.dataset.statistics() - before
+        counters, number = Counters(), 100_000
+        counted = timeit.timeit(lambda: counters.add(Counter.CELLS, 1), number=number) / number
+        timed = timeit.timeit(lambda: _timed(counters), number=number) / number
+        clock = timeit.timeit(time.perf_counter_ns, number=number) / number
+        of_minibatch = 4 * counted + timed
+        of_fetch = 8 * counted + 3 * timed
+        return (
+            done.n_minibatches * of_minibatch
+            + done.n_fetches * of_fetch
+            + done.n_chunks * 3 * clock
+        ) / seconds
+
+    track_share_of_epoch.unit = "share of the time"
+
+
+def _timed(counters):
+    with counters.wall_time(Counter.MAKING_TENSORS):
+        pass

@@ -32,6 +32,7 @@ if typing.TYPE_CHECKING:
     from cellfeed._dataset import (
         CellDataset,
         InterleavedDatasets,
+        Statistics,
         estimate_sample_size,
         suggest_parameters,
     )
@@ -98,6 +99,7 @@ __all__ = [
     "Span",
     "Split",
     "StateError",
+    "Statistics",
     "Streaming",
     "TokenStream",
     "TokenStreamWriter",
@@ -139,6 +141,7 @@ _IMPORTED_WHEN_USED = {
     "SamplingStrategy": "cellfeed.sampling",
     "SomaSource": "cellfeed._sources",
     "Span": "cellfeed._sources",
+    "Statistics": "cellfeed._dataset",
     "Split": "cellfeed._splits",
     "Streaming": "cellfeed.sampling",
     "TokenStream": "cellfeed._sources",

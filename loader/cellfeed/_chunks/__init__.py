@@ -9,6 +9,7 @@ destination.
 from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines may take
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks, chunk_codec
 from cellfeed._chunks._coordinates import rows_of_coordinates
+from cellfeed._chunks._counters import Counter, Counters
 from cellfeed._chunks._decoder import Decoder, Verify, check_verify
 from cellfeed._chunks._folder_files import FolderFiles, identity_of_files
 from cellfeed._chunks._grid import check_grid, chunk_grid
@@ -37,6 +38,8 @@ __all__ = [
     "ChunkTable",
     "ChunkedArray",
     "ContiguousChunks",
+    "Counter",
+    "Counters",
     "Decoder",
     "FolderFiles",
     "KeptElements",

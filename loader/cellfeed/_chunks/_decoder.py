@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar, get_args
 
+from cellfeed._chunks._counters import Counters
 from cellfeed._errors import ParameterError
 
 __all__ = ["Decoder", "Verify", "check_verify"]
@@ -28,15 +29,18 @@ class Decoder:
     verify
         "first": each chunk is decompressed whole the first time that this process meets it, and
         after that only as far as its elements are wanted; "always": whole each time; "never".
+    counters
+        What adds up bytes, chunks and time.
     """
 
     threads: Executor | None = None
     n_threads: int = 1
     verify: Verify = "first"
+    counters: Counters = field(default_factory=Counters)
 
     def alone(self) -> "Decoder":
         """Return one that works in the calling thread."""
-        return Decoder(verify=self.verify)
+        return Decoder(verify=self.verify, counters=self.counters)
 
     def map(self, function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         """Call a function with each item, side by side."""

@@ -19,6 +19,7 @@ from cellfeed._chunks._bringing import (
     expect,
     pieces,
 )
+from cellfeed._chunks._counters import Counter
 from cellfeed._chunks._decoder import Decoder, Verify
 from cellfeed._chunks._kept import KeptElements, gathered
 from cellfeed._chunks._placing import scratch_bytes
@@ -274,6 +275,10 @@ class ChunkReads:
             if report[kernels.FAILURE]:
                 chunk = piece.rows[report[kernels.FAILED_CHUNK]]
                 raise self._damage(int(report[kernels.FAILURE]), int(chunk))
+        decoder.counters.add(Counter.CHUNKS, self.n_chunks)
+        decoder.counters.add(Counter.BYTES_READ, n_bytes)
+        for counter, reported in _REPORTED.items():
+            decoder.counters.add(counter, int(report[reported]))
         return n_bytes
 
     def _work_off(
@@ -337,6 +342,13 @@ def _largest(arrays: NDArray[np.int64], chunks: NDArray[np.int64]) -> int:
     decoded = arrays[chunks[:, kernels.ARRAY], kernels.DECODED_BYTES]
     return int(np.maximum(chunks[:, kernels.SIZE], decoded).argmax())
 
+
+_REPORTED = {
+    Counter.BYTES_DECOMPRESSED: kernels.DECOMPRESSED,
+    Counter.READING: kernels.READING,
+    Counter.DECOMPRESSING: kernels.DECOMPRESSING,
+    Counter.PLACING: kernels.PLACING_ELEMENTS,
+}
 
 _CHECKED: dict[Verify, int] = {"always": kernels.EVERY_TIME, "never": kernels.NEVER}
 

@@ -421,6 +421,7 @@ class CellDataset(PlannedDataset):
             transform_threads=self.transform_threads,
             dense=self.dense,
             as_torch=self.as_torch and HAS_TORCH,
+            counters=self._counters,
         )
         return callbacks.transformed(self._delivery(callbacks).minibatches(share))
 
@@ -450,6 +451,7 @@ class CellDataset(PlannedDataset):
             transforms=self._transforms(self.transform),
             prefetch=self.prefetch or (_FETCHES_AHEAD if self._is_remote else 1),
             prefetch_bytes=self.prefetch_bytes,
+            counters=self._counters,
         )
         kind = PlacedDelivery if self._is_placed else TransformedDelivery
         return kind(reading=reading, callbacks=callbacks)

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._cells import Cells
-from cellfeed._chunks import Verify
+from cellfeed._chunks import Counter, Counters, Verify
 from cellfeed._collection import Collection
 from cellfeed._indexables import in_memory
 from cellfeed._layouts import Dtypes
@@ -60,13 +60,15 @@ class Callbacks:
     transform_threads: int
     dense: bool
     as_torch: bool
+    counters: Counters
 
     def minibatches_of(
         self, fetched: Any, order: NDArray[np.intp], batch_size: int
     ) -> Iterator[Any]:
         """Take minibatches out of a fetch, in the order of delivery."""
         if self.fetch_transform is not None:
-            fetched = self.fetch_transform(fetched)
+            with self.counters.wall_time(Counter.FUNCTIONS):
+                fetched = self.fetch_transform(fetched)
         for start in range(0, order.size, batch_size):
             # Kept by nobody but the consumer: torch ends the process where a tensor goes with this
             # frame, in a thread of its own, while Python shuts down.
@@ -74,14 +76,18 @@ class Callbacks:
 
     def _minibatch(self, fetched: Any, indices: NDArray[np.intp]) -> Any:
         if self.batch_callback is not None:
-            batch = self.batch_callback(fetched, indices)
+            with self.counters.wall_time(Counter.FUNCTIONS):
+                batch = self.batch_callback(fetched, indices)
         else:
-            batch = fetched[indices]
+            with self.counters.wall_time(Counter.PLACING):
+                batch = fetched[indices]
+        self.counters.add(Counter.CELLS, len(indices))
         return self.minibatch_of(batch, dense=self.dense) if isinstance(batch, Cells) else batch
 
     def minibatch_of(self, cells: Cells, *, dense: bool = False) -> Any:
         """Return cells as tensors if they are wanted and torch is there, else in SciPy."""
-        return cells.to_torch(dense=dense) if self.as_torch else _in_scipy(cells, dense=dense)
+        with self.counters.wall_time(Counter.MAKING_TENSORS):
+            return cells.to_torch(dense=dense) if self.as_torch else _in_scipy(cells, dense=dense)
 
     def transformed(self, minibatches: Minibatches) -> Minibatches:
         """Pass minibatches on as the user wants them, by threads if there are any."""
@@ -89,11 +95,16 @@ class Callbacks:
             if self.batch_transform is None:
                 yield from minibatches
             elif not self.transform_threads:
-                yield from map(self.batch_transform, minibatches)
+                yield from map(self._transformed, minibatches)
             else:
                 n = self.transform_threads
                 with ThreadPoolExecutor(n, thread_name_prefix="cellfeed-transform") as threads:
-                    yield from ahead(self.batch_transform, minibatches, threads, n)
+                    yield from ahead(self._transformed, minibatches, threads, n)
+
+    def _transformed(self, minibatch: Any) -> Any:
+        assert self.batch_transform is not None  # noqa: S101 - asked before
+        with self.counters.wall_time(Counter.FUNCTIONS):
+            return self.batch_transform(minibatch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +129,8 @@ class CollectionReading:
         How many fetches are planned, and on their way, beyond the one that is read.
     prefetch_bytes
         Most bytes that stores bring for all of these, and for the one that is read.
+    counters
+        What adds up what is done, and for how long.
     """
 
     collection: Collection
@@ -128,6 +141,7 @@ class CollectionReading:
     verify: Verify
     prefetch: int
     prefetch_bytes: int
+    counters: Counters
 
     def reader(self) -> Reader:
         """Return a reader with threads of its own."""
@@ -141,6 +155,7 @@ class CollectionReading:
             pools=self.pools,
             transforms=self.transforms,
             verify=self.verify,
+            counters=self.counters,
         )
 
     @contextmanager
@@ -160,7 +175,9 @@ class CollectionReading:
         """
 
         def begun(number: int) -> Future[PlannedRead]:
-            read = planned(number).advised()
+            with self.counters.processor_time(Counter.PLANNING):
+                read = planned(number).advised()
+            self.counters.add(Counter.FETCHES, 1)
             return budget.begin(read.expected_bytes, read.begun)
 
         def laid_out(begun: Future[PlannedRead]) -> PlannedRead:
@@ -208,6 +225,7 @@ class PlacedDelivery:
                 for cells in reader.densified(groups) if self.callbacks.dense else groups:
                     # Memory is free, and tensors are gone, as soon as the consumer drops them.
                     delivered = [self.callbacks.minibatch_of(cells)]
+                    self.callbacks.counters.add(Counter.CELLS, len(cells.rows))
                     del cells
                     yield delivered.pop()
 
@@ -259,12 +277,16 @@ class IndexedDelivery:
 
     def minibatches(self, share: Share) -> Minibatches:
         """Deliver the minibatches of a worker's share, in their order."""
+        counters = self.callbacks.counters
         for number in share.numbers:
-            fetch = share.whole_fetch(number)
-            if self.fetch_callback is not None:
-                fetched = self.fetch_callback(self.collection, fetch.rows)
-            else:
-                fetched = in_memory(self.collection[fetch.rows])
+            with counters.processor_time(Counter.PLANNING):
+                fetch = share.whole_fetch(number)
+            with counters.wall_time(Counter.LIBRARY):
+                if self.fetch_callback is not None:
+                    fetched = self.fetch_callback(self.collection, fetch.rows)
+                else:
+                    fetched = in_memory(self.collection[fetch.rows])
+            counters.add(Counter.FETCHES, 1)
             yield from self.callbacks.minibatches_of(fetched, fetch.order, share.plan.batch_size)
 
 

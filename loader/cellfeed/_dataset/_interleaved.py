@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
 from math import ceil, floor
@@ -21,6 +21,7 @@ from cellfeed._dataset._loader import (
     sent_whole,
 )
 from cellfeed._dataset._resumable import ResumableDataset
+from cellfeed._dataset._statistics import Statistics
 from cellfeed._errors import ParameterError, StateError, require_positive
 from cellfeed._torch import require_torch
 from cellfeed.sampling import Permutation, Progress, derive_key
@@ -165,6 +166,20 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             if not all(each._can_be_forked for each in self.datasets):  # noqa: SLF001
                 options.setdefault("multiprocessing_context", context_without_threads())
         return MinibatchLoader(self, batch_size=None, num_workers=num_workers, **options)
+
+    def statistics(self) -> Statistics:
+        """Return what all data sets have done in these epochs and in their own.
+
+        The training loop's time is that of these epochs.
+        """
+        own = super().statistics()
+        parts = [each.statistics() for each in self.datasets]
+        return replace(
+            sum(parts, own),
+            n_minibatches=own.n_minibatches,
+            waiting=own.waiting,
+            training=own.training,
+        )
 
     def _meet(self) -> None:
         """Agree on the seeds with other ranks."""

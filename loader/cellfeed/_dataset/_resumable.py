@@ -4,12 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from typing import Any, Generic, TypeVar
 
+from cellfeed._chunks import Counters
 from cellfeed._dataset._accelerate import require_kept_whole
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, end_without_parent
 from cellfeed._dataset._loader import errors_that_travel
 from cellfeed._dataset._run import Counted, Divided, Run, ShareLike
 from cellfeed._dataset._state import place_of, state_of
+from cellfeed._dataset._statistics import Statistics
 from cellfeed._torch import IterableDataset, get_worker_info
 from cellfeed.sampling import Progress
 
@@ -23,7 +25,8 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._run = Run[S]()
+        self._counters = Counters()
+        self._run = Run[S](self._counters)
 
     @property
     def n_resumed(self) -> int:
@@ -79,6 +82,25 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         share, counted = self._run.begin(self._plan_of)
         minibatches = counted.counting(self._minibatches(share))
         return Iteration(errors_that_travel(minibatches) if is_worker else minibatches)
+
+    def statistics(self) -> Statistics:
+        """Return what was done since this was made, and how long each stage took.
+
+        Fetches and minibatches of all epochs and of worker processes are counted. What a
+        training loop waits for shows in the difference of two.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from cellfeed import BlockShuffling, CellDataset
+        >>> dataset = CellDataset(np.arange(100), BlockShuffling(block_size=4), batch_size=10)
+        >>> for minibatch in dataset:
+        ...     pass
+        >>> done = dataset.statistics()
+        >>> done.n_minibatches, done.n_cells
+        (10, 100)
+        """
+        return Statistics.of(self._counters.values)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch.

@@ -1,9 +1,11 @@
 """Which epoch comes next and from where, and how much of it the consumer has got."""
 
+import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from cellfeed._chunks import Counter, Counters
 from cellfeed._dataset._epochs import Claim, EpochCounter, Start
 from cellfeed._errors import StateError
 from cellfeed._torch import get_worker_info
@@ -89,6 +91,8 @@ class Counted:
         Where it begins.
     n_left
         Minibatches from there to the end of the epoch.
+    counters
+        What adds up minibatches, and who waits for whom.
     goes_on
         Whether it begins where the epoch was stopped.
     on_delivery
@@ -99,11 +103,13 @@ class Counted:
         self,
         place: Place,
         n_left: int,
+        counters: Counters,
         *,
         goes_on: bool = False,
         on_delivery: Callable[["Counted"], None] | None = None,
     ) -> None:
         self._begin = place
+        self._counters = counters
         self._on_delivery = on_delivery
         self.n_left = n_left
         self.goes_on = goes_on
@@ -136,17 +142,23 @@ class Counted:
         return sum(each.n_minibatches for each in parts) + self.n_left
 
     def counting(self, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
-        """Pass minibatches on, without keeping the last."""
+        """Pass minibatches on, without keeping the last, and count who waits for whom."""
+        now = time.perf_counter_ns()
         try:
             while True:
                 try:
                     delivered = [next(minibatches)]
                 except StopIteration:
                     break
+                before, now = now, time.perf_counter_ns()
+                self._counters.add(Counter.WAITING, now - before)
+                self._counters.add(Counter.MINIBATCHES, 1)
                 self.n_delivered += 1
                 if self._on_delivery is not None:
                     self._on_delivery(self)
                 yield delivered.pop()
+                before, now = now, time.perf_counter_ns()
+                self._counters.add(Counter.TRAINING, now - before)
         finally:
             if isinstance(minibatches, Generator):
                 minibatches.close()
@@ -154,9 +166,16 @@ class Counted:
 
 
 class Run(Generic[S]):
-    """The epochs of a data set, one after the other, from wherever the first was stopped."""
+    """The epochs of a data set, one after the other, from wherever the first was stopped.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    counters
+        What adds up minibatches that are delivered, and who waits for whom.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
         self._counter = EpochCounter()
         self._next = self._counter.next  # as this process left it
         self._stopped: Place | None = None
@@ -302,7 +321,9 @@ class Run(Generic[S]):
         )
         n_left = share.n_minibatches if is_counted_alone else plan.n_minibatches - n_before
         noting = self._noting(self._n_resumed)
-        counted = Counted(place, n_left, goes_on=claim.goes_on, on_delivery=noting)
+        # A worker hands over to a loader in another process, which waits for others too.
+        counters = Counters() if is_counted_alone else self._counters
+        counted = Counted(place, n_left, counters, goes_on=claim.goes_on, on_delivery=noting)
         self._latest = counted
         return share, counted
 

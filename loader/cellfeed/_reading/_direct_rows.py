@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import array_at, destination
 from cellfeed._cells import CsrRows
-from cellfeed._chunks import ChunkReads, Decoder
+from cellfeed._chunks import ChunkReads, Counter, Decoder
 from cellfeed._layouts import CsrTarget
 from cellfeed._reading._parts import Part
 from cellfeed._runs import expand
@@ -147,12 +147,13 @@ def decode(rows: Iterable[DirectRows], bases: NDArray[np.int64], decoder: Decode
 
     def work() -> bool:
         ascending, scratch = True, _Scratch()
-        while left:
-            try:
-                job = left.popleft()
-            except IndexError:  # another thread was faster
-                break
-            ascending &= job.do(scratch)
+        with decoder.counters.wall_time(Counter.LIBRARY):
+            while left:
+                try:
+                    job = left.popleft()
+                except IndexError:  # another thread was faster
+                    break
+                ascending &= job.do(scratch)
         return ascending
 
     if decoder.threads is None:

@@ -1,5 +1,6 @@
 """Reading rows of a collection straight into the order and the pieces in which they leave."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind
 from cellfeed._cells import Cells, CsrRows, ObsColumn, RaggedRows
-from cellfeed._chunks import ChunkReads, Decoder, Verify, copy_all
+from cellfeed._chunks import ChunkReads, Counter, Counters, Decoder, Verify, copy_all
 from cellfeed._layouts import CsrGroup, DenseGroup, Dtypes, Element, Group, RaggedGroup, dtypes_of
 from cellfeed._reading._ahead import Ahead
 from cellfeed._reading._direct_rows import decode
@@ -129,6 +130,8 @@ class Reader:
         What values of some elements go through, which are read as float32 or float64.
     verify
         How often chunks are checked; see `Decoder`.
+    counters
+        What adds up what is done, and for how long.
     """
 
     def __init__(
@@ -140,6 +143,7 @@ class Reader:
         pools: Pools | None = None,
         transforms: Transforms | None = None,
         verify: Verify = "first",
+        counters: Counters | None = None,
     ) -> None:
         self._collection = collection
         self._dtypes = dtypes_of(collection.elements, dtype)
@@ -155,7 +159,8 @@ class Reader:
         }
         self._n_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(self._n_threads, thread_name_prefix="cellfeed-read")
-        self._decoder = Decoder(self._threads, self._n_threads, verify)
+        self._counters = Counters() if counters is None else counters
+        self._decoder = Decoder(self._threads, self._n_threads, verify, self._counters)
         # Threads of their own, so that they need not wait for a fetch to be decoded.
         self._dense_threads = ThreadPoolExecutor(
             self._n_threads, thread_name_prefix="cellfeed-dense"
@@ -254,10 +259,11 @@ class Reader:
             A file is truncated or damaged.
         """
         try:
-            elements = {
-                name: each.lay_out(self._decoder) if each.is_decoded_here else each
-                for name, each in planned.elements.items()
-            }
+            with self._counters.processor_time(Counter.PLANNING):
+                elements = {
+                    name: each.lay_out(self._decoder) if each.is_decoded_here else each
+                    for name, each in planned.elements.items()
+                }
         except BaseException:
             planned.let_go()
             raise
@@ -277,15 +283,18 @@ class Reader:
             planned.let_go()
 
     def _read(self, planned: PlannedRead) -> Iterator[Cells]:
-        laid_out = {name: each.lay_out(self._decoder) for name, each in planned.elements.items()}
-        buffers = {
-            name: [self._memory(group, is_zeroed=each.is_zeroed) for group in each.groups]
-            for name, each in laid_out.items()
-        }
-        bases = np.array([each.address for some in buffers.values() for each in some], np.int64)
-        reads = ChunkReads.concatenate(
-            [reads for each in laid_out.values() for reads in each.reads]
-        )
+        with self._counters.processor_time(Counter.PLANNING):
+            laid_out = {
+                name: each.lay_out(self._decoder) for name, each in planned.elements.items()
+            }
+            buffers = {
+                name: [self._memory(group, is_zeroed=each.is_zeroed) for group in each.groups]
+                for name, each in laid_out.items()
+            }
+            bases = np.array([each.address for some in buffers.values() for each in some], np.int64)
+            reads = ChunkReads.concatenate(
+                [reads for each in laid_out.values() for reads in each.reads]
+            )
         distinct = self._fill(laid_out, buffers, bases, reads)
         with_sums = {name for name, each in distinct.items() if not all(each)}
         # What is added up may not be transformed yet, as some of it is in a read that was planned
@@ -313,9 +322,11 @@ class Reader:
         ordered &= decode(direct, bases, self._decoder)
         for each in laid_out.values():
             for placed in each.placed:
-                ordered &= placed.place(bases)
+                with self._counters.wall_time(Counter.LIBRARY):
+                    ordered &= placed.place(bases)
             for copies in each.copies:
-                copy_all(bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes)
+                with self._counters.wall_time(Counter.PLACING):
+                    copy_all(bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes)
         return {} if ordered else self._sorted(laid_out, buffers)
 
     def _transform(
@@ -333,7 +344,10 @@ class Reader:
                 for group, memory, is_done in zip(groups, buffers[name], is_distinct, strict=True)
                 if is_done and not isinstance(group, RaggedGroup)  # which go through none
             ]
+            begin = time.perf_counter_ns()
             transforms.stored.apply(located, rows, self._threads, self._n_threads)
+            taken = time.perf_counter_ns() - begin
+            self._counters.add(Counter.PLACING, taken * self._n_threads)
 
     def _sorted(
         self, laid_out: Mapping[str, LaidOut], buffers: Mapping[str, Sequence[Buffer]]
@@ -341,7 +355,8 @@ class Reader:
         """Sort sparse rows by column; return for each group whether columns are distinct."""
 
         def sort(group: Group, buffer: Buffer) -> bool:
-            return not isinstance(group, CsrGroup) or group.sort(buffer)
+            with self._counters.wall_time(Counter.PLACING):
+                return not isinstance(group, CsrGroup) or group.sort(buffer)
 
         return {
             name: list(self._threads.map(sort, each.groups, buffers[name]))
@@ -397,7 +412,8 @@ class Reader:
         return ahead(self._densify, groups, self._dense_threads, self._n_threads)
 
     def _densify(self, cells: Cells) -> Cells:
-        elements = {name: self._dense_rows(name, rows) for name, rows in cells.items()}
+        with self._counters.wall_time(Counter.DENSIFYING):
+            elements = {name: self._dense_rows(name, rows) for name, rows in cells.items()}
         return Cells(elements, cells.obs, cells.rows)
 
     def _dense_rows(self, name: str, rows: Any) -> Any:

@@ -20,6 +20,7 @@ from cellfeed._chunks._kernels._codecs import (
     hdf5_filter,
 )
 from cellfeed._chunks._kernels._coordinates import count_by_row, scatter_by_row
+from cellfeed._chunks._kernels._counting import count
 from cellfeed._chunks._kernels._decoding import CHUNKS_OF_A_TASK, decode
 from cellfeed._chunks._kernels._decompression import lzf, unshuffle
 from cellfeed._chunks._kernels._heads import head_sizes
@@ -42,6 +43,7 @@ from cellfeed._chunks._kernels._tables import (
     COUNT,
     DECODED_BYTES,
     DECOMPRESSED,
+    DECOMPRESSING,
     DELTA,
     END_SEGMENT,
     EVERY_TIME,
@@ -74,6 +76,8 @@ from cellfeed._chunks._kernels._tables import (
     OUT_ITEMSIZE,
     OWN_FILE,
     PLACING,
+    PLACING_ELEMENTS,
+    READING,
     RENUMBERED,
     SCATTERED,
     SELECTED,
@@ -126,6 +130,7 @@ __all__ = [
     "COUNT",
     "DECODED_BYTES",
     "DECOMPRESSED",
+    "DECOMPRESSING",
     "DELTA",
     "END_SEGMENT",
     "EVERY_TIME",
@@ -168,6 +173,8 @@ __all__ = [
     "OUT_ITEMSIZE",
     "OWN_FILE",
     "PLACING",
+    "PLACING_ELEMENTS",
+    "READING",
     "RENUMBERED",
     "ROWS_OF_A_TASK",
     "SCALED",
@@ -200,6 +207,7 @@ __all__ = [
     "can_decode",
     "cast_address",
     "copy_all",
+    "count",
     "count_by_row",
     "crossings_ascend",
     "decode",

@@ -9,12 +9,14 @@ from cellfeed._chunks._kernels._decompression import decompress, is_compressed, 
 from cellfeed._chunks._kernels._delta import add_up
 from cellfeed._chunks._kernels._heads import decompress_head, mark_checked, wanted_bytes
 from cellfeed._chunks._kernels._native import (
+    CLOCK,
     DEFLATE_FREE,
     DEFLATE_NEW,
     ZSTD_FREE,
     ZSTD_NEW,
     atomic_add,
     call,
+    nanoseconds,
 )
 from cellfeed._chunks._kernels._placing import place_segments
 from cellfeed._chunks._kernels._reading import read_ahead
@@ -24,6 +26,7 @@ from cellfeed._chunks._kernels._tables import (
     COUNT,
     DECODED_BYTES,
     DECOMPRESSED,
+    DECOMPRESSING,
     DELTA,
     END_SEGMENT,
     FAILED_CHUNK,
@@ -41,6 +44,8 @@ from cellfeed._chunks._kernels._tables import (
     NOT_PLACED,
     OFFSET,
     PLACING,
+    PLACING_ELEMENTS,
+    READING,
     SCATTERED,
     SHUFFLED,
     UNSHUFFLED,
@@ -179,7 +184,9 @@ def decode(
     )
     zlib = call(functions[DEFLATE_NEW], ()) if functions[DEFLATE_NEW] else 0
     zstd = call(functions[ZSTD_NEW], ()) if functions[ZSTD_NEW] else 0
-    n_read = n_decompressed = 0
+    clock = functions[CLOCK]
+    n_read = n_decompressed = reading = decompressing = placing = 0
+    now = nanoseconds(clock)
     while report[FAILURE] == 0:
         first = atomic_add(report.ctypes.data + NEXT_TASK * 8, CHUNKS_OF_A_TASK)
         if first >= n_chunks:
@@ -194,6 +201,8 @@ def decode(
                 expected = array[DECODED_BYTES]
                 failure, end, n = read_ahead(chunks, c, stop, raw, expected, functions)
                 n_read += n
+                before, now = now, nanoseconds(clock)
+                reading += now - before
             in_memory = chunks[c, FLAGS] & IN_MEMORY
             here = chunks[c, OFFSET] + (0 if in_memory else raw - chunks[begin, OFFSET])
             own = segments[chunks[c, FIRST_SEGMENT] : chunks[c, END_SEGMENT]]
@@ -211,13 +220,20 @@ def decode(
                 here = decoded if is_compressed(array, chunks[c]) else here
                 if failure == 0:
                     here = _unfiltered(array, chunks[c], own, here, decoded, unshuffled)
+            before, now = now, nanoseconds(clock)
+            decompressing += now - before
             if failure == 0 and not array[NOT_PLACED]:
                 failure = place_segments(here, own, array, report, scratch_buffer.ctypes.data)
+                before, now = now, nanoseconds(clock)
+                placing += now - before
             if failure:
                 report[FAILED_CHUNK] = c
                 report[FAILURE] = failure
                 break
     atomic_add(report.ctypes.data + DECOMPRESSED * 8, n_decompressed)
+    atomic_add(report.ctypes.data + READING * 8, reading)
+    atomic_add(report.ctypes.data + DECOMPRESSING * 8, decompressing)
+    atomic_add(report.ctypes.data + PLACING_ELEMENTS * 8, placing)
     if zlib:
         call(functions[DEFLATE_FREE], (zlib,))
     if zstd:

@@ -9,6 +9,7 @@ import ctypes
 import importlib.machinery
 import importlib.util
 import sys
+import time
 from functools import cache
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "BLOSC_DECOMPRESS",
     "BLOSC_GETITEM",
     "BLOSC_VALIDATE",
+    "CLOCK",
     "CLOSE",
     "DEFLATE_FREE",
     "DEFLATE_NEW",
@@ -53,6 +55,7 @@ __all__ = [
     "float_of_bits",
     "function_addresses",
     "multiply_add",
+    "nanoseconds",
     "pointer",
     "stream_blocks",
 ]
@@ -84,6 +87,7 @@ PREAD = _c_function("pread")
 FADVISE = _c_function("posix_fadvise")
 OPEN = _c_function("open")
 CLOSE = _c_function("close")
+CLOCK = _c_function("clock_gettime")
 SEEK = _c_function("lseek")
 ERRNO = _c_function("__error" if sys.platform == "darwin" else "__errno_location")
 DEFLATE_NEW = _c_function("libdeflate_alloc_decompressor", "deflate._deflate")
@@ -141,6 +145,23 @@ def call(typingctx: Any, address: Any, arguments: Any) -> Any:
         unpacked = [builder.extract_value(packed, i) for i in range(len(signature.args[1]))]
         function = ir.FunctionType(_I64, [_I64] * len(unpacked))
         return builder.call(builder.inttoptr(target, function.as_pointer()), unpacked)
+
+    return signature, codegen
+
+
+@intrinsic
+def nanoseconds(typingctx: Any, clock: Any) -> Any:
+    """Return the time of a clock that never goes back; ``clock`` is the address of `CLOCK`."""
+    signature = types.int64(types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        time_spec = cgutils.alloca_once(builder, _I64, size=2)
+        function = ir.FunctionType(ir.IntType(32), [_I64, _I64.as_pointer()])
+        target = builder.inttoptr(values[0], function.as_pointer())
+        builder.call(target, [ir.Constant(_I64, time.CLOCK_MONOTONIC), time_spec])
+        fraction = builder.load(builder.gep(time_spec, [ir.Constant(_I64, 1)]))
+        seconds = builder.mul(builder.load(time_spec), ir.Constant(_I64, 1_000_000_000))
+        return builder.add(seconds, fraction)
 
     return signature, codegen
 

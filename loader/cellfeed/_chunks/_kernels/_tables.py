@@ -56,6 +56,19 @@ WHOLE_ROW = -1
 
 # What `decode` reports: a failure (0 if none), the chunk where it was, and whether the columns of
 # each row ascend as far as they lie in one chunk. KEPT: address of the list of what is SELECTED,
-# and N_KEPT how long it is. DECOMPRESSED: bytes that came out of decompression.
-FAILURE, FAILED_CHUNK, NEXT_TASK, ASCENDING, KEPT, N_KEPT, DECOMPRESSED, N_REPORTS = range(8)
+# and N_KEPT how long it is. DECOMPRESSED: bytes that came out of decompression. What is left are
+# nanoseconds, of all threads together: of reading bytes, of decompressing, of placing elements.
+(
+    FAILURE,
+    FAILED_CHUNK,
+    NEXT_TASK,
+    ASCENDING,
+    KEPT,
+    N_KEPT,
+    DECOMPRESSED,
+    READING,
+    DECOMPRESSING,
+    PLACING_ELEMENTS,
+    N_REPORTS,
+) = range(11)
 UNREADABLE, TRUNCATED, UNDECODABLE, WRONG_SIZE, BAD_INDEX, MISSING, STOPPED, TOO_LARGE = range(1, 9)

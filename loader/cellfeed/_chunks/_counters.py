@@ -1,0 +1,115 @@
+"""What was done, and for how long: counters of a data set, which all of its processes add to."""
+
+import mmap
+import os
+import time
+import weakref
+from collections.abc import Callable
+from enum import IntEnum, auto
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks import _kernels as kernels
+
+__all__ = ["Counter", "Counters"]
+
+
+class Counter(IntEnum):
+    """What is counted; of stages, nanoseconds over all threads that do them."""
+
+    FETCHES = 0
+    MINIBATCHES = auto()
+    CELLS = auto()
+    CHUNKS = auto()
+    BYTES_READ = auto()
+    BYTES_DECOMPRESSED = auto()
+    PLANNING = auto()
+    READING = auto()
+    DECOMPRESSING = auto()
+    PLACING = auto()
+    LIBRARY = auto()
+    DENSIFYING = auto()
+    MAKING_TENSORS = auto()
+    FUNCTIONS = auto()
+    WAITING = auto()
+    TRAINING = auto()
+
+
+class Counters:
+    """Counters that only grow; threads and forked processes add to the same ones.
+
+    So do spawned processes where the system has files in memory (Linux). Pickled otherwise, they
+    begin at 0 again.
+    """
+
+    __slots__ = ("__weakref__", "_addresses", "_counts", "_spawned")
+
+    def __init__(self, memory: mmap.mmap | None = None) -> None:
+        memory = mmap.mmap(-1, mmap.PAGESIZE) if memory is None else memory
+        self._counts = np.frombuffer(memory, np.int64, len(Counter))
+        first = self._counts.ctypes.data
+        self._addresses = [first + 8 * int(each) for each in Counter]
+        self._spawned: _Spawned | None = None
+
+    def add(self, counter: Counter, n: int) -> None:
+        """Add to a counter."""
+        kernels.count(self._addresses[counter], n)
+
+    def processor_time(self, counter: Counter) -> "_Timed":
+        """Add the processor time that this thread takes for a block."""
+        return _Timed(self, counter, time.thread_time_ns)
+
+    def wall_time(self, counter: Counter) -> "_Timed":
+        """Add the time that a block takes."""
+        return _Timed(self, counter, time.perf_counter_ns)
+
+    @property
+    def values(self) -> NDArray[np.int64]:
+        """Return all counters as they are now, int64, shape (n_counters,)."""
+        own = self._counts.copy()
+        return own if self._spawned is None else own + self._spawned.counters.values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is None or not hasattr(os, "memfd_create"):
+            return Counters, ()
+        if self._spawned is None:
+            self._spawned = _Spawned()
+        return _opened, (DupFd(self._spawned.descriptor),)
+
+
+class _Timed:
+    """A block of code, whose time is added to a counter."""
+
+    __slots__ = ("_begin", "_clock", "_counter", "_counters")
+
+    def __init__(self, counters: Counters, counter: Counter, clock: Callable[[], int]) -> None:
+        self._counters, self._counter, self._clock = counters, counter, clock
+        self._begin = 0
+
+    def __enter__(self) -> None:
+        self._begin = self._clock()
+
+    def __exit__(self, *exception: object) -> None:
+        self._counters.add(self._counter, self._clock() - self._begin)
+
+
+class _Spawned:
+    """Counters of processes that were spawned, in a file in memory."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("cellfeed-counters", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
+        os.ftruncate(self.descriptor, mmap.PAGESIZE)
+        self.counters = Counters(mmap.mmap(self.descriptor, mmap.PAGESIZE))
+
+
+def _opened(file: Any) -> Counters:
+    descriptor = file.detach()
+    try:
+        return Counters(mmap.mmap(descriptor, mmap.PAGESIZE))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,153 @@
+"""What a data set says of what it did."""
+
+import gc
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from cellfeed import BlockShuffling, CellDataset, InterleavedDatasets, open_collection
+from cellfeed.stages import FetchStages
+from cellfeed.transforms import Log1p
+
+N_CELLS, BATCH, FACTOR = 1_000, 32, 4
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("statistics") / "cells.h5ad"
+    matrix = sp.random_array(
+        (N_CELLS, 200), density=0.2, format="csr", dtype=np.float32, rng=np.random.default_rng(0)
+    )
+    ad.AnnData(matrix).write_h5ad(path, compression="gzip")
+    return path
+
+
+def dataset(file, verify="never", **parameters: Any):
+    parameters = {"fetch_factor": FACTOR, "seed": 0} | parameters
+    return CellDataset(open_collection(file), BlockShuffling(8), BATCH, verify=verify, **parameters)
+
+
+def slept(value):
+    time.sleep(0.01)
+    return value
+
+
+def expected(file):
+    """What the plan of an epoch says of its chunks, which nothing has read."""
+    planned = dataset(file).plan(epoch=0)
+    with FetchStages(open_collection(file), BATCH) as stages:
+        volumes = [stages.volume(stages.plan(planned.fetch(k))) for k in range(planned.n_fetches)]
+    n_chunks = sum(each.n_chunks for each in volumes if each is not None)
+    return n_chunks, sum(each.decoded_bytes for each in volumes if each is not None)
+
+
+def n_open():
+    """How many descriptors this process has of counters."""
+    links = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return sum("cellfeed-counters" in str(each.readlink()) for each in links)
+
+
+@pytest.mark.parametrize("start", [None, "fork", "forkserver"])
+def test_what_was_done_by_all_processes(file, start):
+    own = dataset(file)
+    workers: dict[str, Any] = (
+        {} if start is None else {"num_workers": 2, "multiprocessing_context": start}
+    )
+    loader = own.loader(**workers)
+    before = own.statistics()
+    for epoch in (1, 2):
+        for _ in loader:
+            pass
+        done = own.statistics() - before
+        n_fetches = -(-N_CELLS // (BATCH * FACTOR))
+        assert done.n_cells == epoch * N_CELLS
+        assert done.n_minibatches == epoch * len(own)
+        assert done.n_fetches == epoch * n_fetches
+    planned = expected(file)
+    # Of the second epoch and of tables that are read before, about as many.
+    assert done.n_chunks >= 2 * planned[0] * 0.8
+    assert done.bytes_decompressed > 0
+    assert 0 < done.bytes_read <= 2 * done.n_chunks * file.stat().st_size
+    assert (n_open() > 0) == (start == "forkserver")
+    del own, loader
+    gc.collect()
+    assert n_open() == 0
+
+
+def test_chunks_are_those_of_the_plan(file):
+    n_chunks, n_bytes = expected(file)
+    heads, whole = dataset(file), dataset(file, verify="always")
+    for _ in heads:
+        pass
+    for _ in whole:
+        pass
+    assert heads.statistics().n_chunks == whole.statistics().n_chunks == n_chunks
+    # Some codecs give a little more than was asked for.
+    n_heads = heads.statistics().bytes_decompressed
+    assert n_bytes <= n_heads < whole.statistics().bytes_decompressed
+
+
+def test_times_are_those_of_threads_and_of_the_loop(file):
+    own = dataset(file, num_threads=2, dense=True, batch_transform=slept, transform=[Log1p()])
+    begin = time.perf_counter()
+    for _ in own:
+        time.sleep(0.02)
+    elapsed = time.perf_counter() - begin
+    done = own.statistics()
+    assert done.training >= 0.02 * (len(own) - 1)
+    assert done.functions >= 0.01 * len(own)
+    assert done.waiting + done.training <= elapsed
+    assert done.waiting >= done.functions
+    for stage in ("planning", "reading", "decompressing", "placing", "densifying"):
+        assert 0 < getattr(done, stage) <= 2 * elapsed
+    assert 0 < done.making_tensors < done.waiting
+    assert done.waiting_share == done.waiting / (done.waiting + done.training)
+    assert "functions" in str(done)
+    assert "library" not in str(done)
+
+
+def test_what_others_read_is_the_librarys():
+    rows = np.arange(64)
+    own = CellDataset(
+        rows,
+        BlockShuffling(4),
+        8,
+        fetch_factor=2,
+        fetch_callback=lambda these, which: slept(these[which]),
+        fetch_transform=slept,
+    )
+    for _ in own:
+        pass
+    done = own.statistics()
+    assert (done.n_fetches, done.n_minibatches, done.n_cells) == (4, 8, 64)
+    assert done.library >= 0.04
+    assert done.functions >= 0.04
+    assert done.n_chunks == done.bytes_read == 0
+
+
+def test_several_data_sets_are_added_up(file):
+    first, second = dataset(file), dataset(file)
+    for _ in first:  # alone
+        pass
+    before = first.statistics()
+    mixed = InterleavedDatasets([first, second])
+    for _ in mixed.loader(2):
+        pass
+    done = mixed.statistics()
+    assert done.n_minibatches == len(mixed)
+    assert done.n_cells == before.n_cells + 2 * N_CELLS
+    assert done.waiting > 0
+
+
+def test_a_copy_begins_anew(file):
+    own = dataset(file)
+    for _ in own:
+        pass
+    assert own.statistics().n_cells == N_CELLS
+    assert pickle.loads(pickle.dumps(own)).statistics().n_cells == 0
