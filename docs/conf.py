@@ -1,5 +1,6 @@
 """The pages of cellfeed: `make docs` builds them, and fails of a warning."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "loader"), str(ROOT / "tuner")]
 
 from cellfeed import __version__  # noqa: E402
+from cellfeed_tuner._result import result_schema  # noqa: E402
 
 project = "cellfeed"
 author = "The cellfeed developers"
@@ -73,6 +75,13 @@ def copy_notebooks(_app):
         shutil.copy(path, target)
 
 
+def write_schema(_app):
+    """Write the JSON Schema of results to where its page includes it."""
+    target = ROOT / "docs" / "reference" / "api" / "autotune.schema.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(result_schema(), indent=1) + "\n")
+
+
 def link_notebooks(_app, _page, source):
     """Link the notebooks that were brought, where pages in a checkout link the folder's."""
     source[0] = source[0].replace("](../../notebooks/", "](notebooks/")
@@ -81,4 +90,5 @@ def link_notebooks(_app, _page, source):
 def setup(app):
     """Tell Sphinx what to do first, and with each page."""
     app.connect("config-inited", lambda app, _config: copy_notebooks(app))
+    app.connect("config-inited", lambda app, _config: write_schema(app))
     app.connect("source-read", link_notebooks)

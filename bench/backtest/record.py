@@ -26,12 +26,12 @@ from cellfeed_tuner._history._fingerprint import (
 )
 from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._cache_state import cache_state
-from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
+from cellfeed_tuner._measuring._checks import cache_state, check_cache, check_labels, check_size
 from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._mixing import Label, Mixing
+from cellfeed_tuner._plain import to_plain
 from cellfeed_tuner._planning._space import MOST_LISTED, Space
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._results._dataset import describe_dataset
@@ -236,7 +236,7 @@ def _facts(collection: Collection, label: Label, batch_size: int) -> dict[str, A
         "batch_size": batch_size,
         "random_entropy_bits": label.counted.random_entropy_bits(batch_size),
         "dataset": dataset | {"n_files": len(paths), "codecs": sorted({*collection.codecs})},
-        "machine": machine.to_json(),
+        "machine": to_plain(machine),
         "versions": dict(versions.facts),
         "fingerprints": {
             "data": data_fingerprint(collection, label.codes).digest,

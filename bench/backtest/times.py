@@ -46,7 +46,7 @@ def _row(name: str, n_cells: int, folder: Path) -> dict[str, str]:
     return {
         "collection": name,
         "`autotune`": f"{seconds:.0f} s",
-        "chosen: block x fetch, workers": _settings(chosen),
+        "chosen: block x fetch, workers": _settings(chosen["configuration"]),
         "cells/s [95 %]": "{value:,.0f} [{low:,.0f}, {high:,.0f}]".format(
             **chosen["cells_per_second"]
         ),

@@ -16,7 +16,8 @@ __all__ = [
 ]
 
 _INTERRUPTED = 130  # as shells say it
-_OF_TUNE = ("matplotlib", "optuna", "rich", "torch")  # what the extra of this name installs
+# What the extra of this name installs.
+_OF_TUNE = ("jinja2", "matplotlib", "msgspec", "optuna", "rich", "torch")
 
 
 class _OneLineError(click.ClickException):

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cellfeed_tuner.plots._entropy_axes import LOWER, PUBLISHED, REPLAYED
+from cellfeed_tuner.plots._bounds import LOWER, PUBLISHED, REPLAYED
 from cellfeed_tuner.plots._style import BOUND, COLOURS, STYLE, draw_caption
 
 __all__ = ["expansions_figure"]

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from cellfeed_tuner.plots._entropy_axes import (
+from cellfeed_tuner.plots._bounds import (
     LOWER,
     PUBLISHED,
     REPLAYED,

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cellfeed_tuner.plots._entropy_axes import scale_fetch_factors
+from cellfeed_tuner.plots._bounds import scale_fetch_factors
 from cellfeed_tuner.plots._style import STRATEGIES, STYLE, block_colours, draw_caption, scale_speeds
 
 from ._machines import (

@@ -182,10 +182,10 @@ def test_json_says_the_same(explain):
     found = json.loads(explain("explained", "--block-size", 4, "--json"))
     assert found["schema"] == "cellfeed.explain/1"
     assert found["bottleneck"]["kind"] == "decompressing"
-    assert found["recommended"]["block_size"] == 64
+    assert found["recommended"]["configuration"]["block_size"] == 64
     answer = found["answer"]
     assert (answer["in_grid"], answer["n_matching"], answer["is_chosen"]) == (True, 4, False)
-    assert answer["about"]["num_workers"] == 1
+    assert answer["about"]["configuration"]["num_workers"] == 1
     assert answer["speed_ratio"] == pytest.approx(1 / 3)
     # The model is fitted to that very throughput.
     predicted = answer["predicted_cells_per_second"]
@@ -194,7 +194,7 @@ def test_json_says_the_same(explain):
     assert json.loads(explain("recommended", "--json"))["answer"] is None
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"schema": "cellfeed.replay/1"}'])
+@pytest.mark.parametrize("text", ["", "{}", '{"schema": "cellfeed.other/1"}'])
 def test_a_foreign_file_is_one_line_and_code_2(tmp_path, text):
     path = tmp_path / "foreign.json"
     path.write_text(text)

@@ -11,7 +11,8 @@ from html.parser import HTMLParser
 import pytest
 from matplotlib.image import imread
 
-from cellfeed_tuner._reports._html_report import html_report
+from cellfeed_tuner._reports._page import html_report
+from cellfeed_tuner._reports._wording import status_in_words
 
 CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"
 VOID = {"br", "meta"}
@@ -53,7 +54,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open:
+        if self.open and data.strip():
             for where in (self._section, f"<{self.open[-1]}>"):
                 self.texts[where] = self.texts.get(where, "") + data
 
@@ -86,7 +87,7 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
     assert "throughput, measured in turns with its rivals8,800 [8,500, 9,100] cells/s" in said
     assert "3.456 bits, 96.0% of random sampling's" in said
     assert "Theory does not apply, since there are few blocks." in said
-    assert "1 configuration was not timed, since the budget ran out" in said
+    assert "1 not timed (budget exhausted)" in said
 
 
 @pytest.mark.parametrize(
@@ -146,8 +147,10 @@ def test_what_sets_a_kind_of_result_apart_is_said(html_of, kind, section, senten
 def test_each_configuration_says_what_became_of_it(result_of, html_of):
     result = result_of("recommended")
     table = Page(html_of("recommended")).texts["configurations"]
+    chosen, *_ = re.findall(r'<tr class="(\w+)">', html_of("recommended"))
+    assert chosen == "chosen"  # in sight
     for each in result.configurations:
-        assert each.status in table
+        assert "recommended" if each == result.chosen else status_in_words(each) in table
         assert each.note in table
         assert each.verdict is None or each.verdict.sentence in table
 

@@ -18,7 +18,8 @@ from cellfeed_tuner import AutotuneInterrupted, AutotuneResult, Configuration, a
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._commands._live import LiveDisplay
 from cellfeed_tuner._interruption import interrupts_held_back
-from cellfeed_tuner._reports._html_report import html_report
+from cellfeed_tuner._reports._notebook import html_summary
+from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
 
 GRID: dict[str, Any] = {"block_sizes": [4, 16], "fetch_factors": [2, 8], "workers": [0]}
@@ -120,10 +121,10 @@ def test_it_is_said_wherever_a_result_is_shown(result_of, tmp_path, capsys):
     print_report(result, path)
     explained = CliRunner().invoke(main, ["explain", str(path)]).stdout
     for text in (
-        capsys.readouterr().out, html_report(result, code=""), result._repr_html_(), explained
+        capsys.readouterr().out, html_report(result, code=""), html_summary(result), explained
     ):  # fmt: skip
         assert said in " ".join(text.split())
-    for text in (html_report(whole, code=""), whole._repr_html_()):
+    for text in (html_report(whole, code=""), html_summary(whole)):
         assert "interrupted" not in text
     nothing = replace(result_of("nothing feasible"), interrupted=True)
     print_report(nothing, path)

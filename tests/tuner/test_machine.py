@@ -1,4 +1,3 @@
-import json
 import platform
 import sys
 
@@ -8,67 +7,11 @@ import psutil
 import pytest
 
 from cellfeed_tuner._machine._description import (
-    Cpu,
-    Machine,
-    Memory,
-    Packages,
-    Platform,
     describe_machine,
     package_version,
 )
-from cellfeed_tuner._machine._storage import Storage
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
-
-
-class TestJson:
-    def test_survives_a_round_trip(self, tmp_path):
-        path = tmp_path / "data"
-        path.touch()
-        record = describe_machine([path]).to_json()
-        assert json.loads(json.dumps(record, allow_nan=False)) == record
-
-    def test_what_is_not_known_says_so(self):
-        nothing = Storage(
-            mount_point=None,
-            file_system=None,
-            kind=None,
-            device=None,
-            rotational=None,
-            model=None,
-        )
-        versions = Packages(
-            cellfeed="1", anndata=None, h5py="3", hdf5="2", numpy="2", scipy="1", torch=None
-        )
-        machine = Machine(
-            cpu=Cpu(model=None, logical_cores=4, usable_cores=1.5),
-            memory=Memory(total_bytes=10, available_bytes=5),
-            storage=(nothing,),
-            platform=Platform(
-                system=None, kernel="Linux 6", architecture="x", python="3.11", packages=versions
-            ),
-        )
-        fields = ["mount_point", "file_system", "kind", "device", "rotational", "model"]
-        assert machine.to_json() == {
-            "cpu": {"model": "unknown", "logical_cores": 4, "usable_cores": 1.5},
-            "memory": {"total_bytes": 10, "available_bytes": 5},
-            "storage": [dict.fromkeys(fields, "unknown")],
-            "platform": {
-                "system": "unknown",
-                "kernel": "Linux 6",
-                "architecture": "x",
-                "python": "3.11",
-                "packages": {
-                    "cellfeed": "1",
-                    "anndata": "unknown",
-                    "h5py": "3",
-                    "hdf5": "2",
-                    "numpy": "2",
-                    "scipy": "1",
-                    "torch": "unknown",
-                },
-            },
-        }
 
 
 class TestCpu:

@@ -9,6 +9,7 @@ import pytest
 from nbclient import NotebookClient
 
 from cellfeed import BlockShuffling, CellDataset, FormatError
+from cellfeed_tuner._reports._notebook import html_summary
 
 MOST_CHARACTERS = 3_000
 
@@ -61,7 +62,7 @@ class _Text(HTMLParser):
 
 
 def test_every_result_shows_itself_shortly(any_result):
-    shown = _Text(any_result._repr_html_())
+    shown = _Text(html_summary(any_result))
     assert shown.tags <= {"div", "p", "span", "strong", "table", "tr", "th", "td", "pre"}
     assert len(shown.text) < MOST_CHARACTERS
     chosen = any_result.recommended
@@ -74,7 +75,7 @@ def test_every_result_shows_itself_shortly(any_result):
 
 def test_the_figure_and_the_reason_are_there(result_of):
     result = result_of("recommended")
-    text = _Text(result._repr_html_()).text
+    text = _Text(html_summary(result)).text
     assert "throughput, measured in turns with its rivals8,800 [8,500, 9,100] cells/s" in text
     assert "3.456 bits, 96.0% of random sampling's" in text
     assert result.recommended.reason in text
@@ -86,18 +87,18 @@ def test_the_figure_and_the_reason_are_there(result_of):
 def test_a_figure_from_few_rounds_is_marked(result_of):
     result = result_of("few rounds")
     assert repr(result).endswith("cells/s, from 5 rounds only>")
-    assert "throughput, from 5 rounds only, not measured" in _Text(result._repr_html_()).text
+    assert "throughput, from 5 rounds only, not measured" in _Text(html_summary(result)).text
 
 
 def test_a_wrong_loader_is_named(result_of):
-    assert "THE LOADER IS WRONG" in _Text(result_of("wrong loader")._repr_html_()).text
+    assert "THE LOADER IS WRONG" in _Text(html_summary(result_of("wrong loader"))).text
 
 
 def test_what_comes_from_the_user_is_escaped(result_of):
     evil = "<script>alert('1')</script>"
     result = result_of("recommended")
     result = replace(result, dataset=replace(result.dataset, label=evil))
-    shown = _Text(result._repr_html_())
+    shown = _Text(html_summary(result))
     assert "script" not in shown.tags
     assert evil in shown.text
 

@@ -146,7 +146,6 @@ def test_reports_say_what_was_measured_and_what_was_not(result_of, capsys):
     assert "Reading 4 fetches ahead (prefetch) is as fast as any" in said
     assert "1: 2,300 [2,070, 2,530], 2: 4,500 [4,050, 4,950], 4: 8,700" in said
     assert "16: " not in said
-    assert "(up to 20.0 GB of it were kept on this machine's disk, and read from there)" in said
     assert "storage_options=...)" in said
     print_report(result_of("remote, undecided"), Path("autotune.json"))
     said = " ".join(capsys.readouterr().out.split())

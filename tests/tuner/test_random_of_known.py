@@ -9,7 +9,7 @@ import pytest
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._mixing import Label, Mixing
-from cellfeed_tuner._reports._html_report import html_report
+from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
 
 N_CELLS, N_KNOWN, N_LABELS = 400_000, 1_000, 10

@@ -1,7 +1,9 @@
 """Results as JSON, and back."""
 
+import importlib
 import json
 import resource
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -9,12 +11,22 @@ from click.testing import CliRunner
 from cellfeed import FormatError, PathError
 from cellfeed_tuner import AutotuneResult, _autotune
 from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._result import result_schema
 
 
 def test_what_was_saved_is_loaded_as_it_was(any_result, tmp_path):
     path = tmp_path / "autotune.json"
     any_result.save(path)
     assert AutotuneResult.load(path) == any_result
+
+
+def test_what_is_saved_is_as_its_schema_says(any_result):
+    jsonschema: Any = importlib.import_module("jsonschema")  # which has no types
+    schema = result_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    plain = json.loads(json.dumps(any_result.to_json(), allow_nan=False))
+    jsonschema.validate(plain, schema)
+    assert plain.keys() == schema["$defs"]["AutotuneResult"]["properties"].keys()
 
 
 @pytest.fixture
@@ -92,7 +104,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "\x00", "[]", "3", "null", '{"a": 1}', '{"schema": "cellfeed.autotune/1"}',
+    ["", "\x00", "[]", "3", "null", '{"a": 1}', '{"schema": "cellfeed.autotune/2"}',
      '{"schema": "cellfeed.replay/1"}'],
 )  # fmt: skip
 def test_what_is_no_result_is_refused_in_one_line(tmp_path, text):
@@ -113,7 +125,7 @@ def test_what_is_no_result_is_refused_in_one_line(tmp_path, text):
         (("constraints",), []),
         (("configurations",), [{}]),
         (("configurations", 0, "status"), "splendid"),
-        (("configurations", 0, "block_size"), 0),
+        (("configurations", 0, "configuration", "block_size"), 0),
         (("configurations", 0, "cells_per_second", "value"), True),
         (("recommended", "reason"), {}),
         (("bottleneck", "kind"), "weather"),

@@ -320,7 +320,6 @@ class TestCommand:
         command = [small_collection, "--label", "plate", "--balance", "cell_type"]
         printed = CliRunner().invoke(main, [str(each) for each in (*command, *settings, *grid)])
         assert printed.exit_code == 0, printed.output
-        assert "visited by ClassBalancedSampling(labels='cell_type')" in printed.stdout
         assert "ClassBalancedSampling" in (tmp_path / "autotune.html").read_text()
         code = printed.stdout.split("To train with it:")[1].split("Wrote")[0]
         scope: dict[str, Any] = {}

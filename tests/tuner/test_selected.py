@@ -25,7 +25,7 @@ from cellfeed_tuner._history._fingerprint import data_fingerprint
 from cellfeed_tuner._measuring._labels import label_codes
 from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._measuring._timing import Sampled, TimingRequest
-from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult
 
 QUERY = "plate != 'p0' and cell_type in ['B', 'T']"
 FEW = [*range(10), *range(4000, 4005)]
@@ -178,10 +178,7 @@ def ran(small_collection, tmp_path_factory):
 
 class TestCommand:
     def test_the_report_says_which_cells(self, ran, rows):
-        printed, output = ran
-        assert f"of which {rows.size:,} cells where {QUERY} are visited" in " ".join(
-            printed.stdout.split()
-        )
+        _, output = ran
         selection = json.loads((output / "autotune.json").read_text())["dataset"]["selection"]
         assert (selection["n_cells"], selection["where"]) == (rows.size, QUERY)
         assert f"{rows.size:,} cells where plate" in (output / "autotune.html").read_text()

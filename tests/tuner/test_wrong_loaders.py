@@ -29,7 +29,7 @@ from cellfeed_tuner import AutotuneResult, Configuration, _autotune, autotune, m
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._sampled_cells import sampled_cells
-from cellfeed_tuner._reports._html_report import html_report
+from cellfeed_tuner._reports._page import html_report
 
 HERE = Path(__file__).parent
 SHARED = Path(__file__).parents[3] / "shared" / "data"

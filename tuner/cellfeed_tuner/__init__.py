@@ -4,6 +4,7 @@ The ``autotune`` command does it from a shell, and `autotune` from Python.
 """
 
 import importlib
+import sys
 import typing
 
 if typing.TYPE_CHECKING:
@@ -26,9 +27,8 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._entropy._storage_order import StorageOrder, storage_order
     from cellfeed_tuner._entropy._strategy_entropy import StrategyEntropy, strategy_entropy
     from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
-    from cellfeed_tuner._explain._payback import epochs_until_paid
     from cellfeed_tuner._explain._stage_model import StageModel
-    from cellfeed_tuner._explain._storage_advice import StorageAdvice
+    from cellfeed_tuner._explain._storage_advice import StorageAdvice, epochs_until_paid
     from cellfeed_tuner._history._recall import Earlier
     from cellfeed_tuner._interruption import AutotuneInterrupted
     from cellfeed_tuner._interval import Estimate
@@ -36,7 +36,7 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._machine._description import Machine, describe_machine
     from cellfeed_tuner._measuring._loader import measure_loader
     from cellfeed_tuner._measuring._measure import Measurement, measure
-    from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
+    from cellfeed_tuner._result import AutotuneResult, Ranges
     from cellfeed_tuner._results._configuration_result import (
         ConditionalEntropyBits,
         ConfigurationResult,
@@ -44,8 +44,13 @@ if typing.TYPE_CHECKING:
         LabelResult,
     )
     from cellfeed_tuner._results._dataset import Dataset, LabelCensus
-    from cellfeed_tuner._results._prefetch_result import PrefetchResult
-    from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended, Rival
+    from cellfeed_tuner._results._recommended import (
+        Constraints,
+        Nearest,
+        PrefetchResult,
+        Recommended,
+        Rival,
+    )
     from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
@@ -101,7 +106,7 @@ __all__ = [
 # Imported when it is asked for, as is said above to type checkers.
 _IMPORTED_WHEN_USED = {
     "AutotuneInterrupted": "cellfeed_tuner._interruption",
-    "AutotuneResult": "cellfeed_tuner._results._autotune_result",
+    "AutotuneResult": "cellfeed_tuner._result",
     "BlockMixing": "cellfeed_tuner._entropy._block_mixing",
     "Bottleneck": "cellfeed_tuner._explain._bottleneck",
     "Busy": "cellfeed_tuner._machine._busy",
@@ -121,8 +126,8 @@ _IMPORTED_WHEN_USED = {
     "Machine": "cellfeed_tuner._machine._description",
     "Measurement": "cellfeed_tuner._measuring._measure",
     "Nearest": "cellfeed_tuner._results._recommended",
-    "PrefetchResult": "cellfeed_tuner._results._prefetch_result",
-    "Ranges": "cellfeed_tuner._results._autotune_result",
+    "PrefetchResult": "cellfeed_tuner._results._recommended",
+    "Ranges": "cellfeed_tuner._result",
     "Recommended": "cellfeed_tuner._results._recommended",
     "Rival": "cellfeed_tuner._results._recommended",
     "Stage": "cellfeed_tuner._explain._bottleneck",
@@ -135,7 +140,7 @@ _IMPORTED_WHEN_USED = {
     "block_mixing": "cellfeed_tuner._entropy._block_mixing",
     "describe_machine": "cellfeed_tuner._machine._description",
     "entropy_over_epoch": "cellfeed_tuner._entropy._epoch_course",
-    "epochs_until_paid": "cellfeed_tuner._explain._payback",
+    "epochs_until_paid": "cellfeed_tuner._explain._storage_advice",
     "joint_codes": "cellfeed_tuner._entropy._conditional_entropy",
     "label_entropies": "cellfeed_tuner._entropy._label_entropy",
     "label_entropy": "cellfeed_tuner._entropy._label_entropy",
@@ -171,3 +176,13 @@ if not typing.TYPE_CHECKING:
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
+
+    def _shown(result: typing.Any) -> str:
+        return _imported("cellfeed_tuner._reports._notebook").html_summary(result)
+
+    # How a notebook shows a result, which knows nothing of that itself.
+    _shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if _shell is not None:
+        _shell.display_formatter.formatters["text/html"].for_type_by_name(
+            "cellfeed_tuner._result", "AutotuneResult", _shown
+        )

@@ -29,7 +29,7 @@ from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._planning._recommend import nearest
 from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
 from cellfeed_tuner._request import Request
-from cellfeed_tuner._results._autotune_result import AutotuneResult, Ranges
+from cellfeed_tuner._result import AutotuneResult, Ranges
 from cellfeed_tuner._results._dataset import describe_dataset
 from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 from cellfeed_tuner._searching._measurements import Measurements

@@ -17,8 +17,7 @@ from cellfeed_tuner._planning._recommend import Choice, choose
 from cellfeed_tuner._progress import Progress
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
-from cellfeed_tuner._results._prefetch_result import PrefetchResult
-from cellfeed_tuner._results._recommended import Constraints, Recommended, Waiting
+from cellfeed_tuner._results._recommended import Constraints, PrefetchResult, Recommended, Waiting
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
 from cellfeed_tuner._searching._search import Search

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult
 
 __all__ = ["AutotuneInterrupted", "interrupts_held_back"]
 

@@ -13,6 +13,7 @@ __all__ = [
     "CONFIDENCE",
     "Estimate",
     "Spread",
+    "interval",
     "mean_with_interval",
     "positive_estimate",
 ]
@@ -24,7 +25,7 @@ _USUAL_SPREAD, _USUAL_FREEDOM = 0.05, 2.0
 
 BEYOND_CHANCE = -NormalDist().inv_cdf(0.5e-4)
 """Standard errors that a difference must exceed before anything is said to be wrong: chance does
-that once in 10,000 times, so that of grids with 100 configurations one in 100 is slandered."""
+that once in 10,000 times, so that about 1 % of grids of 100 configurations get a false alarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +167,14 @@ def _squares(replicates: Iterable[Sequence[float]]) -> tuple[float, int]:
             squares += float(((values / values.mean() - 1) ** 2).sum())
             freedom += values.size - 1
     return squares, freedom
+
+
+def interval(speed: Estimate) -> str:
+    """Return a throughput with its interval, as it is written.
+
+    Examples
+    --------
+    >>> interval(Estimate(43_932.4, 41_612.0, 46_525.0))
+    '43,932 [41,612, 46,525]'
+    """
+    return f"{speed.value:,.0f} [{speed.low:,.0f}, {speed.high:,.0f}]"

@@ -16,10 +16,9 @@ from cellfeed_tuner._entropy._conditional_entropy import (
     random_conditional_entropy_bits,
 )
 from cellfeed_tuner._entropy._epoch_course import LEAST_MINIBATCHES, EpochCourse, entropy_over_epoch
-from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
+from cellfeed_tuner._entropy._label_counts import LabelCounts, RandomOfKnown, count_labels
 from cellfeed_tuner._entropy._label_entropy import LabelEntropy, LabelReplay
 from cellfeed_tuner._entropy._plan_replay import effective_block_size
-from cellfeed_tuner._entropy._random_of_known import RandomOfKnown
 from cellfeed_tuner._entropy._storage_order import StorageOrder, order_of_replayed
 from cellfeed_tuner._entropy._strategy_entropy import has_random_blocks
 from cellfeed_tuner._interval import Estimate

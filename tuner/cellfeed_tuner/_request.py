@@ -14,8 +14,7 @@ from cellfeed_tuner._explain._storage_advice import StorageLayout
 from cellfeed_tuner._grid import default_workers
 from cellfeed_tuner._history._earlier_run import Asked
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._cache_state import cache_state
-from cellfeed_tuner._measuring._checks import check_cache, check_labels, check_size
+from cellfeed_tuner._measuring._checks import cache_state, check_cache, check_labels, check_size
 from cellfeed_tuner._measuring._labels import names_of
 from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._mixing import Label, Mixing

@@ -33,7 +33,8 @@ from cellfeed.sampling import (
 
 __all__ = ["SCHEMA", "Recommendation", "Recommending", "read_recommendation"]
 
-SCHEMA = "cellfeed.autotune/1"
+SCHEMA = "cellfeed.autotune/2"
+_BEFORE = "cellfeed.autotune/1"  # of which the sizes lay one level higher
 
 _STRATEGIES: dict[str, Any] = {
     each.__name__: each
@@ -205,11 +206,12 @@ def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
         schema, fault = result["schema"], result.get("loader_fault")
         recommended, dataset = result["recommended"], dict(result["dataset"])
         batch_size = dataset["batch_size"]
-        if schema == SCHEMA and fault is None and recommended is not None:
+        if schema in {SCHEMA, _BEFORE} and fault is None and recommended is not None:
+            sizes = recommended if schema == _BEFORE else recommended["configuration"]
             return Recommendation(
-                block_size=recommended["block_size"],
-                fetch_factor=recommended["fetch_factor"],
-                num_workers=recommended["num_workers"],
+                block_size=sizes["block_size"],
+                fetch_factor=sizes["fetch_factor"],
+                num_workers=sizes["num_workers"],
                 batch_size=batch_size,
                 dataset=dataset,
                 machine=_machine(result),
@@ -220,7 +222,7 @@ def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"{name}: not a result of autotune (lacks or garbles {error}); run it again"
         raise FormatError(msg) from error
-    if schema != SCHEMA:
+    if schema not in {SCHEMA, _BEFORE}:
         msg = f"{name}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"
     elif fault is not None:
         msg = f"{name}: recommends nothing, since what was delivered was wrong: {fault}"

@@ -217,11 +217,11 @@ class TestWhereItGoes:
     def test_it_is_recommended(self, remote, tmp_path):
         class Result:
             def to_json(self):
-                sizes = {"block_size": 4, "fetch_factor": 2, "num_workers": 0, "prefetch": 5}
+                sizes = {"block_size": 4, "fetch_factor": 2, "num_workers": 0}
                 return {
-                    "schema": "cellfeed.autotune/1",
+                    "schema": "cellfeed.autotune/2",
                     "dataset": {"batch_size": 8},
-                    "recommended": sizes,
+                    "recommended": {"configuration": sizes, "prefetch": 5},
                 }
 
         assert CellDataset.from_autotune(remote[0], Result()).prefetch == 5

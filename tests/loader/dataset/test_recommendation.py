@@ -20,10 +20,11 @@ from cellfeed import (
 from cellfeed.machine import usable_cores
 
 RESULT = {
-    "schema": "cellfeed.autotune/1",
+    "schema": "cellfeed.autotune/2",
     "dataset": {"batch_size": 32},
-    "recommended": {"block_size": 8, "fetch_factor": 4, "num_workers": 2},
+    "recommended": {"configuration": {"block_size": 8, "fetch_factor": 4, "num_workers": 2}},
 }
+SIZES = ("recommended", "configuration")
 ROWS = np.arange(1000)
 
 
@@ -53,6 +54,14 @@ def test_the_recommended_settings_are_used(path, kind):
     assert [batch.tolist() for batch in dataset] == [batch.tolist() for batch in by_hand]
     assert dataset.loader().num_workers == 2
     assert dataset.loader(num_workers=0).num_workers == 0
+
+
+def test_a_file_of_before_has_the_sizes_one_level_higher(path):
+    sizes = {"block_size": 8, "fetch_factor": 4, "num_workers": 2}
+    path.write_text(json.dumps(RESULT | {"schema": "cellfeed.autotune/1", "recommended": sizes}))
+    dataset = CellDataset.from_autotune(ROWS, path, seed=3)
+    assert dataset.strategy.block_size == 8  # type: ignore[attr-defined]
+    assert (dataset.batch_size, dataset.fetch_factor) == (32, 4)
 
 
 def test_what_is_new_in_the_file_is_no_obstacle(path):
@@ -160,15 +169,15 @@ GARBLED = {
     "no batch size": changed("dataset", "batch_size", lost=True),
     "no batch size yet": changed("dataset", "batch_size", value=None),
     **{
-        f"no {name}": changed("recommended", name, lost=True)
+        f"no {name}": changed(*SIZES, name, lost=True)
         for name in ("block_size", "fetch_factor", "num_workers")
     },
-    "a block size of 0": changed("recommended", "block_size", value=0),
-    "a block size in words": changed("recommended", "block_size", value="8"),
-    "half a fetch": changed("recommended", "fetch_factor", value=0.5),
-    "a fetch factor that is none": changed("recommended", "fetch_factor", value=float("nan")),
-    "true workers": changed("recommended", "num_workers", value=True),
-    "fewer workers than none": changed("recommended", "num_workers", value=-1),
+    "a block size of 0": changed(*SIZES, "block_size", value=0),
+    "a block size in words": changed(*SIZES, "block_size", value="8"),
+    "half a fetch": changed(*SIZES, "fetch_factor", value=0.5),
+    "a fetch factor that is none": changed(*SIZES, "fetch_factor", value=float("nan")),
+    "true workers": changed(*SIZES, "num_workers", value=True),
+    "fewer workers than none": changed(*SIZES, "num_workers", value=-1),
 }
 
 
@@ -180,8 +189,8 @@ def test_garbled(path, content):
 
 
 def test_of_another_schema(path):
-    path.write_text(changed("schema", value="cellfeed.autotune/2"))
-    expected = rf"^{path}: has schema 'cellfeed.autotune/2', but .*; run autotune again$"
+    path.write_text(changed("schema", value="cellfeed.autotune/3"))
+    expected = rf"^{path}: has schema 'cellfeed.autotune/3', but .*; run autotune again$"
     with pytest.raises(FormatError, match=expected):
         CellDataset.from_autotune(ROWS, path)
 

@@ -10,21 +10,20 @@ from typing import Any
 import click
 import psutil
 
-from cellfeed import ClassBalancedSampling, open_collection
+from cellfeed import ClassBalancedSampling, FormatError, PathError, open_collection
 from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._commands._live import LiveDisplay
-from cellfeed_tuner._commands._storage_options import read_storage_options
 from cellfeed_tuner._interruption import AutotuneInterrupted
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._reports._code import code_to_paste
-from cellfeed_tuner._reports._html_report import html_report
+from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
-from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._replaced_file import replaced_file
 from cellfeed_tuner.plots import autotune_figure
 
-__all__ = ["run"]
+__all__ = ["read_storage_options", "run"]
 
 # What takes longer has done something else before; and what is kept for the picture and the page.
 _MOST_START_SECONDS, _WRITING_SECONDS = 15.0, 2.0
@@ -95,18 +94,35 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
     result.save(as_json)
     with replaced_file(picture) as file:
         autotune_figure(result).savefig(file, format="png")
-    dataset, chosen = result.dataset, result.chosen
-    code = code_to_paste(
-        dataset.paths,
-        dataset.labels,
-        as_json,
-        elements=elements,
-        selection=dataset.selection,
-        strategy=result.strategy,
-        block_size=chosen.configuration.block_size if chosen else None,
-        has_storage_options=dataset.has_storage_options,
-    )
+    code = code_to_paste(result, as_json, elements=elements)
     text = html_report(result, code=code)
     with replaced_file(page) as file:
         file.write(text.encode())
     return [as_json, picture, page]
+
+
+def read_storage_options(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; errors quote nothing of it.
+
+    Raises
+    ------
+    PathError
+        The file cannot be read.
+    FormatError
+        It is not a JSON object.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror}); give a JSON file of storage options"
+        raise PathError(msg) from None
+    except UnicodeDecodeError:
+        text = ""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        msg = f'{path}: not a JSON object; write storage options such as {{"region": "eu-west-1"}}'
+        raise FormatError(msg)
+    return found

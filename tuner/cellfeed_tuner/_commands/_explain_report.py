@@ -1,7 +1,6 @@
 """What ``autotune explain`` prints."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cellfeed_tuner._explain._bottleneck import Bottleneck, with_training_step
-from cellfeed_tuner._explain._why import Asked, Why, why
+from cellfeed_tuner._interval import interval
+from cellfeed_tuner._plain import to_plain
 from cellfeed_tuner._reports._console import report_console
-from cellfeed_tuner._reports._speed_interval import interval
+from cellfeed_tuner._reports._why import Asked, Why, why
 from cellfeed_tuner._reports._wording import (
     how_measured,
     interruption_in_words,
@@ -22,7 +22,7 @@ from cellfeed_tuner._reports._wording import (
     why_no_choice,
     why_nothing,
 )
-from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
 
 __all__ = ["explain"]
@@ -196,20 +196,22 @@ def _json(result: AutotuneResult, answer: Why | None, found: Bottleneck | None) 
         "schema": "cellfeed.explain/1",
         "recommended": plain["recommended"],
         "nearest": plain["nearest"],
-        "bottleneck": found and asdict(found) | {"sentence": found.sentence},
-        "storage_advice": plain["storage_advice"],
+        "bottleneck": found and to_plain(found) | {"sentence": found.sentence},
+        "storage_advice": [
+            to_plain(each) | {"sentence": each.sentence} for each in result.storage_advice
+        ],
         "answer": None,
     }
     if answer is not None:
         about = result.configurations.index(answer.about)
         explained["answer"] = {
-            "asked": asdict(answer.asked),
+            "asked": to_plain(answer.asked),
             "in_grid": bool(answer.n_matching),
             "n_matching": answer.n_matching,
             "about": plain["configurations"][about],
             "is_chosen": answer.is_chosen,
             "speed_ratio": answer.speed_ratio,
-            "predicted_cells_per_second": answer.predicted and asdict(answer.predicted),
+            "predicted_cells_per_second": answer.predicted and to_plain(answer.predicted),
             "homogeneous_bits": answer.homogeneous_bits,
             "share_of_random": answer.about.entropy_bits.share_of_random,
             "reasons": list(answer.reasons),

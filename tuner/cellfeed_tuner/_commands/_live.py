@@ -11,8 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from cellfeed_tuner._interval import interval
 from cellfeed_tuner._progress import RaceState, Standing, Standings
-from cellfeed_tuner._reports._speed_interval import interval
 
 __all__ = ["LiveDisplay"]
 

@@ -12,8 +12,8 @@ from rich.text import Text
 from cellfeed.console import format_bytes
 from cellfeed_tuner._history._earlier_run import EarlierRun
 from cellfeed_tuner._history._study import cache_folder, read_runs
+from cellfeed_tuner._interval import interval
 from cellfeed_tuner._reports._console import report_console
-from cellfeed_tuner._reports._speed_interval import interval
 
 __all__ = ["show"]
 

@@ -74,14 +74,18 @@ class EpochCourse:
             return (
                 f"Entropy drifts over an epoch: {values[0]:.3f} bits in its first tenth, "
                 f"{values[-1]:.3f} in its last; tenth {self.departing_decile + 1} is the furthest "
-                f"off, by {self.departure_bits:+.3f}, where chance explains "
+                f"off, by {self.departure_bits:+.3f}, where sampling noise explains "
                 f"{self.departure_error_bits:.3f}."
             )
         enough = np.isfinite(self.departure_error_bits)
         return (
             "From the first to the last tenth of an epoch, entropy stays within "
             f"{min(values):.3f} to {max(values):.3f} bits"
-            + (", as chance has it." if enough else "; too few fetches to tell whether it drifts.")
+            + (
+                ", within sampling noise."
+                if enough
+                else "; too few fetches to tell whether it drifts."
+            )
         )
 
 

@@ -13,10 +13,9 @@ from cellfeed_tuner._entropy._conditional_entropy import (
     conditional_statistic,
     label_pair,
 )
-from cellfeed_tuner._entropy._label_counts import as_codes
+from cellfeed_tuner._entropy._label_counts import RandomOfKnown, as_codes, random_of_known_statistic
 from cellfeed_tuner._entropy._minibatch_entropy import entropy_statistic
 from cellfeed_tuner._entropy._plan_replay import FetchSpread, Statistic, replay_plan
-from cellfeed_tuner._entropy._random_of_known import RandomOfKnown, random_of_known_statistic
 from cellfeed_tuner._interval import Estimate
 
 __all__ = ["LabelEntropy", "LabelReplay", "Name", "label_entropies", "label_entropy"]

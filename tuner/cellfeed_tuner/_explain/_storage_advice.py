@@ -7,19 +7,53 @@ least, and others what they take at most; where stages were measured badly, noth
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import floor
+from math import ceil, floor
 from typing import Literal
 
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._explain._bottleneck import Bottleneck
-from cellfeed_tuner._explain._payback import epochs_until_paid
 from cellfeed_tuner._explain._stage_model import StageName
 from cellfeed_tuner._explain._store_sample import CELLS_PER_STORE_CHUNK, StoreSample
 from cellfeed_tuner._planning._cost_model import distinct
 
-__all__ = ["StorageAdvice", "StorageLayout", "amplification", "storage_advice"]
+__all__ = [
+    "StorageAdvice",
+    "StorageLayout",
+    "amplification",
+    "epochs_until_paid",
+    "storage_advice",
+]
+
+
+def epochs_until_paid(
+    *, conversion_seconds: float, epoch_seconds: float, epoch_seconds_then: float
+) -> int | None:
+    """Return after how many epochs a converted collection has saved what its conversion took.
+
+    Parameters
+    ----------
+    conversion_seconds
+        What the conversion takes, once.
+    epoch_seconds, epoch_seconds_then
+        What reading takes for an epoch of the files as they are, and of what they become. Where
+        the training step takes longer than reading, it is the step that counts in either.
+
+    Returns
+    -------
+    None if it is never paid for, since epochs then take as long, or longer.
+
+    Examples
+    --------
+    >>> epochs_until_paid(conversion_seconds=120, epoch_seconds=60, epoch_seconds_then=20)
+    3
+    >>> epochs_until_paid(conversion_seconds=120, epoch_seconds=60, epoch_seconds_then=60) is None
+    True
+    """
+    saved = epoch_seconds - epoch_seconds_then
+    return max(1, ceil(conversion_seconds / saved)) if saved > 0 else None
+
 
 # A layout that may give less than this times the throughput is not worth the words.
 _LEAST_SPEEDUP = 1.2

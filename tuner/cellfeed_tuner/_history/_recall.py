@@ -13,7 +13,14 @@ from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._planning._cost_model import Observation
 from cellfeed_tuner._planning._space import Space
 
-__all__ = ["NOTHING_KNOWN", "Comparison", "Earlier", "EarlierUse", "Recollection", "compare"]
+__all__ = [
+    "NOTHING_KNOWN",
+    "Comparison",
+    "Earlier",
+    "EarlierUse",
+    "Recollection",
+    "compare",
+]
 
 EarlierUse = Literal[
     "none",  # nothing was known, or it was to be ignored

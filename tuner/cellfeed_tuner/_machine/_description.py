@@ -3,7 +3,7 @@
 import contextlib
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -22,8 +22,6 @@ __all__ = [
     "describe_machine",
     "package_version",
 ]
-
-_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +119,6 @@ class Machine:
     storage: tuple[Storage, ...]
     platform: Platform
 
-    def to_json(self) -> dict[str, object]:
-        """Return dictionaries, lists and plain values, with "unknown" in place of None."""
-        return _record(self)
-
 
 def describe_machine(paths: Sequence[Path]) -> Machine:
     """Describe the machine, and the file systems on which some files lie.
@@ -144,8 +138,6 @@ def describe_machine(paths: Sequence[Path]) -> Machine:
     >>> machine = describe_machine([])
     >>> 0 < machine.cpu.usable_cores <= machine.cpu.logical_cores
     True
-    >>> sorted(machine.to_json())
-    ['cpu', 'memory', 'platform', 'storage']
     """
     return Machine(
         cpu=_describe_cpu(),
@@ -155,22 +147,6 @@ def describe_machine(paths: Sequence[Path]) -> Machine:
         storage=describe_storage(paths),
         platform=_describe_platform(),
     )
-
-
-def _record(value: object) -> dict[str, object]:
-    """Return a dataclass as a dictionary of plain values."""
-    if not is_dataclass(value):
-        msg = f"`value` must be a dataclass, but got {value!r}"
-        raise TypeError(msg)
-    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-
-
-def _plain(value: object) -> object:
-    if is_dataclass(value):
-        return _record(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return _UNKNOWN if value is None else value
 
 
 # Processor

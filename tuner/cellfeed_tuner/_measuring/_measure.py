@@ -19,7 +19,7 @@ from cellfeed_tuner._machine._page_cache import (
     resident_fraction,
 )
 from cellfeed_tuner._measuring._bytes_read import BytesRead
-from cellfeed_tuner._measuring._cache_state import cache_state
+from cellfeed_tuner._measuring._checks import cache_state
 from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes, names_of
 from cellfeed_tuner._measuring._measuring_process import (

@@ -24,9 +24,40 @@ import psutil
 
 from cellfeed import CellfeedError
 from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock, tree_cpu_seconds
-from cellfeed_tuner._measuring._process_memory import tree_memory_bytes
 
-__all__ = ["MeasuringError", "MeasuringProcess", "Outcome", "Request", "Runs", "serve"]
+__all__ = [
+    "MeasuringError",
+    "MeasuringProcess",
+    "Outcome",
+    "Request",
+    "Runs",
+    "serve",
+    "tree_memory_bytes",
+]
+
+
+def tree_memory_bytes(pid: int) -> int:
+    """Return the memory that a process and its descendants hold now, in bytes.
+
+    The resident memory of the process, and what each descendant does not share with it: a worker
+    that was forked shares most of its memory until it writes to it. 0 if the process is gone.
+    """
+    try:
+        process = psutil.Process(pid)
+        total = int(process.memory_info().rss)
+        for child in process.children(recursive=True):
+            total += _private_bytes(child)
+    except psutil.NoSuchProcess:
+        return 0
+    return total
+
+
+def _private_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().uss)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return 0
+
 
 _MEMORY_EVERY_SECONDS = 0.05
 # What torch raises in the process whose worker was killed, or ended without a word.

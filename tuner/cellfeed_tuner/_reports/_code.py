@@ -3,43 +3,33 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from cellfeed_tuner._results._dataset import Selection
-from cellfeed_tuner._results._searched_strategy import SearchedStrategy
+from cellfeed_tuner._result import AutotuneResult
 
 __all__ = ["code_to_paste"]
 
 
-def code_to_paste(
-    locations: Sequence[str],
-    labels: Sequence[str],
-    result: Path,
-    *,
-    elements: Sequence[str] = ("X",),
-    selection: Selection | None = None,
-    strategy: SearchedStrategy | None = None,
-    block_size: int | None = None,
-    has_storage_options: bool = False,
-) -> str:
-    """Return the lines that train with the recommendation in the file ``result``.
+def code_to_paste(result: AutotuneResult, saved_as: Path, *, elements: Sequence[str]) -> str:
+    """Return the lines that train with the recommendation in the file ``saved_as``.
 
     What a result does not hold, such as weights, is there by its name, and how servers are reached
     is left to be filled in.
 
-    Examples
-    --------
-    >>> print(code_to_paste(["cells.h5ad"], ["plate"], Path("autotune.json")))
-    from cellfeed import CellDataset, open_collection
-    <BLANKLINE>
-    collection = open_collection('cells.h5ad', obs=['plate'])
-    dataset = CellDataset.from_autotune(collection, 'autotune.json', seed=0)
-    for minibatch in dataset.loader():
-        ...  # minibatch.X, minibatch.obs['plate'], minibatch.rows
+    Parameters
+    ----------
+    result
+        What ``autotune`` found.
+    saved_as
+        Where it was written.
+    elements
+        What was read.
     """
+    dataset, strategy, chosen = result.dataset, result.strategy, result.recommended
+    labels, selection = dataset.labels, dataset.selection
     columns = [*labels, *(strategy.columns if strategy else ())]
-    arguments = f"{_in_python(locations)}, obs={list(dict.fromkeys(columns))!r}"
+    arguments = f"{_in_python(dataset.paths)}, obs={list(dict.fromkeys(columns))!r}"
     if list(elements) != ["X"]:
         arguments += f", elements={list(elements)!r}"
-    if has_storage_options:
+    if dataset.has_storage_options:
         arguments += ", storage_options=..."
     rows = ""
     if selection is not None:
@@ -47,13 +37,14 @@ def code_to_paste(
     imported, how = "CellDataset, open_collection", f", indices={rows}" if rows else ""
     if strategy is not None and not strategy.is_made_again:
         imported = f"CellDataset, {strategy.name}, open_collection"
+        block_size = chosen.configuration.block_size if chosen else None
         how = f", strategy={strategy.in_python(block_size, rows)}"
     return "\n".join(
         [
             f"from cellfeed import {imported}",
             "",
             f"collection = open_collection({arguments})",
-            f"dataset = CellDataset.from_autotune(collection, {str(result)!r}{how}, seed=0)",
+            f"dataset = CellDataset.from_autotune(collection, {str(saved_as)!r}{how}, seed=0)",
             "for minibatch in dataset.loader():",
             f"    ...  # minibatch.X, minibatch.obs[{labels[0]!r}], minibatch.rows",
         ]

@@ -1,18 +1,18 @@
 """What terminal and page say in the same words."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from cellfeed.console import format_bytes
 from cellfeed_tuner._defaults import REMOTE_PREFETCH
-from cellfeed_tuner._machine._storage import Storage
-from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._interval import interval
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
-from cellfeed_tuner._reports._speed_interval import interval
-from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import (
     ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
+    Status,
 )
 from cellfeed_tuner._results._dataset import Dataset, LabelCensus
 from cellfeed_tuner._results._recommended import Recommended, Rival, Waiting
@@ -22,24 +22,23 @@ __all__ = [
     "cache_in_words",
     "cache_name",
     "drifts_in_words",
-    "explained_in_words",
     "few_rounds_in_words",
-    "from_few_rounds",
     "how_measured",
     "interruption_in_words",
     "key_figures",
-    "labels_in_words",
     "loader_faults",
     "missing_in_words",
     "mixing_in_words",
     "prefetch_in_words",
     "proof_of_choice",
     "ranges_in_words",
+    "reading_in_words",
     "rivals_in_words",
-    "storage_in_words",
+    "status_in_words",
     "throughput",
     "untimed_in_words",
-    "use_in_words",
+    "waiting_in_words",
+    "warnings_in_words",
     "why_no_bottleneck",
     "why_no_choice",
     "why_nothing",
@@ -53,12 +52,19 @@ _MOST_REASONS = 3
 _MOSTLY = 0.5
 
 
-def throughput(result: ConfigurationResult, *, shorten: bool = False) -> str:
+_STATUS: dict[Status, str] = {
+    "too slow": "predicted slower than the best",
+    "below entropy floor": "below the entropy floor",
+    "out of budget": "not timed (budget exhausted)",
+    "not enough samples": "timed for too few fetches",
+}
+
+
+def throughput(result: ConfigurationResult) -> str:
     """Return the throughput of a configuration, or nothing; marked if it rests on few rounds."""
     if result.cells_per_second is None:
         return ""
-    figure = interval(result.cells_per_second, shorten=shorten)
-    return figure + ("*" if result.has_few_rounds else "")
+    return interval(result.cells_per_second) + ("*" if result.has_few_rounds else "")
 
 
 def few_rounds_in_words(results: Iterable[ConfigurationResult]) -> list[str]:
@@ -82,11 +88,6 @@ def key_figures(result: AutotuneResult) -> dict[str, str]:
         f"entropy of {result.dataset.label}": f"{entropy.expected.value:.3f} bits, {share}",
         "peak memory": format_bytes(chosen.peak_memory_bytes),
     }
-
-
-def storage_in_words(storage: Storage) -> str:
-    """Return what a file system is."""
-    return f"{storage.file_system or 'unknown file system'} on {storage.device or 'unknown'}"
 
 
 def cache_name(result: AutotuneResult) -> str:
@@ -127,8 +128,8 @@ def how_measured(result: AutotuneResult) -> str:
     recommended = result.recommended
     if recommended is not None and recommended.measured_in_turns:
         return "measured in turns with its rivals" if recommended.rivals else "measured again"
-    few = from_few_rounds(result)
-    return f"{few}, not measured again" if few else "not measured again"
+    few = result.n_few_rounds
+    return f"from {few} rounds only, not measured again" if few else "not measured again"
 
 
 def rivals_in_words(recommended: Recommended) -> list[str]:
@@ -173,14 +174,6 @@ def prefetch_in_words(result: AutotuneResult) -> list[str]:
             "can be told."
         )
     return [f"{said}{measured}"]
-
-
-def from_few_rounds(result: AutotuneResult) -> str:
-    """Return how few rounds the figure of the choice rests on; nothing if they are enough."""
-    recommended, chosen = result.recommended, result.chosen
-    if recommended is None or recommended.measured_in_turns:
-        return ""
-    return f"from {chosen.n_rounds} rounds only" if chosen and chosen.has_few_rounds else ""
 
 
 def interruption_in_words(result: AutotuneResult) -> list[str]:
@@ -234,23 +227,6 @@ def missing_in_words(result: AutotuneResult) -> list[str]:
     return lines
 
 
-def labels_in_words(result: AutotuneResult) -> list[str]:
-    """Return how each label is distributed, and what random sampling gives."""
-    dataset, one = result.dataset, result.configurations[0]
-    entropies = [one.entropy_bits, *(each.entropy_bits for each in one.further_labels.values())]
-    censuses: list[Dataset | LabelCensus] = [dataset, *dataset.further_labels.values()]
-    minibatches = f"minibatches of {dataset.batch_size}, "
-    lines = list[str]()
-    for label, census, entropy in zip(dataset.labels, censuses, entropies, strict=True):
-        missing = f", missing in {census.n_missing:,} cells" if census.n_missing else ""
-        lines.append(
-            f"label {label}: {census.n_labels} values, {census.label_entropy_bits:.3f} bits"
-            f"{missing}; {minibatches}random sampling gives {entropy.random:.3f} bits"
-        )
-        minibatches = ""
-    return lines
-
-
 def mixing_in_words(result: AutotuneResult) -> list[str]:
     """Return how the choice mixes each of several labels, and the first within another."""
     chosen = result.chosen
@@ -299,24 +275,23 @@ def proof_of_choice(result: AutotuneResult) -> list[str]:
     return lines
 
 
-def use_in_words(result: AutotuneResult) -> list[str]:
-    """Return how long training waits for the choice, and what that reads."""
-    lines, chosen = list[str](), result.chosen
-    if result.recommended is not None and result.recommended.waiting is not None:
-        lines.append(_waiting(result.recommended.waiting, result))
-    is_stored_size_known = result.dataset.stored_bytes_per_cell > 0
-    if chosen is not None and chosen.bytes_read_per_cell is not None and is_stored_size_known:
-        lines.append(_reading(chosen.bytes_read_per_cell, result))
-    return lines
-
-
-def _reading(read: BytesRead, result: AutotuneResult) -> str:
-    stored = result.dataset.stored_bytes_per_cell
+def reading_in_words(result: AutotuneResult) -> list[str]:
+    """Return what is read for each cell of the choice, beside its size in storage."""
+    chosen, stored = result.chosen, result.dataset.stored_bytes_per_cell
+    if chosen is None or chosen.bytes_read_per_cell is None or stored <= 0:
+        return []
+    read = chosen.bytes_read_per_cell
     said = f"A cell takes {format_bytes(round(stored))} in storage; for each that came out, "
     said += f"{read.asked / stored:.1f} times as much was requested"
     if result.cache != "cold":
-        return f"{said}."
-    return f"{said}, and {read.from_storage / stored:.1f} times as much was read from storage."
+        return [f"{said}."]
+    return [f"{said}, and {read.from_storage / stored:.1f} times as much was read from storage."]
+
+
+def waiting_in_words(result: AutotuneResult) -> list[str]:
+    """Return how long training waits for the choice, if its step was given."""
+    waiting = result.recommended and result.recommended.waiting
+    return [_waiting(waiting, result)] if waiting else []
 
 
 def _waiting(waiting: Waiting, result: AutotuneResult) -> str:
@@ -354,13 +329,6 @@ def _of_label(result: AutotuneResult, name: str, sentence: str) -> str:
     return f"{name}: {sentence}" if result.dataset.further_labels else sentence
 
 
-def explained_in_words(result: AutotuneResult) -> list[str]:
-    """Return where the time of a cell goes, and what other files would change."""
-    found = result.bottleneck
-    lines = [found.sentence] if found is not None else []
-    return [*lines, *(advice.sentence for advice in result.storage_advice)]
-
-
 def why_no_bottleneck() -> str:
     """Return why it is not known where the time of a cell goes."""
     return "Not known: there is no recommendation, or too little was measured (see --budget)."
@@ -385,15 +353,29 @@ def ranges_in_words(result: AutotuneResult) -> list[str]:
     return [f"Of {ranges.n_configurations:,} configurations ({ends}), {looked_at}"]
 
 
+def status_in_words(result: ConfigurationResult) -> str:
+    """Return the status of a configuration."""
+    return _STATUS.get(result.status, result.status)
+
+
 def untimed_in_words(result: AutotuneResult) -> list[str]:
-    """Return how many configurations there was no time for, if there are any."""
-    untimed = sum(each.status == "out of budget" for each in result.configurations)
-    if not untimed:
-        return []
-    counted = "1 configuration was" if untimed == 1 else f"{untimed} configurations were"
-    if result.interrupted:
-        return [f"{counted} not timed by then."]
-    return [f"{counted} not timed, since the budget ran out (see --budget)."]
+    """Return how many configurations were not measured, and why, if there are any."""
+    counted = Counter(
+        status_in_words(each) for each in result.configurations if each.cells_per_second is None
+    )
+    reasons = ", ".join(f"{n} {status}" for status, n in counted.most_common())
+    return [f"Not measured: {reasons}."] if reasons else []
+
+
+def warnings_in_words(result: AutotuneResult) -> list[str]:
+    """Return what to beware of."""
+    return [
+        *interruption_in_words(result),
+        *filter(None, [result.dataset.slow_reading]),
+        *missing_in_words(result),
+        *drifts_in_words(result),
+        *busy_in_words(result),
+    ]
 
 
 def why_nothing(result: AutotuneResult) -> str:
@@ -402,5 +384,5 @@ def why_nothing(result: AutotuneResult) -> str:
         return " ".join(loader_faults(result))
     if result.nearest is not None:
         return f"Nearest is {result.nearest.configuration}, but {result.nearest.problem}."
-    reasons = {each.note or each.status for each in result.configurations}
+    reasons = {each.note or status_in_words(each) for each in result.configurations}
     return f"None could be timed: {'; '.join(sorted(reasons)[:_MOST_REASONS])}."

@@ -11,7 +11,13 @@ from cellfeed_tuner._interval import BEYOND_CHANCE, CONFIDENCE, Estimate
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._verdicts._verdict import Verdict
 
-__all__ = ["ConditionalEntropyBits", "ConfigurationResult", "EntropyBits", "LabelResult", "Status"]
+__all__ = [
+    "ConditionalEntropyBits",
+    "ConfigurationResult",
+    "EntropyBits",
+    "LabelResult",
+    "Status",
+]
 
 # What chance does not explain, as so many halves of an interval.
 _MARGIN = BEYOND_CHANCE / NormalDist().inv_cdf((1 + CONFIDENCE) / 2)

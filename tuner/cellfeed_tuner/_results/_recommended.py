@@ -10,11 +10,36 @@ __all__ = [
     "SAME_SPEED_SHARE",
     "Constraints",
     "Nearest",
+    "PrefetchResult",
     "Recommended",
     "Rival",
     "Waiting",
     "least_share",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchResult:
+    """What was measured of the chosen configuration with so many fetches read ahead.
+
+    Parameters
+    ----------
+    prefetch
+        As of `cellfeed.CellDataset`.
+    cells_per_second
+        Throughput, with its 95 % interval; None if there were too few rounds.
+    n_rounds, n_turns
+        Rounds of whole fetches that were timed, in so many turns with other depths.
+    peak_memory_bytes
+        Highest memory of the process and its workers.
+    """
+
+    prefetch: int
+    cells_per_second: Estimate | None
+    n_rounds: int
+    n_turns: int
+    peak_memory_bytes: int
+
 
 SAME_ENTROPY_SHARE = 0.001
 """Shares of random sampling's entropy that differ by less than this are the same: a replay of the

@@ -11,8 +11,7 @@ from cellfeed_tuner._defaults import PREFETCHES
 from cellfeed_tuner._measuring._measure import Measurement, pooled
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS
 from cellfeed_tuner._planning._turns import LEAST_TURNS, TurnsOf
-from cellfeed_tuner._results._prefetch_result import PrefetchResult
-from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE
+from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE, PrefetchResult
 from cellfeed_tuner._searching._measurements import Measurements
 
 __all__ = ["PrefetchSearch", "depths_to_measure"]

@@ -3,7 +3,7 @@
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._dataset import Dataset
 from cellfeed_tuner.plots._heat_maps import draw_entropy, draw_throughput
 from cellfeed_tuner.plots._style import STYLE, draw_caption

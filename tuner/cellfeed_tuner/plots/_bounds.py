@@ -9,19 +9,50 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
-from cellfeed_tuner.plots._entropy_axes import (
-    LOWER,
-    REPLAYED,
-    UPPER,
-    draw_bounds,
-    scale_fetch_factors,
-    title_of_block,
-)
 from cellfeed_tuner.plots._style import BOUND, CONTEXT, STYLE, around, block_colours
 
-__all__ = ["bounds_figure"]
+__all__ = [
+    "LOWER",
+    "PUBLISHED",
+    "REPLAYED",
+    "UPPER",
+    "bounds_figure",
+    "draw_bounds",
+    "scale_fetch_factors",
+    "title_of_block",
+]
+
+PUBLISHED: Any = {"color": "black", "ls": "", "marker": "o", "mfc": "none", "ms": 7}
+REPLAYED: Any = {"color": "black", "ls": "", "marker": "x", "ms": 5, "elinewidth": 1, "capsize": 2}
+UPPER: Any = {"color": BOUND, "ls": "--", "lw": 1}
+LOWER: Any = {"color": BOUND, "ls": ":", "lw": 1.5}
+_BETWEEN_BOUNDS = "#f3f3f3"
+
+
+def draw_bounds(axes: Axes, lower: float, upper: float) -> None:
+    """Shade what lies between the bounds, and write the value of the lower one."""
+    axes.axhspan(lower, upper, color=_BETWEEN_BOUNDS, lw=0, zorder=0)
+    axes.axhline(upper, **UPPER)
+    axes.axhline(lower, **LOWER)
+    axes.annotate(
+        f"{lower:.2f}", (1, lower), xycoords=("axes fraction", "data"), xytext=(-2, 3),
+        textcoords="offset points", ha="right", fontsize=7.5, color=BOUND,
+    )  # fmt: skip
+
+
+def scale_fetch_factors(axes: Axes, factors: Sequence[int]) -> None:
+    """Scale the horizontal axis, and those that share it."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(factors, [str(factor) for factor in factors])
+    axes.minorticks_off()
+
+
+def title_of_block(block_size: int) -> str:
+    """Return the title of the axes of one block size."""
+    return f"{block_size} cell{'s' if block_size > 1 else ''} per block"
+
 
 _MOST_COLUMNS = 6
 # Measured values stand right of their place, one number of workers beside the other.

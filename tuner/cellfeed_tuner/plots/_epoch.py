@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cellfeed_tuner._entropy._epoch_course import EpochCourse
-from cellfeed_tuner.plots._entropy_axes import UPPER
+from cellfeed_tuner.plots._bounds import UPPER
 from cellfeed_tuner.plots._style import CHOSEN, STYLE, around, draw_caption
 
 __all__ = ["epoch_figure"]

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner.plots._places import draw_places
 from cellfeed_tuner.plots._style import BOUND, CHOSEN, COLOURS, NOT_TIMED, STYLE

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner.plots._style import CHOSEN, COLOURS
 
 __all__ = ["draw_places"]

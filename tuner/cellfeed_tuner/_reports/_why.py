@@ -8,11 +8,10 @@ import numpy as np
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import CONFIDENCE, Estimate
+from cellfeed_tuner._interval import CONFIDENCE, Estimate, interval
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._planning._recommend import choose
-from cellfeed_tuner._reports._speed_interval import interval
-from cellfeed_tuner._results._autotune_result import AutotuneResult
+from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE
 

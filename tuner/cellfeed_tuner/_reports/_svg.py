@@ -6,12 +6,10 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cellfeed_tuner._reports._html_report._elements import Html
-
 __all__ = ["inline_svg"]
 
 
-def inline_svg(figure: Figure, *, name: str, description: str) -> Html:
+def inline_svg(figure: Figure, *, name: str, description: str) -> str:
     """Return a figure as an element of an HTML page, with its text as text.
 
     It is as wide as the page allows, up to its own size.
@@ -41,7 +39,7 @@ def inline_svg(figure: Figure, *, name: str, description: str) -> Html:
     width = root.attrib.pop("width")
     del root.attrib["height"]
     root.attrib |= {"role": "img", "aria-label": description, "style": f"max-width: {width}"}
-    return Html(ET.tostring(root, encoding="unicode"))
+    return ET.tostring(root, encoding="unicode")
 
 
 def _local(name: str) -> str:

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from cellfeed import FormatError, ParameterError, PathError, __version__
 from cellfeed_tuner._entropy._epoch_course import EpochCourse
@@ -13,29 +15,20 @@ from cellfeed_tuner._entropy._storage_order import StorageOrder
 from cellfeed_tuner._explain._bottleneck import Bottleneck
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._recall import Earlier
+from cellfeed_tuner._interval import interval
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._plain import from_plain, json_schema, to_plain
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, EntropyBits
 from cellfeed_tuner._results._dataset import Dataset
-from cellfeed_tuner._results._prefetch_result import PrefetchResult
-from cellfeed_tuner._results._recommended import Constraints, Nearest, Recommended
-from cellfeed_tuner._results._records_from_json import record_from_json
+from cellfeed_tuner._results._recommended import Constraints, Nearest, PrefetchResult, Recommended
 from cellfeed_tuner._results._replaced_file import replaced_file
-from cellfeed_tuner._results._result_json import (
-    bottleneck_json,
-    configuration_json,
-    course_json,
-    flat,
-    nested,
-    recommended_json,
-    storage_order_json,
-)
 from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 
-__all__ = ["SCHEMA", "AutotuneResult", "Ranges"]
+__all__ = ["SCHEMA", "AutotuneResult", "Ranges", "result_schema"]
 
-SCHEMA = "cellfeed.autotune/1"
+SCHEMA = "cellfeed.autotune/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,16 +148,23 @@ class AutotuneResult:
         found = (each for each in self.configurations if each.configuration == configuration)
         return next(found, None)
 
+    @property
+    def n_few_rounds(self) -> int | None:
+        """How many rounds the figure of the choice rests on, if too few; else None."""
+        chosen = self.chosen
+        if chosen is None or self.recommended is None or self.recommended.measured_in_turns:
+            return None
+        return chosen.n_rounds if chosen.has_few_rounds else None
+
     def __repr__(self) -> str:
-        from cellfeed_tuner._reports._summary import text_summary  # noqa: PLC0415 - made of results
-
-        return f"<AutotuneResult: {text_summary(self)}>"
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows: the recommendation, its figures and its proof."""
-        from cellfeed_tuner._reports._summary import html_summary  # noqa: PLC0415 - as above
-
-        return html_summary(self)
+        said = "no configuration is feasible"
+        if self.loader_fault is not None:
+            said = f"THE LOADER IS WRONG: {self.loader_fault}"
+        elif self.recommended is not None:
+            speed = interval(self.recommended.cells_per_second)
+            few = f", from {self.n_few_rounds} rounds only" if self.n_few_rounds else ""
+            said = f"{self.recommended.settings}; {speed} cells/s{few}"
+        return f"<AutotuneResult: {said}>"
 
     def entropies(self, result: ConfigurationResult) -> dict[str, EntropyBits]:
         """Return the entropy of each label in the minibatches of a configuration, by name."""
@@ -197,40 +197,8 @@ class AutotuneResult:
         return (read.from_storage if self.cache == "cold" else read.asked) / stored
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values, in the schema ``cellfeed.autotune/1``."""
-        return {
-            "schema": SCHEMA,
-            "version": __version__,
-            "date": self.date.isoformat(timespec="seconds"),
-            "machine": self.machine.to_json(),
-            "dataset": asdict(self.dataset),
-            "constraints": asdict(self.constraints),
-            "cache": self.cache,
-            "seconds": self.seconds,
-            "interrupted": self.interrupted,
-            "configurations": [
-                configuration_json(result) | {"read_amplification": self.read_amplification(result)}
-                for result in self.configurations
-            ],
-            "recommended": self.recommended and recommended_json(self.recommended),
-            "nearest": self.nearest and flat(asdict(self.nearest)),
-            "storage_order": self.storage_order and storage_order_json(self.storage_order),
-            "earlier": self.earlier and asdict(self.earlier),
-            "entropy_over_epoch": {
-                label: course_json(course) for label, course in self.entropy_over_epoch.items()
-            },
-            "bottleneck": self.bottleneck and bottleneck_json(self.bottleneck),
-            "storage_advice": [
-                asdict(each) | {"sentence": each.sentence} for each in self.storage_advice
-            ],
-            "ranges": self.ranges and asdict(self.ranges),
-            "replicate_spread": self.replicate_spread,
-            "busy": self.busy and asdict(self.busy) | {"sentence": self.busy.sentence},
-            "loader_fault": self.loader_fault,
-            "n_cells_compared": self.n_cells_compared,
-            "strategy": self.strategy and asdict(self.strategy),
-            "prefetch_results": [asdict(each) for each in self.prefetch_results],
-        }
+        """Return the result as plain values, in the schema ``cellfeed.autotune/2``."""
+        return {"schema": SCHEMA, "version": __version__, **to_plain(self)}
 
     def save(self, path: Path) -> None:
         """Write the result as JSON: all of it, or nothing, so that an older one stays.
@@ -262,9 +230,17 @@ class AutotuneResult:
             plain = json.loads(path.read_text())
             schema = plain["schema"]
             if schema == SCHEMA:
-                return record_from_json(cls, nested(plain))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+                return from_plain(cls, plain)
+        except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
             msg = f"{path}: not a result of autotune (lacks or garbles {error}); run it again"
             raise FormatError(msg) from error
         msg = f"{path}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"
         raise FormatError(msg)
+
+
+def result_schema() -> dict[str, Any]:
+    """Return the JSON Schema of what `AutotuneResult.save` writes."""
+    schema = json_schema(AutotuneResult)
+    properties = schema["$defs"]["AutotuneResult"]["properties"]
+    properties |= {"schema": {"const": SCHEMA}, "version": {"type": "string"}}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **schema}

@@ -1,0 +1,69 @@
+"""Dataclasses as plain values that JSON can hold, one to one, and back."""
+
+import math
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+__all__ = ["from_plain", "json_schema", "to_plain"]
+
+_Record = TypeVar("_Record")
+# Of these, chance may leave nothing known; JSON has no infinity, and null stands for it.
+_INFINITE_IF_NULL = {
+    "low": -math.inf,
+    "high": math.inf,
+    "drift_error_bits": math.inf,
+    "departure_error_bits": math.inf,
+}
+
+
+def to_plain(record: object) -> Any:
+    """Return a dataclass as dictionaries, lists and plain values, infinite ones as None."""
+    return _finite(msgspec.to_builtins(record, enc_hook=_item))
+
+
+def from_plain(kind: type[_Record], plain: object) -> _Record:
+    """Return a dataclass from plain values, checked against the types of its fields.
+
+    Names that are not fields are left aside; fields that are absent take their defaults.
+
+    Raises
+    ------
+    msgspec.ValidationError
+        A value is of another type, or a field without default is absent; says where.
+    """
+    return msgspec.convert(_infinite(plain), kind)
+
+
+def json_schema(kind: type) -> dict[str, Any]:
+    """Return the JSON Schema of what `to_plain` makes of a dataclass."""
+    schema = msgspec.json.schema(kind)
+    for definition in schema["$defs"].values():
+        for name in _INFINITE_IF_NULL.keys() & definition.get("properties", {}).keys():
+            definition["properties"][name] = {"type": ["number", "null"]}
+    return schema
+
+
+def _item(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    msg = f"{value!r} has no plain value"
+    raise TypeError(msg)
+
+
+def _finite(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {name: _finite(each) for name, each in plain.items()}
+    if isinstance(plain, list | tuple):
+        return [_finite(each) for each in plain]
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
+
+
+def _infinite(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {
+            name: _INFINITE_IF_NULL.get(name) if each is None else _infinite(each)
+            for name, each in plain.items()
+        }
+    return [_infinite(each) for each in plain] if isinstance(plain, list) else plain
