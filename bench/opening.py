@@ -89,6 +89,9 @@ class FirstMinibatch(_WithTables):
     def time_first_minibatch(self, *which):
         self.deliver(*which)
 
+    def peakmem_first_minibatch(self, *which):
+        self.deliver(*which)
+
 
 class Opening(_WithTables):
     """Open a collection, and read what says where its rows lie."""
