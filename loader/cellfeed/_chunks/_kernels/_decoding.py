@@ -15,6 +15,7 @@ from cellfeed._chunks._kernels._native import (
     ZSTD_NEW,
     atomic_add,
     call,
+    finish_streams,
 )
 from cellfeed._chunks._kernels._placing import place_segments
 from cellfeed._chunks._kernels._reading import read_ahead
@@ -218,6 +219,7 @@ def decode(
                 report[FAILED_CHUNK] = c
                 report[FAILURE] = failure
                 break
+    finish_streams()
     atomic_add(report.ctypes.data + DECOMPRESSED * 8, n_decompressed)
     if zlib:
         call(functions[DEFLATE_FREE], (zlib,))
