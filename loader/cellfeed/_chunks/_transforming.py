@@ -105,7 +105,7 @@ class ValueSteps:
         threads, n_threads
             Who helps the calling thread, and how many work on it together.
         """
-        if not groups or not self or (rows is not None and not rows.size):
+        if not groups or not self:
             return
         table, taken = _table(groups), np.zeros(1, np.int64)
         if rows is None:

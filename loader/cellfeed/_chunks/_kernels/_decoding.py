@@ -16,6 +16,7 @@ from cellfeed._chunks._kernels._native import (
     ZSTD_NEW,
     atomic_add,
     call,
+    finish_streams,
     nanoseconds,
 )
 from cellfeed._chunks._kernels._placing import place_segments
@@ -231,6 +232,7 @@ def decode(
                 report[FAILED_CHUNK] = c
                 report[FAILURE] = failure
                 break
+    finish_streams()
     atomic_add(report.ctypes.data + DECOMPRESSED * 8, n_decompressed)
     atomic_add(report.ctypes.data + READING * 8, reading)
     atomic_add(report.ctypes.data + DECOMPRESSING * 8, decompressing)

@@ -50,6 +50,7 @@ __all__ = [
     "call",
     "copy_bytes",
     "divide",
+    "finish_streams",
     "float_of_bits",
     "function_addresses",
     "multiply_add",
@@ -192,7 +193,8 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
 def stream_blocks(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
     """Copy ``n`` blocks of `BLOCK_BYTES` past the cache; ``target`` is aligned to as many.
 
-    What is written fills whole lines of memory, which therefore need not be read first.
+    What is written fills whole lines of memory, which therefore need not be read first. Other
+    threads may see it out of order until `finish_streams`.
     """
     signature = types.void(types.int64, types.int64, types.int64)
 
@@ -207,7 +209,21 @@ def stream_blocks(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
             )
             block = builder.load(out_of, align=1)
             builder.store(block, into, align=BLOCK_BYTES).set_metadata("nontemporal", streamed)
-        builder.fence("seq_cst")  # other threads see no such writes out of order
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def finish_streams(typingctx: Any) -> Any:
+    """Wait until what this thread has streamed is in memory, before others are told of it.
+
+    That takes as long as some hundred elements, so it is done once for many streams.
+    """
+    signature = types.void()
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        builder.fence("seq_cst")
         return context.get_dummy_value()
 
     return signature, codegen

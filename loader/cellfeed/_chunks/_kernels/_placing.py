@@ -11,6 +11,7 @@ from cellfeed._chunks._kernels._native import (
     atomic_add,
     call,
     copy_bytes,
+    finish_streams,
     pointer,
     stream_blocks,
 )
@@ -51,7 +52,8 @@ __all__ = ["copy_all", "crossings_ascend", "densify", "place", "place_segments"]
 
 _UNSORTED, _OUT_OF_BOUNDS = range(1, 3)
 _LEAST_STREAMED = 1 << 10  # bytes; the ends of what is streamed are not
-_TILE_ELEMENTS = 1 << 12  # of a dense matrix; they fit in the first cache
+_TILE_BYTES = 24 << 10  # of a dense matrix; they fit in the first cache
+_SPARSE = 16  # elements for each that is placed, from which on it is faster to clear only these
 
 
 @compiled("int64(int64, int64, int64, int64)")
@@ -83,7 +85,7 @@ def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
 
 @compiled("void(int64, int64, int64)")
 def _stream_bytes(target: int, source: int, n: int) -> None:
-    """Copy bytes past the cache."""
+    """Copy bytes past the cache; see `finish_streams`."""
     if n < _LEAST_STREAMED:
         copy_bytes(target, source, n)
         return
@@ -209,6 +211,7 @@ def place(
 ) -> None:
     """Place elements that are in memory already, as `decode` does with those of a chunk."""
     report[FAILURE] = place_segments(source, segments, array, report, scratch, 0)
+    finish_streams()
 
 
 @compiled("boolean(int64[::1], int64)")
@@ -238,24 +241,41 @@ def densify(
 ) -> None:
     """Fill ``dense`` from CSR rows of ascending columns; values are bits, whatever they mean.
 
-    It is made piece by piece in the first cache, from which it goes to memory in whole lines.
+    It is made piece by piece in the first cache, from which it goes to memory in whole lines. Of a
+    piece that is sparse, only what was placed is set to zero again. (numba takes no index without
+    a sign for one from the end.)
     """
     n_vars, n_elements = dense.shape[1], dense.size
-    tile = np.empty(_TILE_ELEMENTS, dense.dtype)
-    row, k = 0, pointers[0]
-    for first in range(0, n_elements, _TILE_ELEMENTS):
-        n = min(_TILE_ELEMENTS, n_elements - first)
-        tile[:n] = 0
+    size = _TILE_BYTES // dense.itemsize
+    tile, places = np.empty(size, dense.dtype), np.empty(size, np.int32)
+    for i in range(size):  # which becomes one call, as a slice would not
+        tile[i] = 0
+    row, k = 0, np.int64(pointers[0])
+    for first in range(0, n_elements, size):
+        n, n_placed = min(size, n_elements - first), np.int64(0)
         while row < len(dense):
-            start, stop = row * n_vars - first, pointers[row + 1]
-            while k < stop and start + indices[k] < n:
-                tile[start + indices[k]] = data[k]
+            start, stop = row * n_vars - first, np.int64(pointers[row + 1])
+            while k < stop:
+                place = np.uint64(start + np.int64(indices[np.uint64(k)]))
+                if place >= np.uint64(n):
+                    break
+                tile[place] = data[np.uint64(k)]
+                places[np.uint64(n_placed)] = place
+                n_placed += 1
                 k += 1
             if start + n_vars > n:
                 break
             row += 1
-        begin = dense.ctypes.data + first * dense.itemsize
-        _stream_bytes(begin, tile.ctypes.data, n * dense.itemsize)
+        _stream_bytes(
+            dense.ctypes.data + first * dense.itemsize, tile.ctypes.data, n * dense.itemsize
+        )
+        if n_placed > n // _SPARSE:
+            for i in range(n):
+                tile[i] = 0
+        else:
+            for i in range(n_placed):
+                tile[np.uint64(places[np.uint64(i)])] = 0
+    finish_streams()
 
 
 @compiled("void(int64[::1], int64[::1], int64[::1])")

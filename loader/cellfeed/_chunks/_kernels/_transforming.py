@@ -67,38 +67,44 @@ _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (
 )
 
 
-@compiled("float64(float32[::1], float64)", "float64(float64[::1], float64)")
-def _divisor(values: NDArray[Any], target: float) -> float:
-    """Return by what values are divided to sum to ``target``; 1 if their sum is 0."""
-    total = 0.0
+@compiled("Tuple((float64, uint32))(float32[::1])", "Tuple((float64, uint32))(float64[::1])")
+def _total_and_highest(values: NDArray[Any]) -> Any:
+    """Return the sum of values, and the highest of their bits if they are float32.
+
+    A sign is above infinity and NaN there, and these above numbers.
+    """
+    total, highest = 0.0, np.uint32(0)
     for i in range(values.size):
         total = add_unordered(total, np.float64(values[i]))
+        highest = max(highest, bits_of_float(np.float32(values[i])))
+    return total, highest
+
+
+@compiled("float64(float64, float64)")
+def _divisor(total: float, target: float) -> float:
+    """Return by what values are divided to sum to ``target``; 1 if their sum is 0."""
     return divide(total, target) if total != 0.0 else 1.0
 
 
-@compiled("boolean(float32[::1], float64)", "boolean(float64[::1], float64)")
-def _is_plain(values: NDArray[Any], factor: float) -> bool:
-    """Return whether these are float32, finite, not negative, and not huge once multiplied."""
-    if values.itemsize != 4 or not 1 / _LARGEST_FACTOR <= factor <= _LARGEST_FACTOR:
-        return False
-    highest = np.uint32(0)  # of all bits: a sign is above infinity and NaN, and these above numbers
-    for i in range(values.size):
-        highest = max(highest, bits_of_float(np.float32(values[i])))
+@compiled("boolean(uint32, float64)")
+def _are_plain(highest: int, factor: float) -> bool:
+    """Return whether float32 are finite, not negative, and not huge once multiplied."""
     largest = np.float64(float_of_bits(highest)) * factor
-    return bool(highest < _FLOAT_INFINITY and largest < _LARGEST_PLAIN)
+    is_usual = 1 / _LARGEST_FACTOR <= factor <= _LARGEST_FACTOR
+    return bool(highest < _FLOAT_INFINITY and is_usual and largest < _LARGEST_PLAIN)
 
 
-@compiled("void(float32[::1], float64)", "void(float64[::1], float64)")
-def _log1p(values: NDArray[Any], divisor: float) -> None:
+@compiled("void(float32[::1], float64, uint32)", "void(float64[::1], float64, uint32)")
+def _log1p(values: NDArray[Any], divisor: float, highest: int) -> None:
     """Replace values by the logarithm of 1 + value / ``divisor``.
 
     Plain ones in float32 without branches, so that many are computed at once: 1 + y is
     2^k (1 + f) with 1 + f between the square roots of 1/2 and 2, and log(1 + f) is a polynomial.
     What roundings leave out of y and of f is carried beside them, so that the result is off by
-    less than one unit.
+    less than one unit. ``highest`` is that of `_total_and_highest`.
     """
     factor = divide(1.0, divisor)
-    if not _is_plain(values, factor):
+    if values.itemsize != 4 or not _are_plain(highest, factor):
         for i in range(values.size):
             values[i] = math.log1p(divide(np.float64(values[i]), divisor))
         return
@@ -175,15 +181,15 @@ def _divide(values: NDArray[Any], divisor: float) -> None:
 @compiled("void(float32[::1], int64, float64)", "void(float64[::1], int64, float64)")
 def _apply(values: NDArray[Any], kind: int, number: float) -> None:
     """Apply a step to the values of one row."""
-    if kind == NORMALIZED:
-        _divide(values, _divisor(values, number))
-    elif kind == LOG1P:
-        _log1p(values, 1.0)
-    elif kind == NORMALIZED_LOG1P:
-        _log1p(values, _divisor(values, number))
-    else:
+    if kind == BINARIZED:
         for i in range(values.size):
             values[i] = 1.0 if values[i] > number else 0.0
+        return
+    total, highest = _total_and_highest(values)
+    if kind == NORMALIZED:
+        _divide(values, _divisor(total, number))
+    else:
+        _log1p(values, 1.0 if kind == LOG1P else _divisor(total, number), highest)
 
 
 @compiled("void(int64, int64, int64, int64, int64, int64)")
