@@ -1,11 +1,16 @@
 """What the commands import before they do anything, each in a process of its own."""
 
+import ast
 import json
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
+
+import cellfeed_tuner
 
 TUNER, LOADER = "cellfeed_tuner._commands._autotune_cli", "cellfeed._cli"
 
@@ -107,3 +112,24 @@ def test_what_is_asked_wrongly_is_told_before_anything_is_imported(arguments):
     assert ran.returncode == 2
     assert "AssertionError" not in ran.stderr
     assert ran.stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_no_folder_or_module_imports_what_imports_it():
+    """Neither in a circle, nor from one folder to another and back."""
+    root = Path(cellfeed_tuner.__file__).parent
+    modules = {
+        ".".join((root.name, *path.relative_to(root).with_suffix("").parts)): path
+        for path in root.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    of_modules, of_folders = TopologicalSorter[str](), TopologicalSorter[str]()
+    for name, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            imported = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if imported in modules:
+                of_modules.add(name, imported)
+                folder, other = (each.split(".")[1] for each in (name, imported))
+                if folder != other:
+                    of_folders.add(folder, other)
+    of_modules.prepare()  # raises where there is a circle
+    of_folders.prepare()

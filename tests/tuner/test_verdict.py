@@ -138,12 +138,9 @@ def test_random_sampling_is_inside_though_the_expansion_excludes_it(n_labels, sk
         assert "inside bounds, exact where the paper's are loose" in found.sentence
 
 
-@pytest.mark.parametrize(
-    ("value", "verdict"), [(3.5, "inside"), (3.508, "inside"), (3.53, "+0.030"), (3.0, "-0.190")]
-)
-def test_a_table_holds_entropy_against_what_is_exact_where_bounds_are_not(value, verdict):
+def test_where_an_expansion_excludes_what_is_exact_the_bounds_do_not():
     entropy = EntropyBits(
-        measured=Estimate(value, value - 0.005, value + 0.005),
+        measured=None,
         expected=Estimate(3.5, 3.49, 3.51),
         homogeneous=3.19,
         lower_bound=3.2,  # an expansion, too, which excludes homogeneous blocks
@@ -151,7 +148,6 @@ def test_a_table_holds_entropy_against_what_is_exact_where_bounds_are_not(value,
         random=3.5,
     )
     assert entropy.bounds == (3.19, 3.5)
-    assert entropy.verdict == verdict
 
 
 def test_a_fault_convicts_the_loader():

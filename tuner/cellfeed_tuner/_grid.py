@@ -5,7 +5,7 @@ from typing import Literal
 from cellfeed import Collection
 from cellfeed.machine import usable_cpu_count
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._measuring._measure import cells_needed
+from cellfeed_tuner._measuring._checks import cells_needed
 
 __all__ = ["buffer_bytes", "default_workers", "obstacle"]
 

@@ -18,6 +18,7 @@ from cellfeed_tuner._reports._wording import (
     how_measured,
     interruption_in_words,
     prefetch_in_words,
+    status_in_words,
     why_no_bottleneck,
     why_no_choice,
     why_nothing,
@@ -163,7 +164,7 @@ def _facts(result: AutotuneResult, answer: Why) -> Table:
     entropy = about.entropy_bits
     table = Table.grid(padding=(0, 2))
     rows = [
-        ("status", about.status + (f" ({about.note})" if about.note else "")),
+        ("status", status_in_words(about) + (f" ({about.note})" if about.note else "")),
         ("throughput", _throughput(about)),
     ]
     if answer.speed_ratio is not None and not answer.is_chosen:
@@ -192,28 +193,13 @@ def _throughput(about: ConfigurationResult) -> str:
 
 def _json(result: AutotuneResult, answer: Why | None, found: Bottleneck | None) -> dict[str, Any]:
     plain = result.to_json()
-    explained = {
-        "schema": "cellfeed.explain/1",
+    return {
+        "schema": "cellfeed.explain/2",
         "recommended": plain["recommended"],
         "nearest": plain["nearest"],
         "bottleneck": found and to_plain(found) | {"sentence": found.sentence},
         "storage_advice": [
             to_plain(each) | {"sentence": each.sentence} for each in result.storage_advice
         ],
-        "answer": None,
+        "answer": answer and to_plain(answer),
     }
-    if answer is not None:
-        about = result.configurations.index(answer.about)
-        explained["answer"] = {
-            "asked": to_plain(answer.asked),
-            "in_grid": bool(answer.n_matching),
-            "n_matching": answer.n_matching,
-            "about": plain["configurations"][about],
-            "is_chosen": answer.is_chosen,
-            "speed_ratio": answer.speed_ratio,
-            "predicted_cells_per_second": answer.predicted and to_plain(answer.predicted),
-            "homogeneous_bits": answer.homogeneous_bits,
-            "share_of_random": answer.about.entropy_bits.share_of_random,
-            "reasons": list(answer.reasons),
-        }
-    return explained

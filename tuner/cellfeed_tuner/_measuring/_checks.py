@@ -11,11 +11,18 @@ from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy._label_counts import LabelCounts
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._measure import cells_needed
 from cellfeed_tuner._measuring._selected import Selected
 
-__all__ = ["bytes_on_disk", "cache_state", "check_cache", "check_labels", "check_size"]
+__all__ = [
+    "bytes_on_disk",
+    "cache_state",
+    "cells_needed",
+    "check_cache",
+    "check_labels",
+    "check_size",
+]
 
+_ROUNDS_PER_EPOCH_WITH_WORKERS = 2
 _WARM_SHARE_OF_MEMORY = 0.8
 _LEAST_LABELS = 2
 # Cells of a value, on average, without which values are no labels but an identity or a quantity:
@@ -133,3 +140,9 @@ def cache_state(collection: Collection, asked: CacheState | None) -> CacheState:
         )
         raise ParameterError(msg)
     return "remote"
+
+
+def cells_needed(configuration: Configuration, batch_size: int) -> int:
+    """Return how many cells a collection must have for whole fetches to be timed."""
+    rounds = _ROUNDS_PER_EPOCH_WITH_WORKERS if configuration.num_workers else 1
+    return rounds * configuration.minibatches_per_round * batch_size

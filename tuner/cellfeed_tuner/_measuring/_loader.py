@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
+from cellfeed_tuner._measuring._dropping import Dropping, closed_at_the_end, rounds_ahead
 from cellfeed_tuner._measuring._measure import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
@@ -20,7 +19,7 @@ from cellfeed_tuner._measuring._measure import (
 )
 from cellfeed_tuner._measuring._timing import Delivery, Round, Started
 
-__all__ = ["SINGLE_MINIBATCHES", "LoaderRequest", "closed_at_the_end", "measure_loader"]
+__all__ = ["SINGLE_MINIBATCHES", "LoaderRequest", "measure_loader"]
 
 SINGLE_MINIBATCHES = Configuration(block_size=1, fetch_factor=1)
 """Of a loader that reads each minibatch by itself."""
@@ -129,17 +128,3 @@ class LoaderRequest:
                     yield end - begin
                     begin = end
             del minibatches
-
-
-@contextmanager
-def closed_at_the_end(minibatches: Iterator[Any]) -> Iterator[None]:
-    """Wait at the end of the block until nothing is under way any more for an iterator.
-
-    Dropped, cellfeed's would end in a thread, while the next epoch is timed. Of other loaders,
-    which have nothing to close, dropping ends what there is.
-    """
-    try:
-        yield
-    finally:
-        if hasattr(minibatches, "close"):
-            minibatches.close()

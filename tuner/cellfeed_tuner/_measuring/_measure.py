@@ -19,7 +19,7 @@ from cellfeed_tuner._machine._page_cache import (
     resident_fraction,
 )
 from cellfeed_tuner._measuring._bytes_read import BytesRead
-from cellfeed_tuner._measuring._checks import cache_state
+from cellfeed_tuner._measuring._checks import cache_state, cells_needed
 from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes, names_of
 from cellfeed_tuner._measuring._measuring_process import (
@@ -47,7 +47,6 @@ __all__ = [
     "LEAST_ROUNDS",
     "MOST_ROUNDS",
     "Measurement",
-    "cells_needed",
     "limit_seconds",
     "measure",
     "measure_alone",
@@ -67,7 +66,6 @@ MOST_ROUNDS = 200
 # A measurement is stopped after so many times the time that it was given, but a slow machine has
 # so many seconds for the least number of rounds, however short that time is.
 _LIMIT_TIMES, _LEAST_LIMIT_SECONDS = 20, 60.0
-_ROUNDS_PER_EPOCH_WITH_WORKERS = 2
 # Batches into which the rounds of one process are divided for an interval: neighbouring rounds are
 # not independent.
 _FEW_BATCHES, _MANY_BATCHES = 4, 8
@@ -375,12 +373,6 @@ def measure_with(process: Runs[TimedT], request: TimedT, *, limit_seconds: float
         cells_per_round=request.configuration.minibatches_per_round * request.batch_size,
     )
     return _filled(empty, process.run(request, limit_seconds=limit_seconds))
-
-
-def cells_needed(configuration: Configuration, batch_size: int) -> int:
-    """Return how many cells a collection must have for whole fetches to be timed."""
-    rounds = _ROUNDS_PER_EPOCH_WITH_WORKERS if configuration.num_workers else 1
-    return rounds * configuration.minibatches_per_round * batch_size
 
 
 def _filled(empty: Measurement, outcome: Outcome) -> Measurement:

@@ -32,9 +32,8 @@ from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
 from cellfeed_tuner._measuring._counted_rounds import CountedRounds
 from cellfeed_tuner._measuring._delivery import Delivered
-from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
+from cellfeed_tuner._measuring._dropping import Dropping, closed_at_the_end, rounds_ahead
 from cellfeed_tuner._measuring._labels import LabelWithin
-from cellfeed_tuner._measuring._loader import closed_at_the_end
 from cellfeed_tuner._measuring._sampled_cells import DeliveredCell, sampled_cells
 from cellfeed_tuner._measuring._selected import Selected
 

@@ -49,7 +49,6 @@ _HEADINGS = (
     "expected bits",
     "share of random",
     "bounds (bits)",
-    "within them",
     "memory",
     "read / stored",
 )
@@ -191,7 +190,6 @@ def _row(
         f"{entropy.expected.value:.3f}",
         f"{entropy.share_of_random:.1%}",
         "{:.3f} to {:.3f}".format(*entropy.bounds),
-        entropy.verdict,
         format_bytes(each.peak_memory_bytes) if each.peak_memory_bytes else "",
         "" if amplification is None else f"{amplification:.1f}",
         *(text for _, text in _further(each, result)),

@@ -271,8 +271,8 @@ _STATUS_IN_WORDS = {
     "not enough samples": "Too few whole fetches could be timed for a throughput",
     "too few cells": "The collection has too few cells to time it",
     "over memory": "It does not fit in the memory given",
-    "too slow": "It was not timed, since configurations like it were too slow to win",
-    "out of budget": "There was no time left to time it (see --budget)",
+    "too slow": "It was not timed, since it is predicted slower than the best",
+    "out of budget": "It was not timed (budget exhausted; see --budget)",
     "failed": "It failed",
 }
 

@@ -1,13 +1,11 @@
 """What is known of one configuration."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import Literal
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import BEYOND_CHANCE, CONFIDENCE, Estimate
+from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._verdicts._verdict import Verdict
 
@@ -18,9 +16,6 @@ __all__ = [
     "LabelResult",
     "Status",
 ]
-
-# What chance does not explain, as so many halves of an interval.
-_MARGIN = BEYOND_CHANCE / NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 Status = Literal[
     "measured",
@@ -98,28 +93,6 @@ class EntropyBits(_MinibatchEntropyBits):
         """
         exact = self.lower_bound if self.homogeneous is None else self.homogeneous
         return min(self.lower_bound, exact), max(self.upper_bound, exact, self.random)
-
-    @property
-    def verdict(self) -> str:
-        """Whether the measured entropy (or the expected one) is inside the `bounds`.
-
-        "inside", or how far outside: "+0.010" above the upper bound, "-0.020" below the lower;
-        "n/a" where so many labels meet so small a minibatch that the paper's say nothing, or
-        theory does not apply.
-        """
-        if self.upper_bound <= 0:
-            return "n/a"
-        shown = self.expected
-        if self.measured is not None and math.isfinite(self.measured.low):
-            shown = self.measured
-        lower, upper = self.bounds
-        # Among as many configurations as a grid has, some leave their 95 % interval by chance.
-        margin = _MARGIN * (shown.high - shown.value)
-        if shown.value - margin > upper:
-            return f"{shown.value - upper:+.3f}"
-        if shown.value + margin < lower:
-            return f"{shown.value - lower:+.3f}"
-        return "inside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._grid import buffer_bytes, obstacle
-from cellfeed_tuner._measuring._measure import Measurement, cells_needed
+from cellfeed_tuner._measuring._checks import cells_needed
+from cellfeed_tuner._measuring._measure import Measurement
 from cellfeed_tuner._planning._goal import Goal, best_mixed, fastest
 from cellfeed_tuner._planning._nearby_shares import NearbyShares
 from cellfeed_tuner._results._configuration_result import EntropyBits, Status
