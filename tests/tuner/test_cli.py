@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import autotune
 from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._measuring import _measuring_process
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._reports._terminal import print_report
 
@@ -325,6 +326,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_measuring(small_collect
 def test_a_module_in_the_current_folder_is_not_taken_for_ours(
     small_collection, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(_measuring_process, "subprocess", subprocess)  # which imports by itself
     (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong numpy')")
     monkeypatch.chdir(tmp_path)
     collection = open_collection(small_collection, obs=["plate"])

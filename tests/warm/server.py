@@ -33,6 +33,7 @@ IMPORTED = (
     "cellfeed._dataset",
     "cellfeed._preshuffle",
     "cellfeed.synthetic",
+    "cellfeed_tuner._measuring._timing",
     "scipy.sparse",
     "torch.distributed",
     "torch.utils.data",
