@@ -7,6 +7,7 @@ import types
 
 import pytest
 from hypothesis import settings
+from tests.warm import python as warm
 
 # A shared machine may be slow at any moment; how long a test takes says nothing about the code.
 settings.register_profile("cellfeed", deadline=None)
@@ -35,8 +36,6 @@ def measuring_processes_find_imports_done():
     if importlib.util.find_spec("cellfeed_tuner") is None:
         yield
         return
-    from tests.warm import python as warm  # noqa: PLC0415 - as the tuner, where it is there
-
     with pytest.MonkeyPatch.context() as patch:
         warm_subprocess = types.SimpleNamespace(Popen=warm.Popen, DEVNULL=subprocess.DEVNULL)
         patch.setattr("cellfeed_tuner._measuring._measuring_process.subprocess", warm_subprocess)

@@ -19,13 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.warm.server import NUMBER
+from tests.warm.server import ADDRESS, NUMBER
 
-__all__ = ["Popen", "run", "torchrun"]
+__all__ = ["ADDRESS", "Popen", "address", "run", "torchrun"]
 
 _SERVER = Path(__file__).with_name("server.py")
-# Names the socket, for processes that start others.
-ADDRESS = "CELLFEED_TESTS_WARM_PYTHON"
 _TORCHRUN = """
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
@@ -38,14 +36,18 @@ _PIPES = "p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"
 
 
 @functools.cache
-def _address() -> str:
-    """Return where the process that forks can be asked; it ends with this one."""
+def address() -> str:
+    """Return where the process that forks can be asked; it ends with this one.
+
+    A process that finds it in its environment as `ADDRESS` asks there too, also for what autotune
+    measures in.
+    """
     if ADDRESS in os.environ:  # that of the process which started this one
         return os.environ[ADDRESS]
     folder = tempfile.TemporaryDirectory(prefix="warm")
-    address = f"{folder.name}/socket"
+    path = f"{folder.name}/socket"
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
+    listener.bind(path)
     listener.listen()
     server = subprocess.Popen(
         [sys.executable, _SERVER, str(listener.fileno())],
@@ -60,7 +62,7 @@ def _address() -> str:
         folder.cleanup()
 
     atexit.register(end)
-    return address
+    return path
 
 
 def torchrun(n: int, *command: object) -> subprocess.CompletedProcess[str]:
@@ -68,7 +70,7 @@ def torchrun(n: int, *command: object) -> subprocess.CompletedProcess[str]:
     options = ["--standalone", "--nproc-per-node", n]
     return run(
         [sys.executable, "-c", _TORCHRUN, *map(str, (*options, *command))],
-        env=os.environ | {ADDRESS: _address(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        env=os.environ | {ADDRESS: address(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )
 
 
@@ -93,7 +95,7 @@ class Popen(subprocess.Popen[Any]):
             "numbers": numbers,
         }
         self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(_address())
+        self._connection.connect(address())
         socket.send_fds(self._connection, [json.dumps(request).encode()], files)
         self.pid = self._number()
         self._child_created = True

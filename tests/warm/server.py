@@ -19,6 +19,7 @@ import selectors
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import types
 import warnings
@@ -39,6 +40,7 @@ IMPORTED = (
     "torch.utils.data",
 )
 MOST_BYTES, MOST_FILES = 1 << 20, 64
+ADDRESS = "CELLFEED_TESTS_WARM_PYTHON"
 NUMBER = struct.Struct("i")
 
 
@@ -115,6 +117,18 @@ def take_over(request: dict[str, Any], files: list[int]) -> None:
     os.environ.update(request["env"])
     random.seed()
     np.random.seed()  # noqa: NPY002 - what the script may draw from, which was seeded at import
+    if ADDRESS in os.environ:
+        use_for_measuring()
+
+
+def use_for_measuring() -> None:
+    """Let the processes in which autotune measures be forked where the imports are done."""
+    from tests.warm.python import Popen  # noqa: PLC0415 - which imports this
+
+    from cellfeed_tuner._measuring import _measuring_process  # noqa: PLC0415 - where the tuner is
+
+    forking = types.SimpleNamespace(Popen=Popen, DEVNULL=subprocess.DEVNULL)
+    setattr(_measuring_process, "subprocess", forking)  # noqa: B010 - of another type
 
 
 def run_main(arguments: list[str]) -> None:
@@ -171,7 +185,9 @@ def _warn(rule: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder
+    sys.path[0] = str(Path(__file__).parents[2])
+    importlib.import_module("tests.warm.python")
+    sys.path.pop(0)
     request, files = serve(socket.socket(fileno=int(sys.argv[1])))
     own_main = sys.modules["__main__"]  # which the script's takes the place of
     take_over(request, files)
