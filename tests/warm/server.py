@@ -47,7 +47,7 @@ NUMBER = struct.Struct("i")
 def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork for each request until the input ends; in a child, return what is to be run.
 
-    A child's process number is answered at once, and its status when it ends.
+    A child answers with its number at once; its status is told when it has ended.
     """
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # then the scripts say so
@@ -79,11 +79,14 @@ def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
                     break
                 _close(*files)
                 running[pid] = connection
-                connection.sendall(NUMBER.pack(pid))
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    request = json.loads(message)
+    if request["new_session"]:
+        os.setsid()  # before anyone may ask for its process group
+    connection.sendall(NUMBER.pack(os.getpid()))
     _close(reading, writing, *(each.detach() for each in (*running.values(), connection, listener)))
-    return json.loads(message), files
+    return request, files
 
 
 def _close(*files: int) -> None:
@@ -102,8 +105,6 @@ def _tell_of_ended(running: dict[int, socket.socket]) -> None:
 
 def take_over(request: dict[str, Any], files: list[int]) -> None:
     """Become the process that was asked for."""
-    if request["new_session"]:
-        os.setsid()
     numbers = request["numbers"]
     # Above all that are wanted, so that none is overwritten before it is copied.
     above = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 1 + max(numbers)) for file in files]
