@@ -10,7 +10,7 @@ PEERS_CELLS ?= 200000
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
-.PHONY: demo test docs check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
+.PHONY: demo test tests coverage docs check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -34,9 +34,17 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+test: check tests
+
 # On as many cores as there are, up to four, with a thread of linear algebra on each.
-test: check
+tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=worksteal
+
+# Which branches of loader and tuner the tests take: make coverage [OF=tests/loader/sampling].
+# What they run in other Pythons is not counted.
+coverage: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 \
+		--dist=worksteal --cov --cov-report=term --cov-report=html $(OF)
 
 # The pages, strictly: a warning is an error. The tutorial is run.
 docs: $(VENV)/.installed-docs

@@ -1,9 +1,13 @@
 """Settings of every test."""
 
+import importlib.util
 import signal
+import subprocess
+import types
 
 import pytest
 from hypothesis import settings
+from tests.warm import python as warm
 
 # A shared machine may be slow at any moment; how long a test takes says nothing about the code.
 settings.register_profile("cellfeed", deadline=None)
@@ -26,6 +30,18 @@ def interrupts_as_in_a_terminal():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def measuring_processes_find_imports_done():
+    """Those of autotune are forked where the imports are done, unless a test wants Python's own."""
+    if importlib.util.find_spec("cellfeed_tuner") is None:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        warm_subprocess = types.SimpleNamespace(Popen=warm.Popen, DEVNULL=subprocess.DEVNULL)
+        patch.setattr("cellfeed_tuner._measuring._measuring_process.subprocess", warm_subprocess)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,7 @@
 """Every example runs as its docstring says, and shows what it promises."""
 
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pandas as pd
 import pytest
 from tests.loader.sources.memory_maps import write_scdl
 from tests.loader.sources.somas import write_experiment
+from tests.warm import python as warm
 
 from cellfeed import load_database
 from cellfeed.synthetic import write_tahoe_like
@@ -33,14 +32,7 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 
 def run(*command: object) -> str:
-    result = subprocess.run(
-        [sys.executable, *map(str, command)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    result = warm.run([sys.executable, *map(str, command)])
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -62,7 +54,9 @@ def test_lightning(plates):
 
 
 def torchrun(n: int, *command: object) -> str:
-    return run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n, *command)
+    result = warm.torchrun(n, *command)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_processes_that_are_stopped_and_go_on(plates, tmp_path):

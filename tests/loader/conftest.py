@@ -1,6 +1,7 @@
 """Fixtures that write small AnnData files, in every form that has been seen in the wild."""
 
 import itertools
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says nothing about whether it is right.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+# What workers import that are forked from a server: the server does, once for all tests.
+multiprocessing.set_forkserver_preload(["__main__", "cellfeed._dataset"])
 
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 

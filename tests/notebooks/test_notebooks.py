@@ -8,6 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from tests.warm import python as warm
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -68,6 +69,8 @@ def test_says_what_the_large_size_lacks(tmp_path, monkeypatch):
 class TestNotebook:
     def test_runs_in_small_size(self, path, monkeypatch):
         monkeypatch.setenv("CELLFEED_NOTEBOOK_SIZE", "small")
+        monkeypatch.setenv(warm.ADDRESS, warm.address())  # for what the notebook measures
+        monkeypatch.setattr("jupyter_client.launcher.Popen", warm.Popen)
         notebook = nbformat.read(path, as_version=4)
         folder = {"metadata": {"path": str(path.parent)}}
         NotebookClient(notebook, resources=folder, timeout=300).execute()  # raises on an error

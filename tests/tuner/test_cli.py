@@ -14,10 +14,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from tests.warm import python as warm
 
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneResult, autotune
 from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._measuring import _measuring_process
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._reports._terminal import print_report
 
@@ -320,6 +322,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_measuring(small_collect
 def test_a_module_in_the_current_folder_is_not_taken_for_ours(
     small_collection, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(_measuring_process, "subprocess", subprocess)  # which imports by itself
     (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong numpy')")
     monkeypatch.chdir(tmp_path)
     collection = open_collection(small_collection, obs=["plate"])
@@ -338,7 +341,8 @@ def test_a_script_without_a_main_guard_can_call_it(small_collection, tmp_path):
         "                  workers=[1], budget=8)\n"
         "print(result.configurations[0].status)\n"
     )
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    ran = warm.run([sys.executable, script])
+    assert ran.returncode == 0, ran.stderr
     assert ran.stdout in {"measured\n", "not enough samples\n"}  # as fast as the machine is
 
 

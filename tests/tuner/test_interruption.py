@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from click.testing import CliRunner
+from tests.warm import python as warm
 
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneInterrupted, AutotuneResult, Configuration, autotune
@@ -178,7 +179,7 @@ main()
 def measuring(small_collection, output):
     """The command, and its processes, when something was measured and something else is."""
     settings = [str(small_collection), "--label", "plate", "--output", str(output)]
-    command = subprocess.Popen(
+    command = warm.Popen(
         [sys.executable, "-c", START, *settings, *OPTIONS, "--budget", "1000"],
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

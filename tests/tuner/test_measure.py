@@ -5,7 +5,6 @@ import importlib
 import operator
 import os
 import shutil
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from tests.warm import python as warm
 
 from cellfeed import (
     BlockShuffling,
@@ -394,7 +394,7 @@ def test_the_measuring_process_ends_with_its_parent(small_collection):
         "os.kill(os.getpid(), 9)\n"
     )
     command = [sys.executable, "-c", script]
-    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    killed = warm.run(command)
     orphan = int(killed.stdout)
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(orphan).wait(timeout=30)

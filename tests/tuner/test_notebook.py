@@ -7,6 +7,7 @@ import nbformat
 import numpy as np
 import pytest
 from nbclient import NotebookClient
+from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, FormatError
 from cellfeed_tuner._reports._notebook import html_summary
@@ -32,8 +33,9 @@ print(sum(len(minibatch) for minibatch in dataset.loader()))
 """
 
 
-def test_a_notebook_tunes_once_and_trains(small_collection, tmp_path):
+def test_a_notebook_tunes_once_and_trains(small_collection, tmp_path, monkeypatch):
     """The measuring process runs no cell again, though cells have no main guard."""
+    monkeypatch.setattr("jupyter_client.launcher.Popen", warm.Popen)
     ran = tmp_path / "ran"
     sources = COUNT.format(ran=str(ran)), TUNE.format(folder=str(small_collection)), TRAIN
     notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, sources)))

@@ -263,10 +263,12 @@ def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
 def context_without_threads() -> BaseContext:
     """Return how worker processes start that must have none of the threads of this process.
 
-    They are forked from a server that has imported cellfeed and begun nothing.
+    They are forked from a server that has imported what they need, once for all of them, and has
+    begun nothing. On macOS, code of the system that torch loads may not be forked safely.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "cellfeed"])
+    imported = "cellfeed" if sys.platform == "darwin" else "cellfeed._dataset"
+    context.set_forkserver_preload(["__main__", imported])
     return context
 
 

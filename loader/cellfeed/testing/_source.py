@@ -2,7 +2,6 @@
 """What holds for every source, whatever the storage."""
 
 import math
-import multiprocessing
 import pickle
 import re
 import warnings
@@ -23,6 +22,7 @@ from cellfeed._chunks import Verify
 from cellfeed._chunks._reads import Done
 from cellfeed._collection import Collection
 from cellfeed._dataset import CellDataset
+from cellfeed._dataset._loader import context_without_threads
 from cellfeed._errors import ColumnError
 from cellfeed._reading import Pools, Reader
 from cellfeed._runs import merge_consecutive
@@ -292,9 +292,12 @@ class SourceConformance:
         self._try(check, case=self.cases(), max_examples=max(1, self.max_examples // 5))
 
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
-    def test_in_worker_processes(self, write: Write, method: Literal["fork", "spawn"]) -> None:
-        """Workers read the same, after the parent has read and while it does."""
+    @pytest.mark.parametrize("method", ["fork", "forkserver"])
+    def test_in_worker_processes(self, write: Write, method: Literal["fork", "forkserver"]) -> None:
+        """Workers read the same, after the parent has read and while it does.
+
+        Forked, they have all that the parent has; of the server, what was pickled alone.
+        """
 
         def check(case: StoredCase) -> None:
             collection = _collection(write, [case])
@@ -303,9 +306,11 @@ class SourceConformance:
             oracle.check(collection[rows], rows)
             strategy = BlockShuffling(block_size=3)
             dataset = _dataset(collection, strategy, batch_size=4, fetch_factor=2, seed=0)
-            options = dict[str, Any](multiprocessing_context=multiprocessing.get_context(method))
-            if method == "fork" and not collection.can_be_forked:
-                options = {}  # the loader starts them in another way
+            options = dict[str, Any]()  # where it cannot be forked, the loader takes the server
+            if method == "forkserver":
+                options = {"multiprocessing_context": context_without_threads()}
+            elif collection.can_be_forked:
+                options = {"multiprocessing_context": "fork"}
             workers = iter(dataset.loader(num_workers=2, **options))
             seen = list[int]()
             for minibatch, own in zip(workers, dataset, strict=True):
@@ -315,8 +320,7 @@ class SourceConformance:
             assert sorted(seen) == rows.tolist()
             oracle.check(collection[rows], rows)
 
-        # Each starts two processes, which import torch where they are spawned.
-        self._try(check, case=self.cases(min_rows=24), max_examples=4 if method == "fork" else 1)
+        self._try(check, case=self.cases(min_rows=24), max_examples=4)
 
     def _some_cases(self, data: st.DataObject) -> list[StoredCase]:
         """Draw one to three cases of one element and its columns, which make a collection."""

@@ -1,6 +1,5 @@
 """Compiled functions of elements in memory, each against NumPy or h5py."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.warm import python as warm
 
 from cellfeed._chunks import _kernels as kernels
 from cellfeed.testing import GuardedPool
@@ -18,14 +18,7 @@ from cellfeed.testing import GuardedPool
 def fuzz(path: Path, *arguments: object) -> str:
     """Run the fuzzer in a process of its own, so that a crash of it is told."""
     fuzzer = Path(__file__).parents[1] / "fuzzing.py"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", fuzzer, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=path,
-        check=False,
-    )
+    done = warm.run([sys.executable, "-W", "error", fuzzer, *map(str, arguments)], cwd=path)
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
     return done.stdout
 

@@ -119,7 +119,7 @@ def test_each_cell_comes_once_an_epoch(opened, expected, kind, data):
     assert found.total() - len(found) < n_ranks
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_deliver_the_same(opened, expected, context):
     dataset = CellDataset(opened["sparse"], ALIGNED, 8, 2, seed=3)
     alone = rows_of(iter(dataset), expected["sparse"])

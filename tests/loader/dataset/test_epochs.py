@@ -274,7 +274,7 @@ def test_more_workers_than_fetches():
     assert len(found) == len(dataset) == 2
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_read_files_that_the_parent_has_open(plates, in_memory, method):
     """Also that sparse minibatches travel, and that parent and workers share one count."""
     collection, expected = open_collection(plates, obs=["number"]), in_memory(plates)

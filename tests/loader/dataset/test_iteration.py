@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import scipy.sparse as sp
+from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, DeliveryError, open_collection
 from cellfeed._dataset._iteration import interrupts_held, wait_for_dropped
@@ -157,7 +158,7 @@ class TestInterrupts:
     def test_leave_no_process_behind(self, path, tmp_path, whom):
         script = tmp_path / "script.py"
         script.write_text(_LOOP.format(path=str(path)))
-        process = subprocess.Popen(
+        process = warm.Popen(
             [sys.executable, script],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -224,7 +225,8 @@ def test_a_parent_that_is_killed_while_a_worker_starts_leaves_none_behind(tmp_pa
     script.write_text(_KILLED.format(method=method))
     # Not by pipes, which a worker that is left behind holds open.
     command = [sys.executable, script, folder]
-    assert subprocess.call(command, stderr=subprocess.DEVNULL, timeout=300) == -signal.SIGKILL
+    ended = warm.run(command, stdout=None, stderr=subprocess.DEVNULL)
+    assert ended.returncode == -signal.SIGKILL
     (worker,) = (int(each.name) for each in folder.iterdir())
     try:
         psutil.Process(worker).wait(timeout=300)
@@ -290,9 +292,7 @@ for _ in range(4):
 @pytest.mark.parametrize("what", ["dataset", "dataset.loader()", "dataset.loader(2)"])
 def test_python_ends_silently(path, end, what):
     script = _EXIT.format(path=str(path), what=what, end=end, dense=end == "")
-    process = subprocess.run(
-        [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=300
-    )
+    process = warm.run([sys.executable, "-c", script])
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
 
 
@@ -315,7 +315,7 @@ next(iteration)
 del iteration
 """
     command = [sys.executable, "-c", script]
-    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "closed\n"
+    assert warm.run(command).stdout == "closed\n"
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

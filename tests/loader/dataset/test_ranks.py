@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, ParameterError
 
@@ -73,7 +74,7 @@ def run_ranks(
     python = sys.executable, "-W", "error::UserWarning", "-c"
     script = "".join(map(textwrap.dedent, (PROLOGUE, body, EPILOGUE)))
     processes = [
-        subprocess.Popen(
+        warm.Popen(
             [*python, script, str(rank), meeting_point, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -115,7 +116,7 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
             _, kind, method = case.split()
             dataset = made.get(case) or make()
             options = {} if method == "0" else {
-                "num_workers": 2,
+                "num_workers": 2 if method == "fork" else 1,
                 "multiprocessing_context": method,
                 "persistent_workers": case != "before plain fork",
             }
@@ -340,12 +341,8 @@ def test_children_that_get_the_data_set_count_epochs_by_themselves(tmp_path, met
             """
         )
     )
-    ran = subprocess.run(
+    ran = warm.run(
         [sys.executable, script, method, f"file://{tmp_path}/meet"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
         env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
     )
     assert ran.returncode == 0, ran.stderr
@@ -421,12 +418,8 @@ def test_ranks_of_lightning(tmp_path):
             """
         )
     )
-    ran = subprocess.run(
+    ran = warm.run(
         [sys.executable, script, tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
         env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
     )
     assert ran.returncode == 0, ran.stderr

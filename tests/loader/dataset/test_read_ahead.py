@@ -1,7 +1,6 @@
 """Fetches are on their way ahead, in any depth; rows and order know nothing of it."""
 
 import pickle
-import subprocess
 import sys
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.sources.expecting import expecting, matrix_of
+from tests.warm import python as warm
 
 from cellfeed import (
     BlockShuffling,
@@ -191,9 +191,7 @@ def test_python_ends_though_an_iteration_waits_for_room():
         "next(iterator)\n"
         "print('ends')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120
-    )
+    done = warm.run([sys.executable, "-c", code])
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
 
 

@@ -1,7 +1,6 @@
 """Runs that others stop and resume: torchdata, Lightning, and whoever kills a process."""
 
 import json
-import subprocess
 import sys
 import textwrap
 from collections import Counter
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.warm import python as warm
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from cellfeed import BlockShuffling, CellDataset
@@ -48,13 +48,7 @@ def test_lightning_saves_and_restores_it(tmp_path):
     """In the middle of an epoch, at its end and after it, with and without workers."""
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(_LIGHTNING))
-    result = subprocess.run(
-        [sys.executable, script, tmp_path / "last.ckpt"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    result = warm.run([sys.executable, script, tmp_path / "last.ckpt"])
     assert result.returncode == 0, result.stderr
     for n_workers, n_before, whole, before, after in json.loads(result.stdout):
         assert len(whole) == 36, (n_workers, n_before)
@@ -116,13 +110,7 @@ _LIGHTNING = """
 def test_a_training_that_is_killed_a_hundred_times(tmp_path):
     """At random moments, with other numbers of workers each time; every row is accounted for."""
     script = Path(__file__).with_name("killed_training.py")
-    result = subprocess.run(
-        [sys.executable, script, tmp_path, "100", "0"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
+    result = warm.run([sys.executable, script, tmp_path, "100", "0"], timeout=900)
     assert result.returncode == 0, result.stderr
     n_killed, n_places = map(int, result.stdout.split())
     assert n_killed == 100 >= n_places > 1

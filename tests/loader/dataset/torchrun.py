@@ -1,14 +1,13 @@
 """Scripts that several processes run, as torchrun starts them."""
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.warm import python as warm
 
 # Each rank's script begins with this, and ends by saying what it found.
 _PROLOGUE = """
@@ -52,15 +51,7 @@ def torchrun(folder: Path, n: int, body: str) -> list[dict[str, Any]]:
     script = folder / "script.py"
     main = "".join(map(textwrap.dedent, (body, _EPILOGUE)))
     script.write_text(textwrap.dedent(_PROLOGUE) + textwrap.indent(main, "    "))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
-    ran = subprocess.run(
-        [sys.executable, *launcher, script, folder],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )
+    ran = warm.torchrun(n, script, folder)
     assert ran.returncode == 0, ran.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(n)]
 

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from click.testing import CliRunner
+from tests.warm import python as warm
 
 from cellfeed import (
     FormatError,
@@ -134,7 +135,7 @@ def test_a_load_that_is_killed_goes_on(
     name = request.node.name
     arguments = [*paths, postgres_server.url, name, processes]
     command = [sys.executable, str(script), *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
+    with warm.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
         assert killed.stdout is not None
         for _ in range(3):
             assert int(killed.stdout.readline()) % 64 == 0

@@ -18,6 +18,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 from click.testing import CliRunner
+from tests.warm import python as warm
 
 import cellfeed._preshuffle._dask as on_dask
 from cellfeed import ParameterError, open_collection, preshuffle
@@ -104,7 +105,7 @@ def wait_for_parts(out: Path, n: int, pattern: str = "dataset_*", seconds: float
 
 @contextmanager
 def running(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = warm.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         yield process
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.loader.remote.faulty import KINDS
 from tests.servers.faults import Hang
+from tests.warm import python as warm
 
 ROOT = Path(__file__).parents[3]
 AT_MOST_S = 60  # an attempt alone takes longer than that, with the time-outs of the scripts
@@ -60,7 +61,7 @@ def run(tmp_path):
     started = []
 
     def run(*arguments):
-        process = subprocess.Popen(
+        process = warm.Popen(
             [sys.executable, "-X", "faulthandler", str(tmp_path / "script.py"), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

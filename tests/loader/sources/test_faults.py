@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import scipy.sparse as sp
+from tests.warm import python as warm
 
 from cellfeed import FormatError, open_collection
 from cellfeed._bytes import Location
@@ -279,13 +279,7 @@ class TestDamageAnywhere:
             bounds = [str(n) for name in names for pair in chunk_bytes(path, name) for n in pair]
             arguments += ["--", str(path), "60", *bounds, "--", str(path), "100"]
         fuzzer = Path(__file__).parents[1] / "fuzzing.py"
-        done = subprocess.run(  # which may crash
-            [sys.executable, "-W", "error", fuzzer, "files", *arguments[1:]],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        done = warm.run([sys.executable, "-W", "error", fuzzer, "files", *arguments[1:]])
         assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
         in_chunks, anywhere = done.stdout.splitlines()[::2], done.stdout.splitlines()[1::2]
         for outcome in in_chunks:

@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 import pytest
 from tests.loader.sources.test_faults import COUNTS, chunk_bytes, flip, writer_of_small_chunks
+from tests.warm import python as warm
 
 from cellfeed import CellDataset, CellfeedError, FormatError, PathError, Streaming, open_collection
 from cellfeed._dataset._iteration import wait_for_dropped
@@ -263,7 +264,7 @@ class TestLoops:
         script = tmp_path / "script.py"
         script.write_text(_SCRIPT.format(path=str(path), end=end))
         began = time.monotonic()
-        process = subprocess.Popen(
+        process = warm.Popen(
             [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert process.stdout is not None

@@ -2,12 +2,12 @@
 
 import os
 import resource
-import subprocess
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.warm import python as warm
 
 from cellfeed import PathError, TokenStream, TokenStreamWriter, open_collection
 
@@ -50,8 +50,8 @@ def folder(tmp_path_factory):
 
 
 def test_more_shards_than_files_may_be_open(folder):
-    ran = subprocess.run([sys.executable, "-c", SCRIPT, folder], capture_output=True, check=False)
-    assert ran.stdout.decode() == "right\n", ran.stderr.decode()
+    ran = warm.run([sys.executable, "-c", SCRIPT, folder])
+    assert ran.stdout == "right\n", ran.stderr
 
 
 def test_no_more_files_may_be_open(folder):

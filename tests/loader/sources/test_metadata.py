@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import zarr
+from tests.warm import python as warm
 
 from cellfeed import CellDataset, FormatError, ParameterError, Streaming, open_collection
 from cellfeed._buffers import BufferPool
@@ -38,14 +38,7 @@ for path in sys.argv[1:]:
 
 def run(*arguments: object) -> str:
     """Run Python in a process of its own, so that a crash of it is told with its last line."""
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
+    done = warm.run([sys.executable, *map(str, arguments)], cwd=ROOT, timeout=1800)
     last = done.stdout.splitlines()[-1:]
     assert done.returncode == 0, f"exit {done.returncode} after {last}: {done.stderr[-3000:]}"
     return done.stdout

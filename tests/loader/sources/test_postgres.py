@@ -123,7 +123,7 @@ def test_sources_beside_paths(stored, options):
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers(stored, options, method):
     url, _, adata = stored
     collection = open_collection(url, obs=["plate"], storage_options=options)

@@ -116,7 +116,7 @@ def test_ranks_share_the_windows(stream):
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_deliver_the_same(stream, method):
     dataset, opened = dataset_of(stream)
     own = [minibatch.rows.tolist() for minibatch in dataset]

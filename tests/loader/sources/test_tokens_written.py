@@ -64,7 +64,7 @@ def killed(folder):
 
 
 def test_of_a_process_that_was_killed(tmp_path):
-    process = multiprocessing.get_context("spawn").Process(target=killed, args=(tmp_path,))
+    process = multiprocessing.get_context("forkserver").Process(target=killed, args=(tmp_path,))
     process.start()
     process.join()
     assert process.exitcode == 9
@@ -88,7 +88,7 @@ def write_one(folder, k):
 
 
 def test_processes_write_beside_each_other(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     processes = [context.Process(target=write_one, args=(tmp_path, k)) for k in range(3)]
     for each in processes:
         each.start()

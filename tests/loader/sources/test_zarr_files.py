@@ -62,7 +62,7 @@ def send_rows(collection: Any, connection: Any) -> None:
 
 class TestProcesses:
     @pytest.mark.parametrize(
-        ("method", "codec"), [("fork", "blosc"), ("fork", "with checksum"), ("spawn", "blosc")]
+        ("method", "codec"), [("fork", "blosc"), ("fork", "with checksum"), ("forkserver", "blosc")]
     )
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_another_process_reads_while_this_one_does(self, write, method, codec):
