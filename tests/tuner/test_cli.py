@@ -315,7 +315,7 @@ def test_impossible_settings_are_refused_before_any_measuring(small_collection, 
 def test_a_folder_that_cannot_be_written_is_named_before_measuring(small_collection):
     printed = run(small_collection, "--label", "plate", "--output", "/proc/nowhere")
     assert printed.exit_code == 2
-    assert "/proc/nowhere" in printed.stderr
+    assert "/proc/nowhere: cannot be written to (" in printed.stderr
     assert "Measuring" not in printed.stderr
 
 

@@ -226,13 +226,15 @@ class AutotuneResult:
         if not path.is_file():
             msg = f"{path}: no such file; make it with `autotune PATH... --label COLUMN`"
             raise PathError(msg)
+        plain = None
         try:
             plain = json.loads(path.read_text())
             schema = plain["schema"]
             if schema == SCHEMA:
                 return from_plain(cls, plain)
         except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
-            msg = f"{path}: not a result of autotune (lacks or garbles {error}); run it again"
+            why = f"lacks or garbles {error}" if plain is not None else "no JSON"
+            msg = f"{path}: not a result of autotune ({why}); give the file that it wrote"
             raise FormatError(msg) from error
         msg = f"{path}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"
         raise FormatError(msg)

@@ -220,7 +220,8 @@ def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
                 prefetch=recommended.get("prefetch"),
             )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        msg = f"{name}: not a result of autotune (lacks or garbles {error}); run it again"
+        why = "no JSON" if isinstance(error, ValueError) else f"lacks or garbles {error}"
+        msg = f"{name}: not a result of autotune ({why}); give the file that it wrote"
         raise FormatError(msg) from error
     if schema not in {SCHEMA, _BEFORE}:
         msg = f"{name}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"

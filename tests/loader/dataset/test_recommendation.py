@@ -184,7 +184,9 @@ GARBLED = {
 @pytest.mark.parametrize("content", GARBLED.values(), ids=GARBLED)
 def test_garbled(path, content):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(FormatError, match=rf"^{path}: not a result of autotune .*; run it again$"):
+    with pytest.raises(
+        FormatError, match=rf"^{path}: not a result of autotune .*; give the file that it wrote$"
+    ):
         CellDataset.from_autotune(ROWS, path)
 
 

@@ -50,9 +50,7 @@ def run(
     obs = dict.fromkeys(each for each in (*label, given, balance) if each)
     options = None if storage_options is None else read_storage_options(storage_options)
     collection = open_collection(paths, obs=list(obs), elements=elements, storage_options=options)
-    output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=output):
-        pass  # whether files can be written there had better be known before measuring
+    _require_writable(output)  # which had better be known before measuring
     try:
         with LiveDisplay() as display:
             result = _autotune.autotune(
@@ -79,6 +77,16 @@ def run(
         interrupted(f"Interrupted. {output / 'autotune.json'} holds what was measured by then.")
     if result.recommended is None:
         raise SystemExit(1)
+
+
+def _require_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        msg = f"{folder}: cannot be written to ({error.strerror}); name another folder by --output"
+        raise PathError(msg) from error
 
 
 def _left_of(budget: float) -> float:
