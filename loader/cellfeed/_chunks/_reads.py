@@ -23,6 +23,7 @@ from cellfeed._chunks._bringing import (
 from cellfeed._chunks._counters import Counter
 from cellfeed._chunks._decoder import Decoder, Verify
 from cellfeed._chunks._kept import KeptElements, gathered
+from cellfeed._chunks._page_cache import seem_to_be_in_memory
 from cellfeed._chunks._placing import scratch_bytes
 from cellfeed._errors import FormatError
 
@@ -189,7 +190,8 @@ class ChunkReads:
         -------
         What keeps bytes coming that stores bring; they are given up once it is let go.
         """
-        kernels.advise(self.chunks, kernels.function_addresses())
+        if not seem_to_be_in_memory(self.chunks):
+            kernels.advise(self.chunks, kernels.function_addresses())
         return expect(self.chunks, self._stores) if self.are_brought else []
 
     def run(
