@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar, get_args
 
+from cellfeed._buffers import BufferPool
 from cellfeed._errors import ParameterError
 
 __all__ = ["Decoder", "Verify", "check_verify"]
@@ -28,11 +29,15 @@ class Decoder:
     verify
         "first": each chunk is decompressed whole the first time that this process meets it, and
         after that only as far as its elements are wanted; "always": whole each time; "never".
+    pool
+        Memory for lists of what is kept of rows. (New memory for each fetch costs more, in page
+        faults, than to fill it.)
     """
 
     threads: Executor | None = None
     n_threads: int = 1
     verify: Verify = "first"
+    pool: BufferPool = field(default_factory=BufferPool)
 
     def alone(self) -> "Decoder":
         """Return one that works in the calling thread."""
