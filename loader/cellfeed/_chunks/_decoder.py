@@ -5,6 +5,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar, get_args
 
+from cellfeed._buffers import BufferPool
 from cellfeed._chunks._counters import Counters
 from cellfeed._errors import ParameterError
 
@@ -31,12 +32,16 @@ class Decoder:
         after that only as far as its elements are wanted; "always": whole each time; "never".
     counters
         What adds up bytes, chunks and time.
+    pool
+        Memory for lists of what is kept of rows. (New memory for each fetch costs more, in page
+        faults, than to fill it.)
     """
 
     threads: Executor | None = None
     n_threads: int = 1
     verify: Verify = "first"
     counters: Counters = field(default_factory=Counters)
+    pool: BufferPool = field(default_factory=BufferPool)
 
     def alone(self) -> "Decoder":
         """Return one that works in the calling thread."""

@@ -1,6 +1,5 @@
 """Which elements of sparse rows are kept, once their column indices have been read."""
 
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._decoder import Decoder
 from cellfeed._chunks._placing import out_of_bounds, scratch_bytes, selecting_row
 
 __all__ = ["KeptElements", "gathered", "kept_of"]
@@ -52,8 +52,7 @@ def gathered(
     segments: NDArray[np.int64],
     kept: NDArray[np.int64],
     lengths: NDArray[np.int64],
-    threads: Executor | None = None,
-    n_threads: int = 1,
+    decoder: Decoder,
 ) -> KeptElements:
     """Return what was kept of rows, from what the kernels left of their segments.
 
@@ -65,26 +64,28 @@ def gathered(
         The list that they refer to.
     lengths
         Stored elements of each row, int64, shape (n_rows,).
-    threads, n_threads
-        Who does it; the calling thread if None.
+    decoder
+        Who does it.
     """
     row_firsts = np.flatnonzero(segments[:, kernels.WITHIN] == 0)
     n_segments = np.diff(row_firsts, append=len(segments))
     rows = np.repeat(np.flatnonzero(lengths), n_segments)
     counts = np.bincount(rows, segments[:, kernels.COUNT], minlength=lengths.size)
     starts = np.concatenate([[0], np.cumsum(counts.astype(np.int64))])
-    columns, entries = np.empty(kept.size, np.int32), np.empty(kept.size, np.int64)
+    memory = decoder.pool.acquire(12 * kept.size)
+    entries = memory.array(np.dtype(np.int64), kept.size)
+    columns = memory.array(np.dtype(np.int32), kept.size, start=entries.nbytes)
 
     def gather(first: int, stop: int) -> bool:
         own = slice(first, stop)
         return bool(kernels.gather(segments[own], rows[own], starts, kept, columns, entries))
 
-    if threads is None or not row_firsts.size:
+    if decoder.threads is None or not row_firsts.size:
         ascending = gather(0, len(segments))
     else:
-        shares = np.linspace(0, row_firsts.size, n_threads, endpoint=False).astype(int)
+        shares = np.linspace(0, row_firsts.size, decoder.n_threads, endpoint=False).astype(int)
         bounds = [*np.unique(row_firsts[shares]).tolist(), len(segments)]
-        ascending = all(list(threads.map(gather, bounds[:-1], bounds[1:])))
+        ascending = all(list(decoder.threads.map(gather, bounds[:-1], bounds[1:])))
     return KeptElements(starts, columns, entries, ascending)
 
 
@@ -120,4 +121,4 @@ def kept_of(
     del tables  # whose addresses were used by now
     if report[kernels.FAILURE]:
         raise ValueError(out_of_bounds(column_map.size))
-    return gathered(segments, kept[: report[kernels.N_KEPT]], lengths)
+    return gathered(segments, kept[: report[kernels.N_KEPT]], lengths, Decoder())

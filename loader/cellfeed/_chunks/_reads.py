@@ -249,12 +249,13 @@ class ChunkReads:
         """
         segments = self.segments.copy()
         # As much as there may be; memory that is not written to is none.
-        kept = np.empty(int(segments[:, kernels.COUNT].sum()), np.int64)
+        n_elements, dtype = int(segments[:, kernels.COUNT].sum()), np.dtype(np.int64)
+        kept = decoder.pool.acquire(n_elements * dtype.itemsize).array(dtype, n_elements)
         report = np.zeros(kernels.N_REPORTS, np.int64)
         report[kernels.KEPT] = kept.ctypes.data
         self._decode(self.arrays.copy(), segments, report, decoder)
         found = kept[: report[kernels.N_KEPT]]
-        return gathered(segments, found, lengths, decoder.threads, decoder.n_threads)
+        return gathered(segments, found, lengths, decoder)
 
     def _decode(
         self,

@@ -84,34 +84,44 @@ def renumber(
     return 0
 
 
+@compiled(*(f"int64({index}[::1], uint8[::1], int64)" for index in ("uint32", "uint64")))
+def _find_kept(indices: NDArray[Any], is_kept: NDArray[np.uint8], positions: int) -> int:
+    """Write positions of those that are kept to an address; return how many.
+
+    They are int32. If an index is out of bounds (of which a negative one is large), it is -1.
+    """
+    highest = indices[0]
+    for i in range(1, indices.size):
+        highest = max(highest, indices[i])
+    if highest >= np.uint64(is_kept.size):
+        return -1
+    out, n = carray(pointer(positions), (indices.size,), np.int32), np.uint64(0)
+    for i in range(indices.size):
+        out[n] = i  # and is written over if it is left out
+        n += np.uint64(is_kept[indices[i]])
+    return int(n)
+
+
 @compiled(
-    "int64(int32[::1], int32[::1], uint8[::1], int64, int64)",
-    "int64(int64[::1], int32[::1], uint8[::1], int64, int64)",
+    *(
+        f"void({index}[::1], int32[::1], int64, int64, int64, int64)"
+        for index in ("uint32", "uint64")
+    )
 )
 def _list_kept(
     indices: NDArray[Any],
     columns: NDArray[np.int32],
-    is_kept: NDArray[np.uint8],
     within: int,
+    positions: int,
     kept: int,
-) -> int:
-    """List those that are kept at an address; return how many, -1 if one is out of bounds.
-
-    The first index is at ``within`` in its row.
-    """
-    outside = np.int32(0)
-    for i in range(indices.size):  # one that is negative is a large number
-        outside |= np.int32(np.uint64(indices[i]) >= np.uint64(columns.size))
-    if outside:
-        return -1
-    out, n = carray(pointer(kept), (indices.size,), np.int64), np.int64(0)
-    for i in range(indices.size):
-        out[n] = i  # and is written over if it is left out
-        n += np.int64(is_kept[np.uint64(indices[i])])
+    n: int,
+) -> None:
+    """List at an address those that `_find_kept` found; the first index is at ``within``."""
+    found = carray(pointer(positions), (n,), np.int32)
+    out = carray(pointer(kept), (n,), np.int64)
     for j in range(n):
-        i = out[j]
-        out[j] = (np.int64(columns[indices[i]]) << 32) | (within + i)
-    return int(n)
+        i = np.uint64(found[j])
+        out[j] = (np.int64(columns[indices[i]]) << 32) | (within + found[j])
 
 
 @compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64)")
@@ -136,16 +146,21 @@ def select(
             cast = scratch + n * 8
             call(array[CAST], (begin, cast, n))
             begin = cast
-        if array[OUT_ITEMSIZE] == 4:
-            narrow = carray(pointer(begin), (n,), np.int32)
-            n_kept = int(_list_kept(narrow, columns, is_kept, within, scratch))
+        narrow = carray(pointer(begin), (n,), np.uint32)
+        wide = carray(pointer(begin), (n,), np.uint64)
+        is_narrow = array[OUT_ITEMSIZE] == 4
+        if is_narrow:
+            n_kept = int(_find_kept(narrow, is_kept, scratch))
         else:
-            wide = carray(pointer(begin), (n,), np.int64)
-            n_kept = int(_list_kept(wide, columns, is_kept, within, scratch))
+            n_kept = int(_find_kept(wide, is_kept, scratch))
         if n_kept < 0:
             return BAD_INDEX
         start = atomic_add(report.ctypes.data + N_KEPT * 8, n_kept)
-        copy_bytes(report[KEPT] + start * 8, scratch, n_kept * 8)
+        kept = report[KEPT] + start * 8
+        if is_narrow:
+            _list_kept(narrow, columns, within, scratch, kept, n_kept)
+        else:
+            _list_kept(wide, columns, within, scratch, kept, n_kept)
         segments[k, TO], segments[k, COUNT] = start, n_kept
     return 0
 
@@ -244,11 +259,12 @@ def plan_kept(
     """
     n_segments = 0
     for i in range(starts.size):
-        last = np.int64(-1)
+        end = np.int64(0)
         for j in range(entry_starts[i], entry_starts[i + 1]):
-            chunk = (starts[i] + (entries[j] >> 32)) // chunk_elements
-            n_segments += chunk != last
-            last = chunk
+            place = starts[i] + (entries[j] >> 32)
+            if place >= end:
+                end = (place // chunk_elements + 1) * chunk_elements
+                n_segments += 1
     segments = np.empty((n_segments, N_SEGMENT_COLUMNS), np.int64)
     chunks = np.empty(n_segments, np.int64)
     firsts = np.empty(n_segments, np.int64)
