@@ -69,4 +69,4 @@ def test_that_most_cells_lack_a_label_is_said_everywhere(result_of, capsys):
         assert "a minibatch has 0.16 on average" in page
     print_report(missing, Path("autotune.json"))
     assert said in capsys.readouterr().out
-    assert said not in result._repr_html_()
+    assert said not in html_summary(result)
