@@ -9,7 +9,8 @@ from pathlib import Path
 
 from bench._many_chunks import write_many_chunks
 from bench._profile import Sampled, parameters
-from cellfeed import open_collection
+from cellfeed import BlockShuffling, CellDataset, open_collection
+from cellfeed.synthetic import write_tahoe_like
 
 CELLS = parameters(quick=[3_000_000], full=[300_000])
 CHUNKS = parameters(quick=[100_000], full=[1_000_000])
@@ -37,7 +38,62 @@ print(private_bytes() - before)
 _ROUNDED_TO = 4 << 20  # so that what else a process does changes nothing
 
 
-class Opening(Sampled):
+class _WithTables(Sampled):
+    """Open with a cache folder of its own."""
+
+    def use_a_folder(self):
+        self.tables = tempfile.mkdtemp()
+        self.before = os.environ.get("CELLFEED_CACHE_DIR")
+        os.environ["CELLFEED_CACHE_DIR"] = self.tables
+
+    def teardown(self, *_):
+        shutil.rmtree(self.tables, ignore_errors=True)
+        if self.before is None:
+            del os.environ["CELLFEED_CACHE_DIR"]
+        else:
+            os.environ["CELLFEED_CACHE_DIR"] = self.before
+
+    def forget(self, opening):
+        """Remove what the opening before has left, if this is to be the first one."""
+        if opening == "first":
+            shutil.rmtree(self.tables, ignore_errors=True)
+
+
+class FirstMinibatch(_WithTables):
+    """Open the files of a folder, and deliver the first minibatch."""
+
+    params = (parameters(quick=["cold"], full=["warm"]), ["first", "again"])
+    param_names = ("page_cache", "opening")
+
+    def setup_cache(self):
+        root = Path.cwd() / "plates"
+        paths = write_tahoe_like(root, n_cells=4_096, n_plates=4, seed=0)
+        for path in paths:  # what has just changed is not kept
+            os.utime(path, (0, 0))
+        return paths
+
+    def setup(self, paths, page_cache, _opening):
+        self.use_a_folder()
+        self.deliver(paths, page_cache, "first")
+
+    def deliver(self, paths, page_cache, opening):
+        self.forget(opening)
+        for path in paths if page_cache == "cold" else ():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        collection = open_collection(paths, obs=["plate"])
+        minibatches = iter(CellDataset(collection, BlockShuffling(16), 64, 16, seed=0))
+        next(minibatches)
+        minibatches.close()
+
+    def time_first_minibatch(self, *which):
+        self.deliver(*which)
+
+    def peakmem_first_minibatch(self, *which):
+        self.deliver(*which)
+
+
+class Opening(_WithTables):
     """Open a collection, and read what says where its rows lie."""
 
     params = (["first", "again"], CELLS, CHUNKS)
@@ -56,22 +112,8 @@ class Opening(Sampled):
 
     def setup(self, root, _opening, n_cells, n_chunks):
         self.small, self.path = root / "small.h5ad", root / f"{n_cells}-{n_chunks}.h5ad"
-        self.tables = tempfile.mkdtemp()
-        self.before = os.environ.get("CELLFEED_CACHE_DIR")
-        os.environ["CELLFEED_CACHE_DIR"] = self.tables
+        self.use_a_folder()
         self.open_as("first")
-
-    def teardown(self, *_):
-        shutil.rmtree(self.tables, ignore_errors=True)
-        if self.before is None:
-            del os.environ["CELLFEED_CACHE_DIR"]
-        else:
-            os.environ["CELLFEED_CACHE_DIR"] = self.before
-
-    def forget(self, opening):
-        """Remove what the opening before has left, if this is to be the first one."""
-        if opening == "first":
-            shutil.rmtree(self.tables, ignore_errors=True)
 
     def open_as(self, opening):
         self.forget(opening)

@@ -254,12 +254,12 @@ def stage(name, microseconds, saving):
 
 
 BOTTLENECK = Bottleneck(
-    kind="decompression",
+    kind="decompressing",
     confidence=0.98,
     stages=(
-        stage("planning", 2.0, 0.01), stage("disk", 9.0, 0.0), stage("page cache", 1.0, 0.01),
-        stage("decompression", 80.0, 0.7), stage("memory", 20.0, 0.18),
-        stage("transform", 1.0, 0.0),
+        stage("planning", 2.0, 0.01), stage("reading", 10.0, 0.01),
+        stage("decompressing", 160.0, 0.7), stage("placing", 40.0, 0.18),
+        stage("making_tensors", 1.0, 0.0),
     ),
     model=StageModel(cores=2.5, n_workers=0, n_threads=2),
     measured_seconds_per_cell=113e-6, accounted=0.9, n_rounds=8, stored_bytes=6_000.0,

@@ -126,7 +126,7 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
         ("ranges", "recommendation", "Of 35,651,584 configurations (block size 1 to 4,096,"),
         ("ranges", "bounds", "each one's bounds and verdict are in the table below"),
         ("warm", "conditions", "warm, all files read beforehand"),
-        ("recommended", "bottleneck", "Not measured: there was no recommendation"),
+        ("recommended", "bottleneck", "Not known: there is no recommendation"),
         ("explained", "bottleneck", "Clearly bound by decompression: it takes 80.0 [72.0, 88.0]"),
         (
             "explained",

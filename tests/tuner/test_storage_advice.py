@@ -23,9 +23,12 @@ SIZES = (1, 16, 1024, 65_536)
 
 def bound_by_decompression(decompression, others, *, amplified):
     """One thread on one core, so that stages add up; so many bytes are decompressed in vain."""
-    costs: dict[StageName, float] = {"decompression": decompression * 1e-6, "memory": others * 1e-6}
+    costs: dict[StageName, float] = {
+        "decompressing": decompression * 1e-6,
+        "placing": others * 1e-6,
+    }
     return Bottleneck(
-        kind="decompression",
+        kind="decompressing",
         confidence=1.0,
         stages=tuple(
             Stage(name=name, seconds_per_cell=Estimate(cost, cost, cost), saving=0.5)
@@ -102,7 +105,7 @@ def test_epochs_until_a_conversion_is_paid(conversion, now, share):
     [
         # Of 100 us, 20 that no stage explains stay.
         (100e-6, 100 / (4 * (1 + 63 / 1024) + 10 + 20)),
-        # Stages that were slower when they were timed are as much slower in the copy.
+        # Stages that threads waited in are as slow in the copy.
         (40e-6, 80 / (4 * (1 + 63 / 1024) + 10)),
     ],
 )
@@ -119,7 +122,7 @@ microseconds = st.floats(0.01, 1_000.0)
 @given(
     seconds=st.fixed_dictionaries(
         dict.fromkeys(
-            ("planning", "disk", "page cache", "decompression", "memory", "transform"), microseconds
+            ("planning", "reading", "decompressing", "placing", "making_tensors"), microseconds
         )
     ),
     measured=microseconds,
@@ -143,8 +146,7 @@ def test_no_promise_exceeds_what_the_changed_stages_take(seconds, measured, stor
         measured_seconds_per_cell=measured,
     )
     changed = sum(
-        model.seconds_per_cell({name: seconds[name]})
-        for name in ("disk", "page cache", "decompression")
+        model.seconds_per_cell({name: seconds[name]}) for name in ("reading", "decompressing")
     )
     whole = max(measured, model.seconds_per_cell(seconds))
     for advice in storage_advice(
@@ -155,7 +157,7 @@ def test_no_promise_exceeds_what_the_changed_stages_take(seconds, measured, stor
             assert advice.least_speedup <= whole / (whole - changed) * (1 + 1e-9)
 
 
-def test_where_stages_were_measured_badly_nothing_is_said():
+def test_where_stages_differ_from_round_to_round_nothing_is_said():
     found = bound_by_decompression(70.0, 10.0, amplified=1.0)
     decompression, memory = found.stages
     wide = replace(decompression, seconds_per_cell=Estimate(70e-6, 2e-6, 138e-6))

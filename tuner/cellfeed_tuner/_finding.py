@@ -65,24 +65,21 @@ class Explaining:
     ends: float
     on_progress: Progress
 
-    def explain(self, recommended: Recommended) -> Explained:
+    def explain(self, recommended: Recommended, measured: Measurement) -> Explained:
         """Return where the time goes, and, for shuffled blocks, what other storage may give."""
         self.on_progress("explain", 0, 1)
-        explained = explain_throughput(
+        # How other strategies would read another layout is not known, nor how servers would.
+        is_known = self.request.selected.strategy is None and self.cache != "remote"
+        return explain_throughput(
             self.process,
-            recommended.configuration,
+            measured,
             self.request.layout(already_shuffled=self.already_shuffled),
             cells_per_second=recommended.cells_per_second.value,
             step_seconds=self.request.constraints.step_seconds,
-            block_sizes=self.request.space.block_sizes,
-            cache=self.cache,
-            seconds=self.seconds,
-            most_seconds=max(self.seconds, self.ends - time.perf_counter()),
+            block_sizes=self.request.space.block_sizes if is_known else (),
+            seconds=max(self.seconds, self.ends - time.perf_counter()),
             seed=self.request.seed,
         )
-        # How other strategies would read another layout is not known.
-        is_known = self.request.selected.strategy is None
-        return explained if is_known else replace(explained, storage_advice=())
 
 
 def find(
@@ -114,10 +111,10 @@ def find(
             recommended, ahead = _read_ahead(recommended, search, explaining)
             prefetch_results = ahead.results()
         n_cells_compared = measurements.compare_with_files(collection)
-        # How long a server takes depends on how much is asked of it at a time, so that stages one
-        # by one tell nothing there.
-        if recommended is not None and not measurements.faults and not collection.is_remote:
-            explained = explaining.explain(recommended)
+        if recommended is not None and not measurements.faults:
+            explained = explaining.explain(
+                recommended, measurements.fair(recommended.configuration)
+            )
         with interrupts_held_back():
             if notes is not None and not measurements.faults:
                 notes.keep(measurements.by_replicate(), recommended, is_short=search.is_short)

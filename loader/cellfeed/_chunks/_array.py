@@ -12,7 +12,7 @@ from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._placing import array_row, selecting_row
 from cellfeed._chunks._reads import ChunkReads
-from cellfeed._chunks._transforming import ValueSteps
+from cellfeed._chunks._transforming import ValueSteps, locate_pieces
 from cellfeed._errors import ParameterError
 
 __all__ = [
@@ -224,7 +224,7 @@ class ChunkedArray:
             What each column becomes, none of which is left out, int32, shape (index_limit,);
             without an index limit, ranges are dense rows, and it is as of `reads_of_rows`.
         steps
-            What values of those ranges go through that `are_in_one_chunk`.
+            What values of each range go through, as a row.
         """
         chunks, firsts, segments, crossings = kernels.plan_flat(
             starts, counts, destinations, self.chunk_shape[0], out_dtype.itemsize
@@ -235,24 +235,15 @@ class ChunkedArray:
         row = array_row(
             self.dtype, out_dtype, index_limit=index_limit, placing=placing, column_map=column_map
         )
+        pieces: object = None
         if steps is not None:
             row[kernels.PLACING] = kernels.TRANSFORMED
             row[[kernels.STEPS, kernels.NUMBERS, kernels.N_STEPS]] = steps.located
-            within = segments[:, kernels.WITHIN]
-            goes_on = np.append(within[1:] != 0, False)
-            within[(within == 0) & ~goes_on] = kernels.WHOLE_ROW
-        reads = self._reads(chunks, firsts, segments, row, (column_map, steps))
+            pieces = locate_pieces(segments)
+        reads = self._reads(chunks, firsts, segments, row, (column_map, steps, pieces))
         if index_limit < 0:
             return reads
         return replace(reads, crossings={out_dtype.itemsize: crossings})
-
-    def are_in_one_chunk(
-        self, starts: NDArray[np.int64], counts: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
-        """Return which ranges of a one-dimensional array lie in one chunk, shape (n,)."""
-        n = self.chunk_shape[0]
-        last = starts + np.maximum(counts, 1) - 1
-        return np.asarray(starts // n == last // n)
 
     def reads_of_rows(
         self,

@@ -27,6 +27,7 @@ class Counter(IntEnum):
     CHUNKS = auto()
     BYTES_READ = auto()
     BYTES_DECOMPRESSED = auto()
+    BYTES_USED = auto()
     PLANNING = auto()
     READING = auto()
     DECOMPRESSING = auto()
@@ -35,6 +36,7 @@ class Counter(IntEnum):
     DENSIFYING = auto()
     MAKING_TENSORS = auto()
     FUNCTIONS = auto()
+    SENDING = auto()
     WAITING = auto()
     TRAINING = auto()
 

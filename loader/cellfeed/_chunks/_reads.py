@@ -1,5 +1,6 @@
 """Chunks to read and where their elements go: made by arrays, done by many threads at once."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
@@ -269,7 +270,7 @@ class ChunkReads:
         placed = n_elements * int(arrays[:, kernels.OUT_ITEMSIZE].max(initial=0))
         arrays[:, kernels.STREAMED] = placed > _CACHE_BYTES
         n_bytes = 0
-        for piece in self._pieces():
+        for piece in self._timed_pieces(decoder):
             report[kernels.NEXT_TASK] = 0
             n_bytes += self._work_off(arrays, piece.chunks, segments, report, decoder)
             if report[kernels.FAILURE]:
@@ -277,6 +278,7 @@ class ChunkReads:
                 raise self._damage(int(report[kernels.FAILURE]), int(chunk))
         decoder.counters.add(Counter.CHUNKS, self.n_chunks)
         decoder.counters.add(Counter.BYTES_READ, n_bytes)
+        decoder.counters.add(Counter.BYTES_USED, self.useful_bytes)
         for counter, reported in _REPORTED.items():
             decoder.counters.add(counter, int(report[reported]))
         return n_bytes
@@ -317,6 +319,16 @@ class ChunkReads:
             report[kernels.FAILURE] = kernels.STOPPED
             wait(jobs)
             raise
+
+    def _timed_pieces(self, decoder: Decoder) -> Iterator[Piece]:
+        """Yield the chunks as their bytes are at hand, which all threads wait for."""
+        begin = time.perf_counter_ns()
+        for piece in self._pieces():
+            waited = time.perf_counter_ns() - begin
+            if self.are_brought:
+                decoder.counters.add(Counter.READING, waited * decoder.n_threads)
+            yield piece
+            begin = time.perf_counter_ns()
 
     def _pieces(self) -> Iterator[Piece]:
         """Yield the chunks as their bytes are at hand."""

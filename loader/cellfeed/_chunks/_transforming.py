@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cellfeed._chunks import _kernels as kernels
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
 
-__all__ = ["RowGroup", "ValueSteps"]
+__all__ = ["RowGroup", "ValueSteps", "locate_pieces"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +128,34 @@ class ValueSteps:
             taken[0] = rows.size
             wait(helpers)
             raise
+
+
+def locate_pieces(segments: NDArray[np.int64]) -> object:
+    """Let segments of values that are transformed say which piece of a row they are.
+
+    Parameters
+    ----------
+    segments
+        Those of rows, one row after the other, as `kernels.plan_flat` returns them; changed.
+
+    Returns
+    -------
+    What has to live as long as the segments are used.
+    """
+    within = segments[:, kernels.WITHIN]
+    is_piece = within != 0
+    is_piece[:-1] |= is_piece[1:]
+    own = np.flatnonzero(is_piece)
+    rows = np.cumsum(within[own] == 0) - 1
+    n_pieces, placed = np.bincount(rows), np.zeros(own.size, np.int64)
+    pieces = np.empty((own.size, kernels.N_PIECE_COLUMNS), np.int64)
+    pieces[:, kernels.PIECE_START] = within[own]
+    pieces[:, kernels.ROW_ELEMENTS] = np.bincount(rows, segments[own, kernels.COUNT])[rows]
+    pieces[:, kernels.ROW_PIECES] = n_pieces[rows]
+    pieces[:, kernels.ROW_PLACED] = placed.ctypes.data + rows * placed.itemsize
+    within[:] = kernels.WHOLE_ROW
+    within[own] = pieces.ctypes.data + np.arange(own.size) * pieces.strides[0]
+    return pieces, placed
 
 
 def _table(groups: Sequence[RowGroup]) -> NDArray[np.int64]:

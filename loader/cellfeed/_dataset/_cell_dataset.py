@@ -11,13 +11,13 @@ from cellfeed._chunks import Verify, check_verify
 from cellfeed._collection import Collection
 from cellfeed._dataset._delivery import (
     Callbacks,
-    CollectionReading,
     Delivery,
     IndexedDelivery,
     Minibatches,
     PlacedDelivery,
     TransformedDelivery,
 )
+from cellfeed._dataset._fetching import CollectionReading, Fetching
 from cellfeed._dataset._how_to_read import AnyDtype, numpy_dtypes, require_that_they_apply
 from cellfeed._dataset._loader import (
     MinibatchLoader,
@@ -50,6 +50,21 @@ _MINIBATCHES_AHEAD = 8
 _MOST_MINIBATCHES_AHEAD = 512
 # Over a network: what comes while one is decoded is less than what a round trip takes.
 _FETCHES_AHEAD = 8
+# What may be set between two epochs, so that what was read ahead is not what is wanted any more.
+_READ_WITH = (
+    "collection",
+    "fetch_transform",
+    "batch_callback",
+    "batch_transform",
+    "dense",
+    "dtype",
+    "num_threads",
+    "transform",
+    "verify",
+    "prefetch",
+    "prefetch_next_epoch",
+    "prefetch_bytes",
+)
 
 
 class CellDataset(PlannedDataset):
@@ -144,6 +159,12 @@ class CellDataset(PlannedDataset):
         so many after that are planned and their bytes are on their way. If None, 1 for files of
         this machine, and 8 where any file is on a server or in an object store. Changes neither
         minibatches nor their order.
+    prefetch_next_epoch
+        Whether the first fetches of the next epoch are read while the last of this one are
+        delivered, where an epoch is taken to its end, in worker processes if they are persistent.
+        Changes neither minibatches nor states. What was read waits in memory, a fetch of it, until
+        the next epoch begins, another is asked for or this data set is dropped; after the last
+        epoch it was read for nothing, which is why it has to be asked for.
     prefetch_bytes
         Most compressed bytes that are on their way at once from servers and object stores, in
         each process, whatever ``prefetch`` is; one fetch always is.
@@ -161,10 +182,10 @@ class CellDataset(PlannedDataset):
     ------
     ParameterError
         A size is below one, the strategy asks for rows that do not exist, ranks are given that
-        cannot be, ``dense``, ``dtype``, ``num_threads``, ``transform``, ``prefetch`` or
-        ``verify`` are given where they say nothing about what is read, ``transform`` does not fit
-        an element or its dtype, or ``seed`` is None with several ranks and torch.distributed is
-        not initialised.
+        cannot be, ``dense``, ``dtype``, ``num_threads``, ``transform``, ``prefetch``,
+        ``prefetch_next_epoch`` or ``verify`` are given where they say nothing about what is read,
+        ``transform`` does not fit an element or its dtype, or ``seed`` is None with several ranks
+        and torch.distributed is not initialised.
         Also when an epoch begins: ranks met, but this process has used a seed that it drew by
         itself.
 
@@ -205,6 +226,7 @@ class CellDataset(PlannedDataset):
         device_mesh: "DeviceMesh | None" = None,
         as_torch: bool = True,
         prefetch: int | None = None,
+        prefetch_next_epoch: bool = False,
         prefetch_bytes: int = 256 * 2**20,
         verify: Verify = "first",
     ) -> None:
@@ -219,6 +241,7 @@ class CellDataset(PlannedDataset):
             world_size=world_size,
             device_mesh=device_mesh,
             seed=seed,
+            prefetch_next_epoch=prefetch_next_epoch,
         )
         self.fetch_callback = fetch_callback
         self.fetch_transform = fetch_transform
@@ -245,6 +268,7 @@ class CellDataset(PlannedDataset):
             num_threads=self.num_threads,
             transform=transform,
             prefetch=prefetch,
+            prefetch_next_epoch=prefetch_next_epoch,
             verify=verify,
         )
         self.verify = check_verify(verify)
@@ -453,5 +477,12 @@ class CellDataset(PlannedDataset):
             prefetch_bytes=self.prefetch_bytes,
             counters=self._counters,
         )
+        fetching = Fetching(
+            reading=reading,
+            are_whole=not self._is_placed,
+            following=self._following(),
+            next_epoch=self._next_epoch,
+            settings=tuple(getattr(self, name) for name in _READ_WITH),
+        )
         kind = PlacedDelivery if self._is_placed else TransformedDelivery
-        return kind(reading=reading, callbacks=callbacks)
+        return kind(fetching=fetching, callbacks=callbacks)

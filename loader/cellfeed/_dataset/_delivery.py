@@ -1,8 +1,8 @@
 """How the minibatches of an epoch come about: one class for each way of reading a fetch."""
 
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -11,27 +11,14 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._cells import Cells
-from cellfeed._chunks import Counter, Counters, Verify
-from cellfeed._collection import Collection
+from cellfeed._chunks import Counter, Counters
+from cellfeed._dataset._fetching import Fetching
 from cellfeed._indexables import in_memory
-from cellfeed._layouts import Dtypes
-from cellfeed._reading import (
-    ByteBudget,
-    PlannedRead,
-    Pools,
-    Reader,
-    Stage,
-    Transforms,
-    ahead,
-    in_stages,
-)
-from cellfeed._torch import get_worker_info
-from cellfeed.machine import threads_per_process
+from cellfeed._reading import ahead
 from cellfeed.sampling import Share
 
 __all__ = [
     "Callbacks",
-    "CollectionReading",
     "Delivery",
     "IndexedDelivery",
     "Minibatches",
@@ -108,121 +95,17 @@ class Callbacks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectionReading:
-    """Reads the fetches of a collection ahead.
-
-    Parameters
-    ----------
-    collection
-        What is read.
-    dtype
-        Dtype of the values of all elements, or of some by name; those of the collection if None.
-    num_threads
-        Threads that read and decode; if None, this process's share of the processors.
-    pools
-        Where memory comes from.
-    transforms
-        What values of some elements go through.
-    verify
-        How often chunks are checked; see `Decoder`.
-    prefetch
-        How many fetches are planned, and on their way, beyond the one that is read.
-    prefetch_bytes
-        Most bytes that stores bring for all of these, and for the one that is read.
-    counters
-        What adds up what is done, and for how long.
-    """
-
-    collection: Collection
-    dtype: Dtypes
-    num_threads: int | None
-    pools: Pools
-    transforms: Transforms
-    verify: Verify
-    prefetch: int
-    prefetch_bytes: int
-    counters: Counters
-
-    def reader(self) -> Reader:
-        """Return a reader with threads of its own."""
-        worker = get_worker_info()
-        n_processes = 1 if worker is None else worker.num_workers
-        threads = self.num_threads or threads_per_process(n_processes)
-        return Reader(
-            self.collection,
-            dtype=self.dtype,
-            num_threads=threads,
-            pools=self.pools,
-            transforms=self.transforms,
-            verify=self.verify,
-            counters=self.counters,
-        )
-
-    @contextmanager
-    def fetched(
-        self, reader: Reader, planned: Callable[[int], PlannedRead], fetch_numbers: range
-    ) -> Iterator[Iterator[Iterator[Cells]]]:
-        """Read fetches ahead: one while another is delivered, and some are on their way.
-
-        Parameters
-        ----------
-        reader
-            Who reads.
-        planned
-            Plans the fetch of a number.
-        fetch_numbers
-            Which fetches, in which order.
-        """
-
-        def begun(number: int) -> Future[PlannedRead]:
-            with self.counters.processor_time(Counter.PLANNING):
-                read = planned(number).advised()
-            self.counters.add(Counter.FETCHES, 1)
-            return budget.begin(read.expected_bytes, read.begun)
-
-        def laid_out(begun: Future[PlannedRead]) -> PlannedRead:
-            read = begun.result()
-            try:
-                return reader.laid_out(read)
-            except BaseException:
-                budget.give_back(read.expected_bytes)
-                raise
-
-        def read(laid_out: PlannedRead) -> Iterator[Cells]:
-            try:
-                return reader.read_planned(laid_out)
-            finally:
-                budget.give_back(laid_out.expected_bytes)
-
-        if self.prefetch == 1:  # without a thread of their own for plans
-            stages = [Stage(lambda number: laid_out(begun(number)), 1), Stage(read, 1)]
-        else:
-            # The one that is laid out and not yet read is one of them.
-            stages = [Stage(begun, self.prefetch - 1), Stage(laid_out, 1), Stage(read, 1)]
-        with in_stages(fetch_numbers, stages) as fetches, ByteBudget(self.prefetch_bytes) as budget:
-            yield fetches
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedDelivery:
     """Rows of a collection go straight into the minibatches that they leave in."""
 
-    reading: CollectionReading
+    fetching: Fetching
     callbacks: Callbacks
 
     def minibatches(self, share: Share) -> Minibatches:
         """Deliver the minibatches of a worker's share, in their order."""
-
-        def planned(number: int) -> PlannedRead:
-            fetch = share.fetch(number)
-            return reader.plan(fetch.rows, fetch.order, share.plan.batch_size)
-
-        with (
-            self.reading.reader() as reader,
-            self.reading.fetched(reader, planned, share.numbers) as fetches,
-        ):
-            for groups in fetches:
-                for cells in reader.densified(groups) if self.callbacks.dense else groups:
+        with self.fetching.of(share) as fetches:
+            for groups in fetches.first(share):
+                for cells in fetches.reader.densified(groups) if self.callbacks.dense else groups:
                     # Memory is free, and tensors are gone, as soon as the consumer drops them.
                     delivered = [self.callbacks.minibatch_of(cells)]
                     self.callbacks.counters.add(Counter.CELLS, len(cells.rows))
@@ -234,26 +117,16 @@ class PlacedDelivery:
 class TransformedDelivery:
     """Whole fetches of a collection go through the user's functions, which take minibatches out."""
 
-    reading: CollectionReading
+    fetching: Fetching
     callbacks: Callbacks
 
     def minibatches(self, share: Share) -> Minibatches:
         """Deliver the minibatches of a worker's share, in their order."""
-        orders = list[NDArray[np.intp]]()  # of fetches that are planned and not yet delivered
-
-        def planned(number: int) -> PlannedRead:
-            fetch = share.whole_fetch(number)
-            orders.append(fetch.order)
-            return reader.plan(fetch.rows, np.arange(fetch.rows.size), fetch.rows.size)
-
-        with (
-            self.reading.reader() as reader,
-            self.reading.fetched(reader, planned, share.numbers) as fetches,
-        ):
-            for groups in fetches:
+        with self.fetching.of(share) as fetches:
+            for groups in fetches.first(share):
                 fetched = next(groups).to_scipy()
                 yield from self.callbacks.minibatches_of(
-                    fetched, orders.pop(0), share.plan.batch_size
+                    fetched, fetches.orders.popleft(), share.plan.batch_size
                 )
 
 

@@ -26,6 +26,7 @@ def require_that_they_apply(
     num_threads: int | None,
     transform: object = None,
     prefetch: int | None = None,
+    prefetch_next_epoch: bool = False,
     verify: Verify = "first",
 ) -> None:
     """Check that what says how a collection is read is given for one that is read here.
@@ -40,6 +41,7 @@ def require_that_they_apply(
         "num_threads": num_threads,
         "transform": transform,
         "prefetch": prefetch,
+        "prefetch_next_epoch": prefetch_next_epoch or None,
         "verify": None if verify == "first" else verify,
     }
     if not isinstance(collection, Collection):
@@ -52,9 +54,9 @@ def require_that_they_apply(
     ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     if ignored:
         msg = (
-            "`dense`, `dtype`, `num_threads`, `transform`, `prefetch` and `verify` say how "
-            f"cellfeed reads a Collection, but got {ignored} with {reader}; leave it out, and "
-            "convert in `batch_transform`"
+            "`dense`, `dtype`, `num_threads`, `transform`, `prefetch`, `prefetch_next_epoch` and "
+            f"`verify` say how cellfeed reads a Collection, but got {ignored} with {reader}; leave "
+            "it out, and convert in `batch_transform`"
         )
         raise ParameterError(msg)
 

@@ -238,6 +238,8 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             ]
             for turn in turns[share.n_delivered :].tolist():
                 yield next(parts[turn])
+            for part in parts:  # whose end keeps what was read of the next epoch
+                next(part, None)
 
     def _part(self, number: int, share: "_MixedShare", n_begun: int) -> Minibatches:
         """Deliver the minibatches of one data set that are this process's, after the first."""
@@ -253,7 +255,14 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
                 worker=share.worker, num_workers=share.num_workers, n_delivered=skipped
             )
             with closing(dataset._minibatches(own)) as minibatches:  # noqa: SLF001
-                yield from islice(minibatches, count - skipped)
+                n_left = count - skipped
+                is_rest = n_left == own.n_minibatches
+                yield from minibatches if is_rest else islice(minibatches, n_left)
+
+    def _let_go(self, *, unless: int | None = None) -> None:
+        for number, each in enumerate(self.datasets):
+            n_epochs = len(self._shares(number, 0, 1))
+            each._let_go(unless=None if unless is None else unless * n_epochs)  # noqa: SLF001
 
     def _shares(self, number: int, worker: int, n_workers: int) -> list[int]:
         """Return how many minibatches a worker delivers of each epoch of a data set."""

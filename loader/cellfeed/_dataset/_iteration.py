@@ -75,6 +75,12 @@ class Iteration(Generic[_Item]):
             self._end()
             wait_for_dropped()  # what it iterated over itself
 
+    def release(self) -> None:
+        """Leave the generator to whoever has it, as it is."""
+        if self._closing is not None:
+            self._closing.release()
+            self._closing = None
+
     @property
     def _has_ended(self) -> bool:
         return inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
@@ -130,6 +136,11 @@ class _Closing(threading.Thread):
         finally:
             del items
             _CLOSINGS.discard(self)
+
+    def release(self) -> None:
+        """Close nothing."""
+        self._items = None
+        self.end()
 
     def end(self) -> None:
         """Wait for the thread, of which nothing is wanted any more."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+from cellfeed._chunks import Counter, Counters
 from cellfeed._dataset._accelerate import accumulating
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, interrupts_held, wait_for_dropped
@@ -62,6 +63,11 @@ class EpochDataset(Protocol):
         self, first: Start | None, iteration: int, num_workers: int
     ) -> tuple[Start, Counted]:
         """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """What adds up what this and its copies in worker processes do."""
         ...
 
     @property
@@ -167,7 +173,11 @@ class MinibatchLoader(DataLoader[Any]):
         arrivals = Arrivals(receiving)
         own = self.worker_init_fn
         self.worker_init_fn = WorkerStart(
-            sending, arrivals.key, are_rows_placed=self.collate_fn.is_own, then=own
+            sending,
+            arrivals.key,
+            are_rows_placed=self.collate_fn.is_own,
+            are_persistent=self.persistent_workers,
+            then=own,
         )
         try:
             iterator = super()._get_iterator()
@@ -304,13 +314,15 @@ class _SentWhole:
         return self.collate in (default_convert, as_it_is)
 
     def __call__(self, minibatch: Any) -> Any:
-        if get_worker_info() is None:
+        worker = get_worker_info()
+        if worker is None:
             return self.collate(minibatch)
         lending = departures()
         with _only_errors_that_travel():
             collated = self.collate(minibatch)
-            message = None if lending is None else message_of(collated, lending)
-            return _Pickled(_pickle(collated)) if message is None else message
+            with cast(EpochDataset, worker.dataset).counters.wall_time(Counter.SENDING):
+                message = None if lending is None else message_of(collated, lending)
+                return _Pickled(_pickle(collated)) if message is None else message
 
 
 @dataclass(frozen=True, slots=True)

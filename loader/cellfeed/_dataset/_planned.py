@@ -1,11 +1,17 @@
 """Epochs of one collection, planned by a strategy."""
 
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cellfeed._dataset._fetching import Fetches
+from cellfeed._dataset._next_epoch import NextEpoch
 from cellfeed._dataset._ranks import CommonSeed, Ranks, RanksCompared
 from cellfeed._dataset._resumable import ResumableDataset
 from cellfeed._dataset._state import data_identity, strategy_identity
-from cellfeed._errors import ParameterError, require_positive
+from cellfeed._errors import CellfeedError, ParameterError, require_positive
+from cellfeed._torch import get_worker_info
+from cellfeed._workers import departures
 from cellfeed.sampling import EpochPlan, Progress, SamplingStrategy, Share
 
 if TYPE_CHECKING:
@@ -21,7 +27,8 @@ class PlannedDataset(ResumableDataset[Share]):
     ----------
     collection, n_rows
         What is read, and how many rows it has.
-    strategy, batch_size, fetch_factor, drop_last, rank, world_size, device_mesh, seed
+    strategy, batch_size, fetch_factor, drop_last, rank, world_size, device_mesh, seed, \
+    prefetch_next_epoch
         See `CellDataset`.
     """
 
@@ -38,6 +45,7 @@ class PlannedDataset(ResumableDataset[Share]):
         world_size: int | None,
         device_mesh: "DeviceMesh | None",
         seed: int | None,
+        prefetch_next_epoch: bool,
     ) -> None:
         super().__init__()
         if not isinstance(strategy, SamplingStrategy):
@@ -53,6 +61,8 @@ class PlannedDataset(ResumableDataset[Share]):
         self._seed = CommonSeed(seed)
         self._seed.agree(self._ranks.n_with_one_seed)
         self._compared = RanksCompared(are_asked_for=self._ranks.are_asked_for)
+        self.prefetch_next_epoch = prefetch_next_epoch
+        self._next_epoch = NextEpoch[Fetches]()
         # Arrays are hashed, and files looked at, once.
         self._strategy_identity: tuple[SamplingStrategy, dict[str, Any]] | None = None
         self._data_identity: dict[str, Any] | None = None
@@ -134,6 +144,30 @@ class PlannedDataset(ResumableDataset[Share]):
             )
             raise ParameterError(msg)
         return plan
+
+    def _following(self) -> Callable[[Share], Share | None]:
+        """Return what returns the share to read ahead after another, and keeps nothing alive."""
+        itself = weakref.ref(self)
+
+        def following(share: Share) -> Share | None:
+            dataset = itself()
+            return None if dataset is None else dataset._share_after(share)  # noqa: SLF001
+
+        return following
+
+    def _share_after(self, share: Share) -> Share | None:
+        worker, lending = get_worker_info(), departures()
+        is_last = worker is not None and (lending is None or not lending.are_persistent)
+        if not self.prefetch_next_epoch or is_last:
+            return None
+        try:
+            plan = self._plan_of(epoch=share.plan.epoch + 1, after=())
+        except CellfeedError:  # which is raised where that epoch begins
+            return None
+        return plan.share(worker=0 if worker is None else worker.id, num_workers=share.num_workers)
+
+    def _let_go(self, *, unless: int | None = None) -> None:
+        self._next_epoch.let_go(unless=unless)
 
     def _meet(self) -> None:
         """Agree with other ranks, which all come here when an epoch begins."""

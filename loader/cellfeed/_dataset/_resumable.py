@@ -61,6 +61,10 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         """Deliver a share, with what this data set was given by now."""
 
     @abstractmethod
+    def _let_go(self, *, unless: int | None = None) -> None:
+        """Give up what was read ahead of the next epoch, unless it is this one."""
+
+    @abstractmethod
     def _identity(self) -> dict[str, Any]:
         """Return the ``data`` and ``configuration`` that a state is of, as JSON values."""
 
@@ -82,6 +86,11 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         share, counted = self._run.begin(self._plan_of)
         minibatches = counted.counting(self._minibatches(share))
         return Iteration(errors_that_travel(minibatches) if is_worker else minibatches)
+
+    @property
+    def counters(self) -> Counters:
+        """What adds up what this and its copies in worker processes do; see `statistics`."""
+        return self._counters
 
     def statistics(self) -> Statistics:
         """Return what was done since this was made, and how long each stage took.
@@ -123,6 +132,7 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
             goes_on_elsewhere=self._run.goes_on_elsewhere(epoch),
         )
         self._run.set_epoch(epoch)
+        self._let_go(unless=epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the consumer is: all that is needed to go on from there.
@@ -167,10 +177,12 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         place = place_of(state, self._identity())
         self._take_seeds(state["seed"])
         self._run.go_on(place)
+        self._let_go()
 
     def begin_for_workers(
         self, first: Start | None, iteration: int, num_workers: int
     ) -> tuple[Start, Counted]:
         """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
         self._meet()
+        self._let_go()  # before processes are forked, which would share its memory
         return self._run.begin_for_workers(self._plan_of, first, iteration, num_workers)

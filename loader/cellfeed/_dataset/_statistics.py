@@ -26,9 +26,9 @@ class Statistics:
     n_fetches, n_minibatches, n_cells
         Fetches that were planned, minibatches that the training loop has got, and cells that
         were made into minibatches.
-    n_chunks, bytes_read, bytes_decompressed
-        Compressed chunks that were read, their bytes, and the bytes that came out of
-        decompression; the format's own library may read others.
+    n_chunks, bytes_read, bytes_decompressed, bytes_used
+        Chunks that were read, their bytes, those that came out of decompression, and those of
+        them that are used; the format's own library may read others.
     planning
         Which rows, from which chunks, to which places; processor time.
     reading
@@ -46,6 +46,8 @@ class Statistics:
         Tensors made over what was read.
     functions
         Your functions of fetches and minibatches.
+    sending
+        Minibatches handed over by worker processes.
     waiting
         The training loop waited for the next minibatch.
     training
@@ -62,6 +64,7 @@ class Statistics:
     n_chunks: int
     bytes_read: int
     bytes_decompressed: int
+    bytes_used: int
     planning: float
     reading: float
     decompressing: float
@@ -70,6 +73,7 @@ class Statistics:
     densifying: float
     making_tensors: float
     functions: float
+    sending: float
     waiting: float
     training: float
 
@@ -122,4 +126,5 @@ _STAGES = (
     "densifying",
     "making_tensors",
     "functions",
+    "sending",
 )

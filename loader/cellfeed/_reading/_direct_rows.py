@@ -147,7 +147,7 @@ def decode(rows: Iterable[DirectRows], bases: NDArray[np.int64], decoder: Decode
 
     def work() -> bool:
         ascending, scratch = True, _Scratch()
-        with decoder.counters.wall_time(Counter.LIBRARY):
+        with decoder.counters.wall_time(Counter.DECOMPRESSING):
             while left:
                 try:
                     job = left.popleft()

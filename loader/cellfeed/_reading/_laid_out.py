@@ -78,6 +78,11 @@ class LaidOut:
     as_stored: NDArray[np.intp] | None = None
 
     @property
+    def went_through(self) -> bool:
+        """Whether all rows went through the plan's steps on their way."""
+        return self.as_stored is not None and self.as_stored.size == 0
+
+    @property
     def chunks(self) -> Sequence[ChunkReads]:
         """See `ElementRead`."""
         return [*self.reads, *(each.announced for each in self.direct)]

@@ -337,6 +337,8 @@ class Reader:
     ) -> None:
         """Transform values, except for groups whose columns are to be added up before."""
         for name, transforms in self._transforms.items():
+            if laid_out[name].went_through:
+                continue
             groups, rows = laid_out[name].groups, laid_out[name].as_stored
             is_distinct = distinct.get(name, [True] * len(groups))
             located = [

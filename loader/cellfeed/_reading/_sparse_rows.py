@@ -31,8 +31,6 @@ from cellfeed._sources import DirectCsr
 
 __all__ = ["ArrivingRows", "KnownRows", "SelectedRows", "SparseRows", "sparse_rows"]
 
-_NONE = np.zeros((), np.bool_)
-
 
 class SparseRows(Protocol):
     """Sparse rows whose lengths are known."""
@@ -52,13 +50,13 @@ class SparseRows(Protocol):
     ) -> tuple[list[ChunkReads], list[PlacedRows | DirectRows]]:
         """Return what is to be decoded, and what is to be placed, so that they come there.
 
-        Values of the rows that `go_through` go through steps on their way.
+        Values go through steps on their way if they `go_through`.
         """
         ...
 
     @property
-    def go_through(self) -> NDArray[np.bool_]:
-        """Which rows go through steps on their way, shape (n_rows,) or ()."""
+    def go_through(self) -> bool:
+        """Whether values go through steps on their way."""
         ...
 
 
@@ -119,11 +117,9 @@ class KnownRows:
         return target.reads_from(self.chunked, self.starts, self.part.columns, steps), []
 
     @property
-    def go_through(self) -> NDArray[np.bool_]:
+    def go_through(self) -> bool:
         """See `SparseRows`."""
-        if self.chunked is None or self.starts is None:
-            return _NONE
-        return self.chunked.data.are_in_one_chunk(self.starts, self.lengths)
+        return self.chunked is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,7 +165,7 @@ class _KeptRows:
         """See `SparseRows`."""
         return self.kept.lengths
 
-    go_through = _NONE
+    go_through = False
 
     def to(
         self,
@@ -253,7 +249,7 @@ class _ArrivedRows:
         """See `SparseRows`."""
         return np.diff(self.rows.indptr).astype(np.int64)
 
-    go_through = _NONE
+    go_through = False
 
     def to(
         self,

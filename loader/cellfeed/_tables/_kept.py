@@ -47,7 +47,14 @@ class KeptTables:
         self._array = array
         self._identity = identity
 
-    def get(self, depends_on: str, n_entries: int, make: Callable[[], Made]) -> Made | Tables:
+    def get(
+        self,
+        depends_on: str,
+        n_entries: int,
+        make: Callable[[], Made],
+        *,
+        fewest: int | None = None,
+    ) -> Made | Tables:
         """Return tables, mapped if they were kept, and else made, and kept if that is worth it.
 
         Parameters
@@ -58,8 +65,10 @@ class KeptTables:
             Length of the longest of them.
         make
             Makes them; what it raises is passed on. None if there can be none.
+        fewest
+            Entries from which on it is worth it; as many as take 0.1 s to read if None.
         """
-        if n_entries < _FEWEST_ENTRIES:
+        if n_entries < (_FEWEST_ENTRIES if fewest is None else fewest):
             return make()
         before = self._identity()
         if before is None or not before.is_settled:

@@ -24,6 +24,8 @@ class Departures:
         Memory that both processes have.
     are_rows_placed
         Whether rows may be read into it, since none but the consumer gets to see them.
+    are_persistent
+        Whether workers live on for the next epoch.
     """
 
     connection: Connection
@@ -31,6 +33,7 @@ class Departures:
     worker: int
     pool: SharedPool
     are_rows_placed: bool
+    are_persistent: bool
 
     def lend(self, pieces: Iterable[Piece]) -> list[Lent] | None:
         """Lend pieces, of segments that are announced if they were not before.
@@ -69,7 +72,7 @@ class WorkerStart:
 
     Parameters
     ----------
-    connection, key, are_rows_placed
+    connection, key, are_rows_placed, are_persistent
         See `Departures`.
     then
         The user's, if there is one.
@@ -78,11 +81,17 @@ class WorkerStart:
     connection: Connection
     key: int
     are_rows_placed: bool
+    are_persistent: bool
     then: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
         _OF_THIS_PROCESS[os.getpid()] = Departures(
-            self.connection, self.key, worker, SharedPool(), self.are_rows_placed
+            self.connection,
+            self.key,
+            worker,
+            SharedPool(),
+            self.are_rows_placed,
+            self.are_persistent,
         )
         if self.then is not None:
             self.then(worker)

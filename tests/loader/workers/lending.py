@@ -18,7 +18,7 @@ class Both:
         receiving, sending = connected()
         self.arrivals = Arrivals(receiving)
         self.pool = SharedPool()
-        self.departures = Departures(sending, self.arrivals.key, 0, self.pool, True)
+        self.departures = Departures(sending, self.arrivals.key, 0, self.pool, True, False)
         self._files = {}
 
     def placed(self, value, n=N_VALUES):

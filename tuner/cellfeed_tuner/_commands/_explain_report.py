@@ -79,14 +79,11 @@ def _print_choice(console: Console, result: AutotuneResult) -> None:
 
 def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottleneck | None) -> None:
     if found is None:
-        if result.cache == "remote":
-            _say(console, f"\nWhere the time goes: {why_no_bottleneck(result)}")
-        else:
-            _say(console, "\nWhere the time goes was not measured; a larger --budget gives it.")
+        _say(console, f"\nWhere the time goes: {why_no_bottleneck()}")
         return
     _say(console, f"\n{found.sentence}")
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("stage, alone")
+    table.add_column("stage, over all threads")
     table.add_column("us/cell [95 % interval]", justify="right", no_wrap=True)
     table.add_column("")
     longest = max(each.seconds_per_cell.value for each in found.stages)
@@ -95,13 +92,13 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
         value, low, high = (1e6 * end for end in (seconds.value, seconds.low, seconds.high))
         bar = "█" * round(_BAR_WIDTH * max(0.0, seconds.value) / longest)
         style = "bold" if each.name == found.kind else ""
-        row = (each.name, f"{value:,.2f} [{low:,.2f}, {high:,.2f}]", bar)
+        row = (each.label, f"{value:,.2f} [{low:,.2f}, {high:,.2f}]", bar)
         table.add_row(*row, style=style)
     console.print("", table)
     _say(
         console,
-        f"\nStages were timed one by one over {found.n_rounds} fetches; side by side, they explain "
-        f"{found.accounted:.0%} of the measured time.",
+        f"\nCounted while {found.n_rounds} rounds were measured; side by side, the stages explain "
+        f"{found.accounted:.0%} of the time.",
         "dim",
     )
     if found.read_amplification is not None:
@@ -109,7 +106,7 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
             console,
             f"{found.read_amplification:.2f} bytes are decompressed for each that is used.",
         )
-    if found.kind != "consumer":
+    if found.kind != "training":
         step = 1e3 * found.measured_seconds_per_cell * result.dataset.batch_size
         _say(
             console,

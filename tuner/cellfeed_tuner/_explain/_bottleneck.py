@@ -1,15 +1,15 @@
-"""Which stage decides how long a cell takes, with its evidence by difference."""
+"""Which stage decides how long a cell takes, by what the data set counted meanwhile."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed import Statistics
 from cellfeed_tuner._explain._stage_model import StageModel, StageName
-from cellfeed_tuner._explain._stage_times import StageRound
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 
 __all__ = ["Bottleneck", "BottleneckKind", "Stage", "bottleneck", "with_training_step"]
@@ -33,7 +33,7 @@ class Stage:
     name
         Which.
     seconds_per_cell
-        What it takes alone, by difference, with its 95 % interval; in one process that reads.
+        How long threads were busy with it, over all of them, with its 95 % interval.
     saving
         Share of the measured time that would be saved if it took none, by the model of stages
         that go on side by side: 0 if others would take as long all the same. Never more than the
@@ -43,6 +43,11 @@ class Stage:
     name: StageName
     seconds_per_cell: Estimate
     saving: float
+
+    @property
+    def label(self) -> str:
+        """The name in words."""
+        return self.name.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +69,10 @@ class Bottleneck:
     accounted
         What the stages, put together, make of that: 1 if they explain it to the full.
     n_rounds
-        Rounds that were timed.
+        Rounds in which they were counted.
     stored_bytes, decoded_bytes, useful_bytes
-        Of each cell: bytes that are read from storage, what they decompress to, and what of
-        that is used; 0 if the format's library reads.
+        Of each cell: bytes that are read, what they decompress to, and what of that is used; 0 if
+        the format's library reads.
     """
 
     kind: BottleneckKind
@@ -93,16 +98,16 @@ class Bottleneck:
 
     @property
     def seconds(self) -> dict[StageName, float]:
-        """What each stage takes alone, for each cell."""
+        """How long threads are busy with each stage, for each cell."""
         return {each.name: each.seconds_per_cell.value for each in self.stages}
 
     @property
     def sentence(self) -> str:
         """What this means, in one or two sentences."""
-        if self.kind == "consumer":
+        if self.kind == "training":
             return (
                 f"The loader is fast enough: the training step takes "
-                f"{self.seconds['consumer'] * 1e6:,.1f} us for each cell, which is longer."
+                f"{self.seconds['training'] * 1e6:,.1f} us for each cell, which is longer."
             )
         if self.kind == "nothing":
             said = "No stage stands out."
@@ -117,15 +122,15 @@ class Bottleneck:
         part = Estimate(*ends)
         whole = self.measured_seconds_per_cell
         if part.value > whole:
-            return f"timed alone, it takes {_microseconds(alone)} us for each cell"
+            return f"it takes {_microseconds(part)} us for each cell"
         return f"it takes {_microseconds(part)} us of the {whole * 1e6:,.1f} us that a cell takes"
 
     @property
     def _caveat(self) -> str:
-        explained = f"Timed one by one, the stages explain {self.accounted:.0%} of the time"
+        explained = f"The stages explain {self.accounted:.0%} of the time"
         if self.accounted < 1:
             return f"{explained} only; what takes the rest is not known."
-        return f"{explained}, so the machine was busier when they were timed."
+        return f"{explained}: threads waited for processors."
 
     @property
     def _certainty(self) -> str:
@@ -136,23 +141,27 @@ class Bottleneck:
 
 _MEANINGS: dict[StageName, str] = {
     "planning": "planning, which one thread does",
-    "disk": "the disk",
-    "page cache": "copying bytes out of the page cache",
-    "decompression": "decompression",
-    "memory": "memory: placing rows in minibatches",
-    "reading": "reading through the format's library (decompression and placing, not told apart)",
-    "transform": "making tensors of minibatches",
-    "transfer": "transfer from worker processes",
-    "consumer": "the training step",
+    "reading": "reading bytes, from storage or the page cache",
+    "decompressing": "decompression",
+    "placing": "placing rows in minibatches",
+    "library": "reading by the format's library (decompression and placing, not told apart)",
+    "densifying": "making rows dense",
+    "making_tensors": "making tensors of minibatches",
+    "functions": "your own functions",
+    "sending": "sending minibatches from worker processes",
+    "training": "the training step",
 }
 
 
+_COUNTED = [name for name in get_args(StageName) if name != "training"]
+
+
 def bottleneck(
-    rounds: Sequence[StageRound],
+    rounds: Sequence[Statistics],
     *,
     model: StageModel,
+    cells_per_round: int,
     cells_per_second: float,
-    transfer_seconds: Sequence[float] = (),
     seed: int = 0,
 ) -> Bottleneck | None:
     """Return where the time of a cell goes.
@@ -160,14 +169,13 @@ def bottleneck(
     Parameters
     ----------
     rounds
-        What was timed.
+        What was counted in each.
     model
         How stages go on side by side.
+    cells_per_round
+        How many cells came out of each.
     cells_per_second
-        What all of them together were measured to give.
-    transfer_seconds
-        What workers that read nothing take for each cell, measured several times; empty if
-        there are none.
+        How many came out in a second.
     seed
         Seed of resampling.
 
@@ -175,12 +183,37 @@ def bottleneck(
     -------
     None if there are fewer than two rounds.
     """
+
+    def per_cell(name: str) -> NDArray[np.float64]:
+        return np.array([getattr(each, name) for each in rounds]) / cells_per_round
+
     if len(rounds) < 2:  # noqa: PLR2004 - a spread needs two
         return None
-    samples = _samples(rounds)
-    if len(transfer_seconds):
-        samples["transfer"] = np.array(transfer_seconds)
-    return _assembled(samples, model, 1 / cells_per_second, np.random.default_rng(seed), rounds)
+    samples = {name: per_cell(name) for name in _COUNTED}
+    samples = {name: each for name, each in samples.items() if each.any()}
+    measured = 1 / cells_per_second
+    means = {name: float(each.mean()) for name, each in samples.items()}
+    savings = _savings(means, model, measured)
+    kind = _kind(savings)
+    rng = np.random.default_rng(seed)
+    named = Counter(
+        _kind(_savings(_resampled(samples, rng), model, measured)) for _ in range(_N_RESAMPLES)
+    )
+    return Bottleneck(
+        kind=kind,
+        confidence=named[kind] / _N_RESAMPLES,
+        stages=tuple(
+            Stage(name=name, seconds_per_cell=mean_with_interval(each), saving=savings[name])
+            for name, each in samples.items()
+        ),
+        model=model,
+        measured_seconds_per_cell=measured,
+        accounted=model.seconds_per_cell(means) / measured,
+        n_rounds=len(rounds),
+        stored_bytes=float(per_cell("bytes_read").mean()),
+        decoded_bytes=float(per_cell("bytes_decompressed").mean()),
+        useful_bytes=float(per_cell("bytes_used").mean()),
+    )
 
 
 def with_training_step(found: Bottleneck, seconds: float) -> Bottleneck:
@@ -193,8 +226,8 @@ def with_training_step(found: Bottleneck, seconds: float) -> Bottleneck:
     seconds
         Of the step, for each cell.
     """
-    step = Stage(name="consumer", seconds_per_cell=Estimate(seconds, seconds, seconds), saving=0.0)
-    stages = (*(each for each in found.stages if each.name != "consumer"), step)
+    step = Stage(name="training", seconds_per_cell=Estimate(seconds, seconds, seconds), saving=0.0)
+    stages = (*(each for each in found.stages if each.name != "training"), step)
     times = {each.name: each.seconds_per_cell.value for each in stages}
     measured = max(seconds, found.measured_seconds_per_cell)
     savings = _savings(times, found.model, measured)
@@ -203,73 +236,9 @@ def with_training_step(found: Bottleneck, seconds: float) -> Bottleneck:
         found,
         kind=kind,
         # By how often others were named, nothing is known of a stage that was not there.
-        confidence=1.0 if kind == "consumer" else found.confidence,
+        confidence=1.0 if kind == "training" else found.confidence,
         stages=tuple(replace(each, saving=savings[each.name]) for each in stages),
         measured_seconds_per_cell=measured,
-    )
-
-
-def _samples(rounds: Sequence[StageRound]) -> dict[StageName, NDArray[np.float64]]:
-    """Return what each stage adds in each round, in seconds for each cell."""
-
-    def of(name: str) -> NDArray[np.float64] | None:
-        values = [getattr(each, name) for each in rounds]
-        if None in values:
-            return None
-        return np.array(values) / [each.n_cells for each in rounds]
-
-    planned, read, to_minibatches = (
-        np.array(of(name)) for name in ("planned", "read", "to_minibatches")
-    )
-    cold, cached, decompressed = of("cold_bytes"), of("cached_bytes"), of("decompressed")
-    cold_read = of("cold_read")
-    found: dict[StageName, NDArray[np.float64]] = {"planning": planned}
-    if cached is None or decompressed is None:
-        if cold_read is not None:
-            found["disk"] = cold_read - read
-        found["reading"] = read
-    else:
-        if cold is not None:
-            found["disk"] = cold - cached
-        found["page cache"] = cached
-        found["decompression"] = decompressed - cached
-        found["memory"] = read - decompressed
-    found["transform"] = to_minibatches
-    return found
-
-
-def _assembled(
-    samples: Mapping[StageName, NDArray[np.float64]],
-    model: StageModel,
-    measured: float,
-    rng: np.random.Generator,
-    rounds: Sequence[StageRound],
-) -> Bottleneck:
-    means = {name: float(each.mean()) for name, each in samples.items()}
-    savings = _savings(means, model, measured)
-    kind = _kind(savings)
-    n_rounds = len(rounds)
-    named = Counter(
-        _kind(_savings(_resampled(samples, rng), model, measured)) for _ in range(_N_RESAMPLES)
-    )
-
-    def per_cell(name: str) -> float:
-        return float(np.mean([getattr(each, name) / each.n_cells for each in rounds]))
-
-    return Bottleneck(
-        kind=kind,
-        confidence=named[kind] / _N_RESAMPLES,
-        stages=tuple(
-            Stage(name=name, seconds_per_cell=mean_with_interval(each), saving=savings[name])
-            for name, each in samples.items()
-        ),
-        model=model,
-        measured_seconds_per_cell=measured,
-        accounted=model.seconds_per_cell(means) / measured,
-        n_rounds=n_rounds,
-        stored_bytes=per_cell("stored_bytes"),
-        decoded_bytes=per_cell("decoded_bytes"),
-        useful_bytes=per_cell("useful_bytes"),
     )
 
 
@@ -277,9 +246,9 @@ def _resampled(
     samples: Mapping[StageName, NDArray[np.float64]], rng: np.random.Generator
 ) -> dict[StageName, float]:
     """Return means over rounds that are drawn again; stages of one round stay together."""
-    sizes = {each.size for each in samples.values()}
-    drawn = {size: rng.integers(0, size, size) for size in sorted(sizes)}
-    return {name: float(each[drawn[each.size]].mean()) for name, each in samples.items()}
+    (size,) = {each.size for each in samples.values()}
+    drawn = rng.integers(0, size, size)
+    return {name: float(each[drawn].mean()) for name, each in samples.items()}
 
 
 def _savings(
@@ -287,8 +256,7 @@ def _savings(
 ) -> dict[StageName, float]:
     """Return the share of the measured time that would be saved without each stage.
 
-    Time that the stages do not explain goes on without any of them. Where they explain more than
-    was measured, they were slower when they were timed, all alike.
+    Time that the stages do not explain goes on without any of them.
     """
     whole = model.seconds_per_cell(seconds)
 

@@ -1,4 +1,4 @@
-"""How long a cell takes, from what its stages take when each is done alone."""
+"""How long a cell takes, from how long threads were busy with each of its stages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,16 +6,18 @@ from typing import Literal
 
 __all__ = ["StageModel", "StageName"]
 
+# Those of `cellfeed.Statistics`, where each is explained.
 StageName = Literal[
-    "planning",  # which rows, from which chunks, to which places
-    "disk",  # waiting for bytes that are not in the page cache
-    "page cache",  # copying bytes out of the page cache
-    "decompression",
-    "memory",  # placing rows in the minibatches that they leave in
-    "reading",  # by the format's library: decompression and memory, which cannot be told apart
-    "transform",  # making tensors of what was placed
-    "transfer",  # handing minibatches from worker processes to the training process
-    "consumer",  # the training step
+    "planning",
+    "reading",
+    "decompressing",
+    "placing",
+    "library",
+    "densifying",
+    "making_tensors",
+    "functions",
+    "sending",
+    "training",
 ]
 
 
@@ -23,18 +25,17 @@ StageName = Literal[
 class StageModel:
     """Who does the stages of a fetch, side by side.
 
-    While one fetch is delivered, the next is read by threads; when that begins, the one after it
-    is planned and read ahead by the system. So a cell takes as long as the slowest of these lanes,
-    and no less than all work of the processors divided among them:
+    While one fetch is delivered, the next is read by threads, and the one after it is planned. So a
+    cell takes as long as the slowest of these lanes, and no less than all work of the processors
+    divided among them:
 
-    - reading: ``page cache + decompression + memory``;
-    - planning, then waiting for the disk, which fetches from the announcement on, and copying;
-    - making tensors; and the training step, which follows on that in the same process;
-    - work: ``planning + threads x reading + transform + transfer``, over the cores.
+    - reading: ``(reading + decompressing + placing) / threads + library``;
+    - planning;
+    - rows made dense, by as many threads;
+    - the process that trains: tensors, functions, and the training step;
+    - work: all of these, without waiting for bytes and the training step, over the cores.
 
-    Every worker process has lanes of its own, all share the disk and the training process, and
-    transfer is a part of what that does. What the format's library reads, it reads by one thread,
-    and waits for the disk in between.
+    Every worker process has lanes of its own, in which it also makes tensors and sends minibatches.
 
     Parameters
     ----------
@@ -58,7 +59,8 @@ class StageModel:
         Parameters
         ----------
         stages
-            Seconds for each cell that a stage takes alone; those that are not there take none.
+            Seconds that threads are busy with each stage, for each cell, added up over all
+            threads and processes; those that are not there take none.
         without
             The stage that is thought away.
         """
@@ -67,16 +69,14 @@ class StageModel:
             return sum(max(0.0, stages.get(name, 0.0)) for name in names if name != without)
 
         lanes = max(1, self.n_workers)
-        decoding = of("page cache", "decompression", "memory")
-        by_library, disk = of("reading"), of("disk")
-        if "reading" in stages:
-            by_library, disk = by_library + disk, 0.0
-        training = of("consumer", "transfer" if self.n_workers else "transform")
-        work = self.n_threads * decoding + of("planning", "reading", "transform", "transfer")
+        decoding = of("reading", "decompressing", "placing") / self.n_threads
+        delivering = of("making_tensors", "functions", "sending")
+        work = of("planning", "decompressing", "placing", "library", "densifying") + delivering
         return max(
-            (decoding + by_library) / lanes,
-            of("planning", "page cache") / lanes + disk,
-            of("transform") / lanes,
-            training,
+            (decoding + of("library")) / lanes,
+            of("planning") / lanes,
+            of("densifying") / self.n_threads / lanes,
+            delivering / lanes if self.n_workers else delivering + of("training"),
+            of("training"),
             work / self.cores,
         )

@@ -216,14 +216,13 @@ def _rechunk(
     )
 
 
-_PER_STORED_BYTE: tuple[StageName, ...] = ("disk", "page cache", "decompression")
+_PER_STORED_BYTE: tuple[StageName, ...] = ("reading", "decompressing")
 
 
 def _preshuffle(found: Bottleneck, store: StoreSample, block_size: int) -> StorageAdvice:
     then = 1 + (CELLS_PER_STORE_CHUNK - 1) / block_size
     smaller = then * store.stored_bytes / max(found.stored_bytes, 1.0)
-    decoding = then * store.decode_seconds / found.model.n_threads
-    least_speedup = _least_speedup(found, {"disk": smaller, "page cache": smaller}, decoding)
+    least_speedup = _least_speedup(found, {"reading": smaller}, then * store.decode_seconds)
     now = found.measured_seconds_per_cell
     return StorageAdvice(
         action="preshuffle",
@@ -241,12 +240,11 @@ def _preshuffle(found: Bottleneck, store: StoreSample, block_size: int) -> Stora
 
 
 def _least_speedup(
-    found: Bottleneck, factors: Mapping[StageName, float], decompression: float | None = None
+    found: Bottleneck, factors: Mapping[StageName, float], decompressing: float | None = None
 ) -> float:
     """Return what changed stages give at least.
 
-    Time that the stages do not explain stays as it is. Where they explain more than was measured,
-    they were slower when they were timed, all alike.
+    Time that the stages do not explain stays as it is.
 
     Parameters
     ----------
@@ -254,17 +252,17 @@ def _least_speedup(
         The stages as they are.
     factors
         By what some of them are multiplied.
-    decompression
-        What decompression takes instead for each cell; None if it is as it was, or multiplied.
+    decompressing
+        What that takes instead for each cell; None if it is as it was, or multiplied.
     """
     before, after = dict[StageName, float](), dict[StageName, float]()
     for stage in found.stages:
         seconds = stage.seconds_per_cell
-        is_new = stage.name == "decompression" and decompression is not None
+        is_new = stage.name == "decompressing" and decompressing is not None
         before[stage.name] = seconds.low if is_new or stage.name in factors else seconds.high
         after[stage.name] = before[stage.name] * factors.get(stage.name, 1.0)
-    if decompression is not None:
-        after["decompression"] = decompression
+    if decompressing is not None:
+        after["decompressing"] = decompressing
     explained = found.model.seconds_per_cell(before)
     rest = max(0.0, found.measured_seconds_per_cell - explained)
     return (explained + rest) / (found.model.seconds_per_cell(after) + rest)

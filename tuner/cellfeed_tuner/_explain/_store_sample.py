@@ -1,8 +1,9 @@
 """What cells of this collection would cost in a store such as ``cellfeed preshuffle`` writes."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 from numcodecs import blosc
 from numpy.typing import NDArray
 
-from cellfeed import Minibatch
+from cellfeed import CellDataset, Collection, Minibatch
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._measuring._selected import Selected
 
-__all__ = ["CELLS_PER_STORE_CHUNK", "StoreSample", "sample_store"]
+__all__ = ["CELLS_PER_STORE_CHUNK", "StoreRequest", "StoreSample", "sample_store"]
 
 CELLS_PER_STORE_CHUNK = 64
 """Cells of a chunk of such a store."""
@@ -36,6 +39,36 @@ class StoreSample:
     encode_seconds: float
     decode_seconds: float
     stored_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRequest:
+    """A sample of a few minibatches.
+
+    Parameters
+    ----------
+    configuration, batch_size
+        The settings that they are read with.
+    seed
+        Fixes which cells are read.
+    """
+
+    configuration: Configuration
+    batch_size: int
+    seed: int
+
+    def run(self, subject: Collection | Selected, report: Callable[[object], None]) -> None:
+        """Report the `StoreSample` of one fetch."""
+        selected = Selected.of(subject)
+        dataset = CellDataset(
+            selected.collection,
+            selected.blocks(self.configuration.block_size),
+            self.batch_size,
+            self.configuration.fetch_factor,
+            seed=self.seed,
+        )
+        minibatches = list(islice(dataset, self.configuration.fetch_factor))
+        report(sample_store(minibatches, selected.collection.n_vars))
 
 
 def sample_store(minibatches: Sequence[Minibatch], n_vars: int) -> StoreSample:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy
+from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy, Statistics
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, positive_estimate
 from cellfeed_tuner._machine._busy import OtherPrograms
@@ -100,6 +100,8 @@ class Measurement:
         part of the throughput. None if it did not come so far.
     round_reads
         What was read during each round of which that is known.
+    round_statistics
+        What the data set counted in each of these rounds; none if it does not count.
     round_entropy_bits
         For each label, and each label within another, its mean entropy in the minibatches of
         each round.
@@ -131,6 +133,7 @@ class Measurement:
     worker_start_seconds: float | None = None
     first_minibatch_seconds: float | None = None
     round_reads: tuple[BytesRead, ...] = ()
+    round_statistics: tuple[Statistics, ...] = ()
     round_entropy_bits: Mapping[str | LabelWithin, tuple[float, ...]] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     delivery_fault: str = ""
@@ -384,6 +387,9 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
         round_seconds=tuple(each.seconds for each in rounds if each.counts),
         round_waiting_seconds=tuple(each.waiting_seconds for each in rounds if each.counts),
         round_reads=tuple(each.read for each in rounds if each.counts and each.read),
+        round_statistics=tuple(
+            each.statistics for each in rounds if each.counts and each.statistics
+        ),
         worker_start_seconds=started[0].worker_seconds if started else None,
         first_minibatch_seconds=started[0].first_minibatch_seconds if started else None,
         round_entropy_bits={each.label: tuple(each.bits.tolist()) for each in entropies},
@@ -423,6 +429,7 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
         rounds_per_replicate=tuple(len(each.round_seconds) for each in measurements),
         round_waiting_seconds=tuple(s for each in measurements for s in each.round_waiting_seconds),
         round_reads=tuple(read for each in measurements for read in each.round_reads),
+        round_statistics=tuple(s for each in measurements for s in each.round_statistics),
         round_entropy_bits=dict(entropies),
         peak_memory_bytes=max(each.peak_memory_bytes for each in measurements),
         delivery_fault=next(filter(None, (each.delivery_fault for each in measurements)), ""),

@@ -15,7 +15,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellfeed import BlockShuffling, CellDataset, Collection, Minibatch, SamplingStrategy
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    Collection,
+    Minibatch,
+    SamplingStrategy,
+    Statistics,
+)
 from cellfeed.stages import begin_with_requests, requests_under_way
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._defaults import REMOTE_PREFETCH
@@ -161,6 +168,8 @@ class Round:
         less was read ahead, or is not counted, as of a server.
     may_end
         Whether measuring may end with it.
+    statistics
+        What the data set counted meanwhile, if it counts.
     """
 
     seconds: float
@@ -168,6 +177,7 @@ class Round:
     waiting_seconds: float
     read: BytesRead | None
     may_end: bool = True
+    statistics: Statistics | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +328,7 @@ def _rounds(
         workers_there = time.perf_counter()
         n_ahead = rounds_ahead(loader, configuration.minibatches_per_round)
         read_before: BytesRead | None = None
+        counted_before = dataset.statistics()
         with closed_at_the_end(minibatches):
             for number in range(n_rounds):
                 waiting_seconds = 0.0
@@ -346,7 +357,10 @@ def _rounds(
                 read_before = read_so_far
                 started = True
                 counts, may_end = counted.counts(number, end - begin), counted.may_end(number)
-                yield Round(end - begin, counts, waiting_seconds, read, may_end)
+                counted_so_far = dataset.statistics()
+                statistics = counted_so_far - counted_before
+                counted_before = counted_so_far
+                yield Round(end - begin, counts, waiting_seconds, read, may_end, statistics)
                 begin = end
         del minibatches
 

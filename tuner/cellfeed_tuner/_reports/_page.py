@@ -101,7 +101,7 @@ def _pictures(result: AutotuneResult) -> dict[str, str | None]:
         "stages": inline_svg(
             stages_figure(result.bottleneck),
             name="stages",
-            description="Microseconds for each cell that every stage takes alone",
+            description="Microseconds for each cell that threads are busy with every stage",
         )
         if result.bottleneck
         else None,
@@ -137,8 +137,8 @@ def _pictures(result: AutotuneResult) -> dict[str, str | None]:
 
 def _stages_caption(found: Bottleneck) -> str:
     said = (
-        f"By difference, over {found.n_rounds} fetches of the recommended configuration, with 95 % "
-        "intervals: what a stage takes longer than the one before it. While one fetch is made "
+        f"Counted over {found.n_rounds} rounds of the recommended configuration, with 95 % "
+        "intervals: how long all threads together are busy with a stage. While one fetch is made "
         "into minibatches, the next is read and the one after that is planned, so bars do not add "
         f"up to the measured time; side by side, they explain {found.accounted:.0%} of it."
     )

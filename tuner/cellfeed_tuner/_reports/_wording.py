@@ -329,14 +329,9 @@ def _of_label(result: AutotuneResult, name: str, sentence: str) -> str:
     return f"{name}: {sentence}" if result.dataset.further_labels else sentence
 
 
-def why_no_bottleneck(result: AutotuneResult) -> str:
+def why_no_bottleneck() -> str:
     """Return why it is not known where the time of a cell goes."""
-    if result.cache == "remote":
-        return (
-            "Not measured: how long a server takes depends on how much is asked of it at a time, "
-            "so that stages one by one would tell nothing."
-        )
-    return "Not measured: there was no recommendation, or no time left (see --budget)."
+    return "Not known: there is no recommendation, or too little was measured (see --budget)."
 
 
 def ranges_in_words(result: AutotuneResult) -> list[str]:

@@ -15,7 +15,7 @@ _HEIGHT_OF_BAR, _HEIGHT_OF_REST = 0.3, 0.9
 
 
 def stages_figure(found: Bottleneck) -> Figure:
-    """Draw what each stage takes alone beside what all take together.
+    """Draw how long threads are busy with each stage, beside what a cell takes.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def _draw(axes: Axes, found: Bottleneck) -> None:
             color=CHOSEN if stage.name == found.kind else _OTHERS, height=0.7,
             error_kw={"lw": 1, "ecolor": BOUND},
         )  # fmt: skip
-    axes.set_yticks(range(len(found.stages)), [stage.name for stage in found.stages])
+    axes.set_yticks(range(len(found.stages)), [stage.label for stage in found.stages])
     axes.invert_yaxis()
     whole = found.measured_seconds_per_cell / _MICRO
     axes.axvline(whole, color=BOUND, ls="--", lw=1)
@@ -46,4 +46,4 @@ def _draw(axes: Axes, found: Bottleneck) -> None:
         textcoords="offset points", ha="center", va="bottom", fontsize=8, color=BOUND,
     )  # fmt: skip
     axes.set_xlim(left=0)
-    axes.set_xlabel("microseconds for each cell, every stage alone")
+    axes.set_xlabel("microseconds for each cell, over all threads")

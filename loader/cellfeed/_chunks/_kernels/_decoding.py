@@ -16,6 +16,7 @@ from cellfeed._chunks._kernels._native import (
     ZSTD_NEW,
     atomic_add,
     call,
+    finish_streams,
     nanoseconds,
 )
 from cellfeed._chunks._kernels._placing import place_segments
@@ -223,13 +224,15 @@ def decode(
             before, now = now, nanoseconds(clock)
             decompressing += now - before
             if failure == 0 and not array[NOT_PLACED]:
-                failure = place_segments(here, own, array, report, scratch_buffer.ctypes.data)
+                scratch, is_ours = scratch_buffer.ctypes.data, int(here in (decoded, unshuffled))
+                failure = place_segments(here, own, array, report, scratch, is_ours)
                 before, now = now, nanoseconds(clock)
                 placing += now - before
             if failure:
                 report[FAILED_CHUNK] = c
                 report[FAILURE] = failure
                 break
+    finish_streams()
     atomic_add(report.ctypes.data + DECOMPRESSED * 8, n_decompressed)
     atomic_add(report.ctypes.data + READING * 8, reading)
     atomic_add(report.ctypes.data + DECOMPRESSING * 8, decompressing)

@@ -46,12 +46,11 @@ __all__ = [
     "add_unordered",
     "add_up_lanes",
     "atomic_add",
-    "bits_of_double",
     "bits_of_float",
     "call",
     "copy_bytes",
     "divide",
-    "double_of_bits",
+    "finish_streams",
     "float_of_bits",
     "function_addresses",
     "multiply_add",
@@ -194,7 +193,8 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
 def stream_blocks(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
     """Copy ``n`` blocks of `BLOCK_BYTES` past the cache; ``target`` is aligned to as many.
 
-    What is written fills whole lines of memory, which therefore need not be read first.
+    What is written fills whole lines of memory, which therefore need not be read first. Other
+    threads may see it out of order until `finish_streams`.
     """
     signature = types.void(types.int64, types.int64, types.int64)
 
@@ -209,7 +209,21 @@ def stream_blocks(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
             )
             block = builder.load(out_of, align=1)
             builder.store(block, into, align=BLOCK_BYTES).set_metadata("nontemporal", streamed)
-        builder.fence("seq_cst")  # other threads see no such writes out of order
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def finish_streams(typingctx: Any) -> Any:
+    """Wait until what this thread has streamed is in memory, before others are told of it.
+
+    That takes as long as some hundred elements, so it is done once for many streams.
+    """
+    signature = types.void()
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        builder.fence("seq_cst")
         return context.get_dummy_value()
 
     return signature, codegen
@@ -267,8 +281,6 @@ def _reinterpreted(source: Any, target: Any, of_llvm: ir.Type) -> Any:
 # The same bits as a number of another type.
 bits_of_float = _reinterpreted(types.float32, types.uint32, ir.IntType(32))
 float_of_bits = _reinterpreted(types.uint32, types.float32, ir.FloatType())
-bits_of_double = _reinterpreted(types.float64, types.uint64, ir.IntType(64))
-double_of_bits = _reinterpreted(types.uint64, types.float64, ir.DoubleType())
 
 
 @intrinsic
@@ -295,8 +307,8 @@ def divide(typingctx: Any, dividend: Any, divisor: Any) -> Any:
 
 @intrinsic
 def multiply_add(typingctx: Any, factor: Any, other: Any, summand: Any) -> Any:
-    """Return ``factor * other + summand``, rounded once."""
-    signature = types.float64(types.float64, types.float64, types.float64)
+    """Return ``factor * other + summand`` in the dtype of ``factor``, rounded once."""
+    signature = factor(factor, factor, factor)
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.fma(*values)

@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 
 from cellfeed._chunks._kernels._native import (
     BLOCK_BYTES,
+    atomic_add,
     call,
     copy_bytes,
+    finish_streams,
     pointer,
     stream_blocks,
 )
@@ -24,11 +26,16 @@ from cellfeed._chunks._kernels._tables import (
     FROM,
     INDEX_LIMIT,
     ITEMSIZE,
+    N_PIECE_COLUMNS,
     N_STEPS,
     NUMBERS,
     OUT_ITEMSIZE,
+    PIECE_START,
     PLACING,
     RENUMBERED,
+    ROW_ELEMENTS,
+    ROW_PIECES,
+    ROW_PLACED,
     SCATTERED,
     SELECTED,
     STEPS,
@@ -45,7 +52,8 @@ __all__ = ["copy_all", "crossings_ascend", "densify", "place", "place_segments"]
 
 _UNSORTED, _OUT_OF_BOUNDS = range(1, 3)
 _LEAST_STREAMED = 1 << 10  # bytes; the ends of what is streamed are not
-_TILE_ELEMENTS = 1 << 12  # of a dense matrix; they fit in the first cache
+_TILE_BYTES = 24 << 10  # of a dense matrix; they fit in the first cache
+_SPARSE = 16  # elements for each that is placed, from which on it is faster to clear only these
 
 
 @compiled("int64(int64, int64, int64, int64)")
@@ -77,7 +85,7 @@ def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
 
 @compiled("void(int64, int64, int64)")
 def _stream_bytes(target: int, source: int, n: int) -> None:
-    """Copy bytes past the cache."""
+    """Copy bytes past the cache; see `finish_streams`."""
     if n < _LEAST_STREAMED:
         copy_bytes(target, source, n)
         return
@@ -118,40 +126,65 @@ def _copy_segments(
     return 0
 
 
-@compiled("void(int64, int64[:,::1], int64[::1], int64)")
-def _transform_segments(
-    source: int, segments: NDArray[np.int64], array: NDArray[np.int64], scratch: int
+@compiled("void(int64[::1], int64, int64, int64[::1])")
+def _place_piece(
+    segment: NDArray[np.int64], source: int, target: int, array: NDArray[np.int64]
 ) -> None:
-    """Place values of sparse rows, transformed where a segment is a whole row."""
+    """Place a piece of a row; whoever places the last of its pieces transforms the row."""
+    n, itemsize = segment[COUNT], array[OUT_ITEMSIZE]
+    if array[CAST]:
+        call(array[CAST], (source, target, n))
+    else:
+        copy_bytes(target, source, n * itemsize)
+    piece = carray(pointer(segment[WITHIN]), (N_PIECE_COLUMNS,), np.int64)
+    if (atomic_add(piece[ROW_PLACED], 1) + 1) % piece[ROW_PIECES] == 0:
+        row = target - piece[PIECE_START] * itemsize
+        steps = array[STEPS], array[NUMBERS], array[N_STEPS]
+        apply_steps(row, piece[ROW_ELEMENTS], itemsize, *steps)
+
+
+@compiled("void(int64, int64[:,::1], int64[::1], int64, int64)")
+def _transform_segments(
+    source: int,
+    segments: NDArray[np.int64],
+    array: NDArray[np.int64],
+    scratch: int,
+    may_change: int,
+) -> None:
+    """Place values of sparse rows, transformed while they are in the cache."""
     itemsize = array[OUT_ITEMSIZE]
     for k in range(len(segments)):
         begin = source + segments[k, FROM] * array[ITEMSIZE]
         n, target = segments[k, COUNT], segments[k, TO]
+        if segments[k, WITHIN] != WHOLE_ROW:
+            _place_piece(segments[k], begin, target, array)
+            continue
         if array[CAST]:
             call(array[CAST], (begin, scratch, n))
             begin = scratch
-        if segments[k, WITHIN] == WHOLE_ROW:
-            if begin != scratch:  # bytes of somebody else may not be changed
-                copy_bytes(scratch, begin, n * itemsize)
-                begin = scratch
-            apply_steps(begin, n, itemsize, array[STEPS], array[NUMBERS], array[N_STEPS])
+        elif not may_change:
+            copy_bytes(scratch, begin, n * itemsize)
+            begin = scratch
+        apply_steps(begin, n, itemsize, array[STEPS], array[NUMBERS], array[N_STEPS])
         if array[STREAMED]:
             _stream_bytes(target, begin, n * itemsize)
         else:
             copy_bytes(target, begin, n * itemsize)
 
 
-@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64)")
+@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64, int64)")
 def place_segments(
     source: int,
     segments: NDArray[np.int64],
     array: NDArray[np.int64],
     report: NDArray[np.int64],
     scratch: int,
+    may_change: int,
 ) -> int:
     """Place elements of a chunk where they go; return 0, or a failure.
 
-    ``scratch`` is the address of `scratch_bytes` of memory.
+    ``scratch`` is the address of `scratch_bytes` of memory. ``may_change`` is 1 if the
+    elements may be changed where they are, else 0.
     """
     if array[PLACING] == COPIED:
         return int(_copy_segments(source, segments, array, report, scratch))
@@ -162,7 +195,7 @@ def place_segments(
     if array[PLACING] == SCATTERED:
         scatter(source, segments, array)
     elif array[PLACING] == TRANSFORMED:
-        _transform_segments(source, segments, array, scratch)
+        _transform_segments(source, segments, array, scratch, may_change)
     else:
         spread(source, segments, array, scratch)
     return 0
@@ -177,7 +210,8 @@ def place(
     scratch: int,
 ) -> None:
     """Place elements that are in memory already, as `decode` does with those of a chunk."""
-    report[FAILURE] = place_segments(source, segments, array, report, scratch)
+    report[FAILURE] = place_segments(source, segments, array, report, scratch, 0)
+    finish_streams()
 
 
 @compiled("boolean(int64[::1], int64)")
@@ -207,24 +241,41 @@ def densify(
 ) -> None:
     """Fill ``dense`` from CSR rows of ascending columns; values are bits, whatever they mean.
 
-    It is made piece by piece in the first cache, from which it goes to memory in whole lines.
+    It is made piece by piece in the first cache, from which it goes to memory in whole lines. Of a
+    piece that is sparse, only what was placed is set to zero again. (numba takes no index without
+    a sign for one from the end.)
     """
     n_vars, n_elements = dense.shape[1], dense.size
-    tile = np.empty(_TILE_ELEMENTS, dense.dtype)
-    row, k = 0, pointers[0]
-    for first in range(0, n_elements, _TILE_ELEMENTS):
-        n = min(_TILE_ELEMENTS, n_elements - first)
-        tile[:n] = 0
+    size = _TILE_BYTES // dense.itemsize
+    tile, places = np.empty(size, dense.dtype), np.empty(size, np.int32)
+    for i in range(size):  # which becomes one call, as a slice would not
+        tile[i] = 0
+    row, k = 0, np.int64(pointers[0])
+    for first in range(0, n_elements, size):
+        n, n_placed = min(size, n_elements - first), np.int64(0)
         while row < len(dense):
-            start, stop = row * n_vars - first, pointers[row + 1]
-            while k < stop and start + indices[k] < n:
-                tile[start + indices[k]] = data[k]
+            start, stop = row * n_vars - first, np.int64(pointers[row + 1])
+            while k < stop:
+                place = np.uint64(start + np.int64(indices[np.uint64(k)]))
+                if place >= np.uint64(n):
+                    break
+                tile[place] = data[np.uint64(k)]
+                places[np.uint64(n_placed)] = place
+                n_placed += 1
                 k += 1
             if start + n_vars > n:
                 break
             row += 1
-        begin = dense.ctypes.data + first * dense.itemsize
-        _stream_bytes(begin, tile.ctypes.data, n * dense.itemsize)
+        _stream_bytes(
+            dense.ctypes.data + first * dense.itemsize, tile.ctypes.data, n * dense.itemsize
+        )
+        if n_placed > n // _SPARSE:
+            for i in range(n):
+                tile[i] = 0
+        else:
+            for i in range(n_placed):
+                tile[np.uint64(places[np.uint64(i)])] = 0
+    finish_streams()
 
 
 @compiled("void(int64[::1], int64[::1], int64[::1])")

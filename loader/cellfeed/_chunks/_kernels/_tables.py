@@ -36,7 +36,7 @@ EVERY_TIME, NEVER = 0, -1
     SELECTED,  # column indices; those that are kept are listed, see `_selecting`
     SCATTERED,  # values of the elements that were kept, each to its slot
     SPREAD,  # a dense row, each element to the column that COLUMN_MAP says
-    TRANSFORMED,  # values of sparse rows; those of rows that lie in one chunk go through STEPS
+    TRANSFORMED,  # values of sparse rows, which go through STEPS
 ) = range(6)
 
 # Columns of a table of chunks. FD: a descriptor, or minus the address of a path, of a file that
@@ -50,9 +50,14 @@ IN_MEMORY = 64  # the bytes are in memory, OFFSET is their address, and FD says 
 
 # Columns of a table of segments: elements of a chunk that go to one destination. WITHIN: which
 # element of its row or range the first is; of what is SCATTERED, the address of its entries; of
-# what is TRANSFORMED, WHOLE_ROW if it is one.
+# what is TRANSFORMED, WHOLE_ROW if it is one, else the address of a row of the table below.
 FROM, COUNT, TO, WITHIN, N_SEGMENT_COLUMNS = range(5)
 WHOLE_ROW = -1
+
+# Columns of a table of the pieces of rows that lie in several chunks: which element of its row the
+# first of a piece is; elements and pieces of the row; and the address of an int64 for the row:
+# how many of them were placed.
+PIECE_START, ROW_ELEMENTS, ROW_PIECES, ROW_PLACED, N_PIECE_COLUMNS = range(5)
 
 # What `decode` reports: a failure (0 if none), the chunk where it was, and whether the columns of
 # each row ascend as far as they lie in one chunk. KEPT: address of the list of what is SELECTED,

@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 from cellfeed._chunks._kernels._native import (
     add_unordered,
     atomic_add,
-    bits_of_double,
     bits_of_float,
     divide,
-    double_of_bits,
     float_of_bits,
     multiply_add,
     pointer,
@@ -43,62 +41,93 @@ N_GROUP_COLUMNS = 6
 
 ROWS_OF_A_TASK = 16
 
-_LARGEST_PLAIN = 2.0**100
+# Of what is computed in float32: of values once they are divided, and of what they are multiplied
+# with for that.
+_LARGEST_PLAIN, _LARGEST_FACTOR = 2.0**100, 2.0**60
 _FLOAT_INFINITY = np.uint32(0x7F800000)
-# Of float64: bits of the square root of 1/2, of the exponent, and of 2^52 as an integer.
-_ROOT_BITS = np.uint64(np.float64(math.sqrt(0.5)).view(np.uint64))
-_MANTISSA_BITS, _BIAS = np.uint64(52), np.uint64(1023)
-_COUNTING_BITS, _COUNTING = np.uint64(0x4330000000000000), 2.0**52
-_LN2 = math.log(2.0)
-# log((1 + s) / (1 - s)) / s - 2 in powers of s^2, for |s| < 0.1716, to 2^-34: those of FreeBSD's
-# log1pf, by which they are published with this bound.
-_L1, _L2, _L3, _L4 = 0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841
+# Of float32: bits of the square root of 1/2, of the exponent, and its value at 1.
+_ROOT_BITS = np.uint32(np.float32(math.sqrt(0.5)).view(np.uint32))
+_MANTISSA_BITS, _BIAS = np.uint32(23), np.uint32(127)
+_ONE, _LN2 = np.float32(1.0), np.float32(math.log(2.0))
+# (log(1 + f) - f) / f^2 in powers of f between the square roots of 1/2 and 2, less 1: fitted by
+# least squares, reweighted until the largest error of the logarithm was least, 2^-28 of it.
+_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (
+    np.float32(each)
+    for each in (
+        -0.5,
+        0.33333403,
+        -0.25001091,
+        0.19998246,
+        -0.16613545,
+        0.14237872,
+        -0.13270701,
+        0.12633245,
+        -0.07258227,
+    )
+)
 
 
-@compiled("float64(float32[::1], float64)", "float64(float64[::1], float64)")
-def _divisor(values: NDArray[Any], target: float) -> float:
-    """Return by what values are divided to sum to ``target``; 1 if their sum is 0."""
-    total = 0.0
+@compiled("Tuple((float64, uint32))(float32[::1])", "Tuple((float64, uint32))(float64[::1])")
+def _total_and_highest(values: NDArray[Any]) -> Any:
+    """Return the sum of values, and the highest of their bits if they are float32.
+
+    A sign is above infinity and NaN there, and these above numbers.
+    """
+    total, highest = 0.0, np.uint32(0)
     for i in range(values.size):
         total = add_unordered(total, np.float64(values[i]))
+        highest = max(highest, bits_of_float(np.float32(values[i])))
+    return total, highest
+
+
+@compiled("float64(float64, float64)")
+def _divisor(total: float, target: float) -> float:
+    """Return by what values are divided to sum to ``target``; 1 if their sum is 0."""
     return divide(total, target) if total != 0.0 else 1.0
 
 
-@compiled("boolean(float32[::1], float64)", "boolean(float64[::1], float64)")
-def _is_plain(values: NDArray[Any], divisor: float) -> bool:
-    """Return whether these are float32, finite, not negative, and not huge once divided."""
-    if values.itemsize != 4:
-        return False
-    highest = np.uint32(0)  # of all bits: a sign is above infinity and NaN, and these above numbers
-    for i in range(values.size):
-        highest = max(highest, bits_of_float(np.float32(values[i])))
-    largest = divide(np.float64(float_of_bits(highest)), divisor)
-    return bool(highest < _FLOAT_INFINITY and largest < _LARGEST_PLAIN)
+@compiled("boolean(uint32, float64)")
+def _are_plain(highest: int, factor: float) -> bool:
+    """Return whether float32 are finite, not negative, and not huge once multiplied."""
+    largest = np.float64(float_of_bits(highest)) * factor
+    is_usual = 1 / _LARGEST_FACTOR <= factor <= _LARGEST_FACTOR
+    return bool(highest < _FLOAT_INFINITY and is_usual and largest < _LARGEST_PLAIN)
 
 
-@compiled("void(float32[::1], float64)", "void(float64[::1], float64)")
-def _log1p(values: NDArray[Any], divisor: float) -> None:
+@compiled("void(float32[::1], float64, uint32)", "void(float64[::1], float64, uint32)")
+def _log1p(values: NDArray[Any], divisor: float, highest: int) -> None:
     """Replace values by the logarithm of 1 + value / ``divisor``.
 
-    Plain ones in float64 without branches, so that several are computed at once: 1 + y is
-    2^k (1 + f) with 1 + f between the square roots of 1/2 and 2, where f has no error but that of
-    one rounding, and log(1 + f) is s = f / (2 + f) times a polynomial of s^2.
+    Plain ones in float32 without branches, so that many are computed at once: 1 + y is
+    2^k (1 + f) with 1 + f between the square roots of 1/2 and 2, and log(1 + f) is a polynomial.
+    What roundings leave out of y and of f is carried beside them, so that the result is off by
+    less than one unit. ``highest`` is that of `_total_and_highest`.
     """
-    if not _is_plain(values, divisor):
+    factor = divide(1.0, divisor)
+    if values.itemsize != 4 or not _are_plain(highest, factor):
         for i in range(values.size):
             values[i] = math.log1p(divide(np.float64(values[i]), divisor))
         return
-    factor = divide(1.0, divisor)
+    upper = np.float32(factor)
+    lower = np.float32(factor - np.float64(upper))
     for i in range(values.size):
-        y = np.float64(values[i]) * factor
-        k = (bits_of_double(1.0 + y) - _ROOT_BITS) >> _MANTISSA_BITS
-        power = double_of_bits((_BIAS - k) << _MANTISSA_BITS)  # 2^-k
-        f = multiply_add(y, power, power - 1.0)
-        s = divide(f, 2.0 + f)
-        z = s * s
-        series = multiply_add(z, multiply_add(z, multiply_add(z, _L4, _L3), _L2), _L1)
-        exponent = double_of_bits(k | _COUNTING_BITS) - _COUNTING  # k as a float
-        values[i] = multiply_add(exponent, _LN2, s * multiply_add(z, series, 2.0))
+        value = np.float32(values[i])
+        y = value * upper
+        rest = multiply_add(value, lower, multiply_add(value, upper, -y))
+        # numba computes with 64 bits what is not cast back at once.
+        k = np.uint32(np.uint32(bits_of_float(_ONE + y) - _ROOT_BITS) >> _MANTISSA_BITS)
+        power = float_of_bits(np.uint32(np.uint32(_BIAS - k) << _MANTISSA_BITS))  # 2^-k
+        less = power - _ONE
+        f = multiply_add(y, power, less)
+        rest = multiply_add(rest, power, multiply_add(y, power, less - f))
+        series = multiply_add(f, multiply_add(f, _L8, _L7), _L6)
+        series = multiply_add(f, multiply_add(f, series, _L5), _L4)
+        series = multiply_add(f, multiply_add(f, series, _L3), _L2)
+        series = multiply_add(f, multiply_add(f, series, _L1), _L0)
+        rest = multiply_add(f * f, series, multiply_add(-f, rest, rest))
+        exponent = np.float32(np.int32(k))
+        most = multiply_add(exponent, _LN2, f)
+        values[i] = most + (multiply_add(exponent, _LN2, -most) + f + rest)
 
 
 @compiled(
@@ -152,15 +181,15 @@ def _divide(values: NDArray[Any], divisor: float) -> None:
 @compiled("void(float32[::1], int64, float64)", "void(float64[::1], int64, float64)")
 def _apply(values: NDArray[Any], kind: int, number: float) -> None:
     """Apply a step to the values of one row."""
-    if kind == NORMALIZED:
-        _divide(values, _divisor(values, number))
-    elif kind == LOG1P:
-        _log1p(values, 1.0)
-    elif kind == NORMALIZED_LOG1P:
-        _log1p(values, _divisor(values, number))
-    else:
+    if kind == BINARIZED:
         for i in range(values.size):
             values[i] = 1.0 if values[i] > number else 0.0
+        return
+    total, highest = _total_and_highest(values)
+    if kind == NORMALIZED:
+        _divide(values, _divisor(total, number))
+    else:
+        _log1p(values, 1.0 if kind == LOG1P else _divisor(total, number), highest)
 
 
 @compiled("void(int64, int64, int64, int64, int64, int64)")

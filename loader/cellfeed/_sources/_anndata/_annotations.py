@@ -13,6 +13,7 @@ from anndata.io import read_elem
 from numpy.typing import NDArray
 
 from cellfeed._sources._anndata._file import AnnDataFile
+from cellfeed._sources._anndata._gene_names import read_names
 
 __all__ = ["count_rows", "obs_names", "read_obs", "read_var", "read_var_names"]
 
@@ -61,11 +62,8 @@ def read_var_names(file: AnnDataFile, var: str) -> NDArray[np.object_]:
     """Return the gene names, as the table ``var`` has them."""
     table = file()[var]
     if _is_current(table):
-        file.bring([f"{var}/{table.attrs['_index']}"])
-        names: Any = read_elem(table[table.attrs["_index"]])
-    else:
-        names = file.read_old_frame(var).index
-    return np.asarray(names, dtype=object)
+        return read_names(file, f"{var}/{table.attrs['_index']}")
+    return np.asarray(file.read_old_frame(var).index, dtype=object)
 
 
 def _is_current(frame: Any) -> bool:

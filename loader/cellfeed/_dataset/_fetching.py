@@ -1,0 +1,233 @@
+"""The fetches of a collection, one epoch after the other: who reads them, and how far ahead."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._cells import Cells
+from cellfeed._chunks import Counter, Counters, Verify
+from cellfeed._collection import Collection
+from cellfeed._dataset._next_epoch import NextEpoch
+from cellfeed._layouts import Dtypes
+from cellfeed._reading import (
+    ByteBudget,
+    PlannedRead,
+    Pools,
+    Reader,
+    Stage,
+    Transforms,
+    in_stages,
+)
+from cellfeed._torch import get_worker_info
+from cellfeed.machine import threads_per_process
+from cellfeed.sampling import Share
+
+__all__ = ["CollectionReading", "Fetches", "Fetching"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionReading:
+    """Reads the fetches of a collection ahead.
+
+    Parameters
+    ----------
+    collection
+        What is read.
+    dtype
+        Dtype of the values of all elements, or of some by name; those of the collection if None.
+    num_threads
+        Threads that read and decode; if None, this process's share of the processors.
+    pools
+        Where memory comes from.
+    transforms
+        What values of some elements go through.
+    verify
+        How often chunks are checked; see `Decoder`.
+    prefetch
+        How many fetches are planned, and on their way, beyond the one that is read.
+    prefetch_bytes
+        Most bytes that stores bring for all of these, and for the one that is read.
+    counters
+        What adds up what is done, and for how long.
+    """
+
+    collection: Collection
+    dtype: Dtypes
+    num_threads: int | None
+    pools: Pools
+    transforms: Transforms
+    verify: Verify
+    prefetch: int
+    prefetch_bytes: int
+    counters: Counters
+
+    def reader(self) -> Reader:
+        """Return a reader with threads of its own."""
+        worker = get_worker_info()
+        n_processes = 1 if worker is None else worker.num_workers
+        threads = self.num_threads or threads_per_process(n_processes)
+        return Reader(
+            self.collection,
+            dtype=self.dtype,
+            num_threads=threads,
+            pools=self.pools,
+            transforms=self.transforms,
+            verify=self.verify,
+            counters=self.counters,
+        )
+
+    def fetched(
+        self,
+        reader: Reader,
+        planned: Callable[["_Numbered"], PlannedRead],
+        numbered: Iterator["_Numbered"],
+    ) -> Generator[Iterator[Cells], None, None]:
+        """Read fetches ahead: one while another is delivered, and some are on their way.
+
+        Parameters
+        ----------
+        reader
+            Who reads; closed at the end.
+        planned
+            Plans a fetch.
+        numbered
+            Which fetches, in which order.
+        """
+
+        def begun(number: _Numbered) -> Future[PlannedRead]:
+            with self.counters.processor_time(Counter.PLANNING):
+                read = planned(number).advised()
+            self.counters.add(Counter.FETCHES, 1)
+            return budget.begin(read.expected_bytes, read.begun)
+
+        def laid_out(begun: Future[PlannedRead]) -> PlannedRead:
+            read = begun.result()
+            try:
+                return reader.laid_out(read)
+            except BaseException:
+                budget.give_back(read.expected_bytes)
+                raise
+
+        def read(laid_out: PlannedRead) -> Iterator[Cells]:
+            try:
+                return reader.read_planned(laid_out)
+            finally:
+                budget.give_back(laid_out.expected_bytes)
+
+        if self.prefetch == 1:  # without a thread of their own for plans
+            stages = [Stage(lambda number: laid_out(begun(number)), 1), Stage(read, 1)]
+        else:
+            # The one that is laid out and not yet read is one of them.
+            stages = [Stage(begun, self.prefetch - 1), Stage(laid_out, 1), Stage(read, 1)]
+        with (
+            reader,
+            in_stages(numbered, stages) as fetches,
+            ByteBudget(self.prefetch_bytes) as budget,
+        ):
+            yield from fetches
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    """A fetch of an epoch, by its number in the plan."""
+
+    share: Share
+    number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetches:
+    """Fetches that are read ahead, from one on.
+
+    Parameters
+    ----------
+    reader
+        Who reads them.
+    groups
+        The groups of rows of each, such as minibatches.
+    orders
+        Of whole fetches that were planned and not yet delivered, the order in which rows leave.
+    """
+
+    reader: Reader
+    groups: Generator[Iterator[Cells], None, None]
+    orders: deque[NDArray[np.intp]] = field(default_factory=deque)
+
+    def first(self, share: Share) -> Iterator[Iterator[Cells]]:
+        """Return as many as a share has; they have to be its own."""
+        return islice(self.groups, len(share.numbers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetching:
+    """Fetches of one epoch after the other.
+
+    Parameters
+    ----------
+    reading
+        Reads them.
+    are_whole
+        Whether each is read as one group, with all of its rows, in storage order.
+    following
+        Returns the share of this process in the epoch after that of another; None if nothing of
+        it is to be read ahead. May not refer to whoever keeps `next_epoch`.
+    next_epoch
+        Where fetches wait that were read ahead of their epoch.
+    settings
+        What changes what is read; compared by identity.
+    """
+
+    reading: CollectionReading
+    are_whole: bool
+    following: Callable[[Share], Share | None]
+    next_epoch: "NextEpoch[Fetches]"
+    settings: tuple[object, ...]
+
+    @contextmanager
+    def of(self, share: Share) -> Iterator[Fetches]:
+        """Have fetches, of which the first are those of a share.
+
+        Where the block ends without an error, all of these have been delivered, and those of the
+        next epoch are kept for it. Else all are given up.
+        """
+        fetches = self.next_epoch.take(share, self.settings) or self._begun(share)
+        try:
+            yield fetches
+            upcoming = self.following(share)
+            if upcoming is not None:
+                self.next_epoch.keep(fetches, upcoming, self.settings)
+                return
+        except BaseException:
+            fetches.groups.close()
+            raise
+        fetches.groups.close()
+
+    def _begun(self, share: Share) -> Fetches:
+        # What waits for an epoch may not refer to where it waits, which is here.
+        reader, orders, are_whole = self.reading.reader(), deque[NDArray[np.intp]](), self.are_whole
+
+        def planned(numbered: _Numbered) -> PlannedRead:
+            share, number = numbered.share, numbered.number
+            if not are_whole:
+                fetch = share.fetch(number)
+                return reader.plan(fetch.rows, fetch.order, share.plan.batch_size)
+            fetch = share.whole_fetch(number)
+            orders.append(fetch.order)
+            return reader.plan(fetch.rows, np.arange(fetch.rows.size), fetch.rows.size)
+
+        numbered = _from(share, self.following)
+        return Fetches(reader, self.reading.fetched(reader, planned, numbered), orders)
+
+
+def _from(share: Share | None, following: Callable[[Share], Share | None]) -> Iterator[_Numbered]:
+    """Iterate over the fetches of an epoch, and of those that follow."""
+    while share is not None:
+        for number in share.numbers:
+            yield _Numbered(share, number)
+        share = following(share)

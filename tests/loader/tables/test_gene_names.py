@@ -1,0 +1,162 @@
+"""Gene names are kept from one opening to the next. The oracle: names as anndata reads them."""
+
+import os
+import pickle
+import time
+import warnings
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import zarr
+
+from cellfeed import FormatError, open_collection
+
+N_GENES = 10_000  # the fewest that are kept
+NAMES = np.array([f"gène {k}" for k in range(N_GENES)], object)
+
+
+@pytest.fixture(autouse=True)
+def tables(tmp_path, monkeypatch):
+    monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tables"
+
+
+def age(path, seconds=1000):
+    """Let files have changed long ago, for what has just changed is not kept."""
+    then = time.time() - seconds
+    for file in [path, *path.rglob("*")]:
+        os.utime(file, (then, then))
+
+
+def write(path, names=NAMES):
+    X = sp.random(5, len(names), density=0.01, format="csr", dtype=np.float32, random_state=0)
+    adata = ad.AnnData(X, var=pd.DataFrame(index=pd.Index(names.astype(str))))
+    if path.suffix == ".zarr":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what zarr and anndata say when stores are written
+            adata.write_zarr(path)
+    else:
+        adata.write_h5ad(path)
+    age(path)
+    return path
+
+
+def names_of(*paths, **options):
+    return list(open_collection(paths, **options).var_names)
+
+
+def kept_of(tables):
+    return sorted(tables.iterdir(), key=lambda path: path.stat().st_size) if tables.exists() else []
+
+
+@pytest.mark.parametrize("suffix", ["h5ad", "zarr"])
+def test_are_the_same_in_each_opening(tmp_path, tables, suffix):
+    paths = [write(tmp_path / f"{name}.{suffix}") for name in "ab"]
+    for _ in range(3):
+        assert names_of(*paths) == NAMES.tolist()
+        assert len(kept_of(tables)) == 3  # which names each file has, and these names, once
+
+
+@pytest.mark.parametrize("suffix", ["h5ad", "zarr"])
+def test_are_not_read_again(tmp_path, suffix, monkeypatch):
+    path = write(tmp_path / f"a.{suffix}")
+    assert names_of(path) == NAMES.tolist()
+
+    def refuse(*_):
+        raise AssertionError("names are read")
+
+    where = h5py.Dataset if suffix == "h5ad" else zarr.Array
+    as_it_was = where.__getitem__
+
+    def read(array, key):
+        return refuse() if array.shape == (N_GENES,) else as_it_was(array, key)
+
+    monkeypatch.setattr(where, "__getitem__", read)
+    assert names_of(path) == NAMES.tolist()
+
+
+def test_of_files_that_differ(tmp_path):
+    other = NAMES[::-1].copy()
+    other[0] = "another"
+    paths = [write(tmp_path / "a.h5ad"), write(tmp_path / "b.h5ad", other)]
+    both = [*NAMES.tolist(), "another"]
+    for _ in range(2):
+        assert names_of(*paths, join_vars="outer") == both
+        assert names_of(*paths, join_vars="inner") == NAMES[:-1].tolist()
+
+
+def test_few_are_not_kept(tmp_path, tables):
+    path = write(tmp_path / "a.h5ad", NAMES[:-1])
+    assert names_of(path) == NAMES[:-1].tolist()
+    assert kept_of(tables) == []
+
+
+def test_of_a_file_that_has_just_changed_are_not_kept(tmp_path, tables):
+    path = write(tmp_path / "a.h5ad")
+    path.touch()
+    assert names_of(path) == NAMES.tolist()
+    assert len(kept_of(tables)) == 1  # for those that have the same names
+
+
+def test_of_a_file_that_was_replaced(tmp_path):
+    path = write(tmp_path / "a.h5ad")
+    assert names_of(path) == NAMES.tolist()
+    path.unlink()
+    assert names_of(write(path, NAMES[::-1])) == NAMES[::-1].tolist()
+
+
+@pytest.mark.parametrize("which", [0, -1])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_kept_ones_that_are_damaged_are_read_anew(tmp_path, tables, damage, which):
+    path = write(tmp_path / "a.h5ad")
+    assert names_of(path) == NAMES.tolist()
+    kept = kept_of(tables)[which]
+    content = bytearray(kept.read_bytes())
+    content[-80] ^= 1
+    kept.unlink()
+    if damage != "remove":
+        kept.write_bytes(content if damage == "flip" else content[:-70])
+    assert names_of(path) == NAMES.tolist()
+
+
+def test_of_zarr_that_hold_what_ends_a_name(tmp_path, tables):
+    names = NAMES.copy()
+    names[3] = "a\0b"
+    path = write(tmp_path / "a.zarr", names)
+    for _ in range(2):
+        assert names_of(path) == names.tolist()
+    assert kept_of(tables) == []
+
+
+def test_of_a_fixed_length(tmp_path):
+    path = write(tmp_path / "a.h5ad")
+    with h5py.File(path, "r+") as file:
+        attributes = dict(file["var/_index"].attrs)
+        del file["var/_index"]
+        encoded = np.char.encode(NAMES.astype(str), "utf-8")
+        dtype = h5py.string_dtype("utf-8", encoded.dtype.itemsize)
+        file["var/_index"] = encoded.astype(dtype)
+        file["var/_index"].attrs.update(attributes)
+    age(path)
+    for _ in range(2):
+        assert names_of(path) == NAMES.tolist()
+
+
+def test_that_are_no_text(tmp_path):
+    path = write(tmp_path / "a.h5ad")
+    with h5py.File(path, "r+") as file:
+        file["var/_index"][7] = b"\xff\xfe"
+    age(path)
+    with pytest.raises(FormatError, match="var"):
+        names_of(path)
+
+
+def test_they_are_pickled(tmp_path):
+    path = write(tmp_path / "a.h5ad")
+    for _ in range(2):
+        copy = pickle.loads(pickle.dumps(open_collection(path)))
+        assert list(copy.var_names) == NAMES.tolist()
