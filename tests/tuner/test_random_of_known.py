@@ -9,6 +9,7 @@ import pytest
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._mixing import Label, Mixing
+from cellfeed_tuner._reports._notebook import html_summary
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
 
@@ -63,9 +64,9 @@ def test_that_most_cells_lack_a_label_is_said_everywhere(result_of, capsys):
     n_missing = int(0.9975 * result.dataset.n_cells)
     missing = replace(result, dataset=replace(result.dataset, n_missing=n_missing))
     said = "plate is missing in 99.75% of the cells"
-    for page in (html_report(missing, code=""), missing._repr_html_()):
+    for page in (html_report(missing, code=""), html_summary(missing)):
         assert said in page
         assert "a minibatch has 0.16 on average" in page
     print_report(missing, Path("autotune.json"))
     assert said in capsys.readouterr().out
-    assert said not in result._repr_html_()
+    assert said not in html_summary(result)

@@ -29,6 +29,7 @@ from cellfeed_tuner import AutotuneResult, Configuration, _autotune, autotune, m
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._sampled_cells import sampled_cells
+from cellfeed_tuner._reports._notebook import html_summary
 from cellfeed_tuner._reports._page import html_report
 
 HERE = Path(__file__).parent
@@ -103,10 +104,10 @@ def test_the_page_and_a_notebook_say_so_first(result_of):
     page = html_report(result, code="CellDataset.from_autotune")
     assert "from_autotune" not in page
     _, first = page.split("<h2>Recommendation</h2>")
-    assert first.startswith('<p class="choice alarm">THE LOADER IS WRONG')
+    assert first.strip().startswith('<p class="choice alarm">THE LOADER IS WRONG')
     assert f'<p class="alarm">{result.loader_fault}' in first
-    notebook = result._repr_html_()
-    assert notebook.startswith("<div><p><strong>THE LOADER IS WRONG")
+    notebook = html_summary(result)
+    assert notebook.startswith("<div>\n<p><strong>THE LOADER IS WRONG")
     assert result.loader_fault in notebook
     assert "from_autotune" not in notebook
     assert "THE LOADER IS WRONG" in repr(result)
