@@ -77,5 +77,11 @@ def test_the_training_step_comes_after_what_the_training_process_does_itself():
     assert MANY_CORES.seconds_per_cell(stages) == pytest.approx(5 + 1 + 0.5)
 
 
+def test_functions_with_threads_of_their_own_hold_nobody_up():
+    model = StageModel(cores=2.0, n_workers=0, n_threads=2, n_function_threads=8)
+    assert model.seconds_per_cell({"functions": 8.0, "training": 0.5}) == pytest.approx(1.0)
+    assert model.seconds_per_cell({"functions": 8.0, "decompressing": 6.0}) == pytest.approx(3.0)
+
+
 def test_less_than_none_is_none():
     assert MANY_CORES.seconds_per_cell({"reading": -1.0, "decompressing": 2.0}) == 2.0

@@ -87,7 +87,7 @@ def test_a_shuffled_copy_is_read_in_the_largest_blocks_that_fit_a_fetch():
     assert "in blocks of 1,024, and should be read at least 5.6 times as fast" in advice.sentence
     # Written in three times what an epoch and encoding take, of which 4.6 of 5.6 is then saved.
     assert advice.epochs_until_paid == 5 == np.ceil(3 * (80 + 20) / (80 - 80 / 5.6))
-    assert advice.sentence.endswith("Writing it takes what 5 epochs save, at most.")
+    assert advice.sentence.endswith("Writing it pays for itself within 5 epochs.")
 
 
 @given(conversion=st.floats(0.1, 1e4), now=st.floats(0.1, 1e3), share=st.floats(0.01, 0.99))

@@ -30,8 +30,8 @@ def test_what_was_not_measured_is_counted_with_its_reasons(result_of, capsys):
     print_report(result_of("recommended"), Path("autotune.json"))
     said = " ".join(capsys.readouterr().out.split())
     assert (
-        "Not measured: 1 over memory, 1 below the entropy floor, 1 failed, 1 not timed (budget "
-        "exhausted), 1 too few cells, 1 predicted slower than the best."
+        "Not measured: 1 x over memory, 1 x below the entropy floor, 1 x failed, 1 x not timed "
+        "(budget exhausted), 1 x too few cells, 1 x predicted slower than the best."
     ) in said
 
 

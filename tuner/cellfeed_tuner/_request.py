@@ -207,7 +207,7 @@ def _constraints(
             raise ParameterError(msg)
     return Constraints(
         entropy_floor=entropy_floor,
-        memory_bytes=usable_memory_bytes() if memory is None else memory,
+        memory_bytes=usable_memory_bytes() if memory is None else int(memory),
         need_cells_per_second=need if step_seconds is None else batch_size / step_seconds,
         step_seconds=step_seconds,
     )

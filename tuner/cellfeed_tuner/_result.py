@@ -233,7 +233,9 @@ class AutotuneResult:
             if schema == SCHEMA:
                 return from_plain(cls, plain)
         except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
-            why = f"lacks or garbles {error}" if plain is not None else "no JSON"
+            why = "no JSON" if plain is None else str(error)
+            if isinstance(error, KeyError):
+                why = f"{error} is missing"
             msg = f"{path}: not a result of autotune ({why}); give the file that it wrote"
             raise FormatError(msg) from error
         msg = f"{path}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"

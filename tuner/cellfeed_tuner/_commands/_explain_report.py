@@ -17,6 +17,7 @@ from cellfeed_tuner._reports._why import Asked, Why, why
 from cellfeed_tuner._reports._wording import (
     how_measured,
     interruption_in_words,
+    loader_faults,
     prefetch_in_words,
     status_in_words,
     why_no_bottleneck,
@@ -51,6 +52,8 @@ def explain(
         click.echo(json.dumps(_json(result, answer, found), indent=1, allow_nan=False))
         return
     console = report_console(width=100)
+    for each in [*loader_faults(result), *interruption_in_words(result)]:
+        _say(console, each, "bold red")
     if answer is None:
         _print_choice(console, result)
         _print_bottleneck(console, result, found)
@@ -64,8 +67,6 @@ def _say(console: Console, text: str, style: str = "") -> None:
 
 def _print_choice(console: Console, result: AutotuneResult) -> None:
     chosen = result.recommended
-    for each in interruption_in_words(result):
-        _say(console, each, "bold yellow")
     if chosen is None:
         _say(console, why_no_choice(result), "bold red")
         _say(console, why_nothing(result))
@@ -106,7 +107,7 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
             console,
             f"{found.read_amplification:.2f} bytes are decompressed for each that is used.",
         )
-    if found.kind != "training":
+    if found.seconds.get("training", 0.0) < found.measured_seconds_per_cell:
         step = 1e3 * found.measured_seconds_per_cell * result.dataset.batch_size
         _say(
             console,

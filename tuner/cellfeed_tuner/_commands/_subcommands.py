@@ -13,7 +13,7 @@ class CommandWithSubcommands(OneLineErrorCommand):
     """A command whose first word is a subcommand if it is the name of one.
 
     Otherwise its own arguments begin there. What has the name of a subcommand and is a path is
-    written as ``./replay``.
+    written as ``./show``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

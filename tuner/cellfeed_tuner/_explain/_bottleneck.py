@@ -59,13 +59,13 @@ class Bottleneck:
     kind
         The stage without which the most would be saved; "nothing" if none saves much.
     confidence
-        Share of resampled rounds that name the same.
+        Share of resampled rounds that name the same, without a training step.
     stages
         All stages that were timed, in the order in which a cell goes through them.
     model
         How stages go on side by side.
     measured_seconds_per_cell
-        One over the throughput of all of them together, as it was measured.
+        One over the throughput of the loader, as it was measured.
     accounted
         What the stages, put together, make of that: 1 if they explain it to the full.
     n_rounds
@@ -181,7 +181,7 @@ def bottleneck(
 
     Returns
     -------
-    None if there are fewer than two rounds.
+    None if there are fewer than two rounds, or nothing was counted in them.
     """
 
     def per_cell(name: str) -> NDArray[np.float64]:
@@ -191,6 +191,8 @@ def bottleneck(
         return None
     samples = {name: per_cell(name) for name in _COUNTED}
     samples = {name: each for name, each in samples.items() if each.any()}
+    if not samples:
+        return None
     measured = 1 / cells_per_second
     means = {name: float(each.mean()) for name, each in samples.items()}
     savings = _savings(means, model, measured)
@@ -235,10 +237,7 @@ def with_training_step(found: Bottleneck, seconds: float) -> Bottleneck:
     return replace(
         found,
         kind=kind,
-        # By how often others were named, nothing is known of a stage that was not there.
-        confidence=1.0 if kind == "training" else found.confidence,
         stages=tuple(replace(each, saving=savings[each.name]) for each in stages),
-        measured_seconds_per_cell=measured,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cellfeed import Collection
-from cellfeed.machine import threads_per_process, usable_cores
+from cellfeed.machine import usable_cores
 from cellfeed_tuner._explain._bottleneck import Bottleneck, bottleneck, with_training_step
 from cellfeed_tuner._explain._stage_model import StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice, StorageLayout, storage_advice
@@ -74,7 +74,8 @@ def explain_throughput(
         model=StageModel(
             cores=usable_cores(),
             n_workers=configuration.num_workers,
-            n_threads=threads_per_process(configuration.fetches_per_round),
+            n_threads=measured.n_threads,
+            n_function_threads=measured.n_function_threads,
         ),
         cells_per_round=measured.cells_per_round,
         cells_per_second=cells_per_second,

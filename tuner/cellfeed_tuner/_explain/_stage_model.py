@@ -32,8 +32,10 @@ class StageModel:
     - reading: ``(reading + decompressing + placing) / threads + library``;
     - planning;
     - rows made dense, by as many threads;
-    - the process that trains: tensors, functions, and the training step;
-    - work: all of these, without waiting for bytes and the training step, over the cores.
+    - the process that trains: tensors, your functions unless they have threads of their own, and
+      the training step;
+    - work: all of these, without waiting for bytes, functions and the training step, over the
+      cores.
 
     Every worker process has lanes of its own, in which it also makes tensors and sends minibatches.
 
@@ -45,11 +47,14 @@ class StageModel:
         Worker processes.
     n_threads
         Threads that read in each process.
+    n_function_threads
+        Threads that your functions have in each; 0 if they have none of their own.
     """
 
     cores: float
     n_workers: int
     n_threads: int
+    n_function_threads: int = 0
 
     def seconds_per_cell(
         self, stages: Mapping[StageName, float], *, without: StageName | None = None
@@ -70,12 +75,16 @@ class StageModel:
 
         lanes = max(1, self.n_workers)
         decoding = of("reading", "decompressing", "placing") / self.n_threads
-        delivering = of("making_tensors", "functions", "sending")
+        delivering = of("making_tensors", "sending")
         work = of("planning", "decompressing", "placing", "library", "densifying") + delivering
+        functions = of("functions")
+        if not self.n_function_threads:
+            delivering, functions = delivering + functions, 0.0
         return max(
             (decoding + of("library")) / lanes,
             of("planning") / lanes,
             of("densifying") / self.n_threads / lanes,
+            functions / max(1, self.n_function_threads) / lanes,
             delivering / lanes if self.n_workers else delivering + of("training"),
             of("training"),
             work / self.cores,

@@ -131,7 +131,7 @@ class StorageAdvice:
         if self.epochs_until_paid is None:
             return said
         epochs = "1 epoch" if self.epochs_until_paid == 1 else f"{self.epochs_until_paid:,} epochs"
-        return f"{said} Writing it takes what {epochs} save, at most."
+        return f"{said} Writing it pays for itself within {epochs}."
 
 
 def storage_advice(

@@ -121,6 +121,8 @@ class Measurement:
         Requests that were under way at a server at the end; 0 if none was asked.
     others
         What other programs took of the processors meanwhile.
+    n_threads, n_function_threads
+        Threads of each process that read, and that the user's functions have.
     """
 
     configuration: Configuration
@@ -142,6 +144,8 @@ class Measurement:
     n_killed: int = 0
     n_requests: int = 0
     others: OtherPrograms = field(default_factory=OtherPrograms)
+    n_threads: int = 1
+    n_function_threads: int = 0
 
     @property
     def note(self) -> str:
@@ -391,6 +395,8 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
             each.statistics for each in rounds if each.counts and each.statistics
         ),
         worker_start_seconds=started[0].worker_seconds if started else None,
+        n_threads=started[0].n_threads if started else 1,
+        n_function_threads=started[0].n_function_threads if started else 0,
         first_minibatch_seconds=started[0].first_minibatch_seconds if started else None,
         round_entropy_bits={each.label: tuple(each.bits.tolist()) for each in entropies},
         peak_memory_bytes=outcome.peak_memory_bytes

@@ -23,6 +23,7 @@ from cellfeed import (
     SamplingStrategy,
     Statistics,
 )
+from cellfeed.machine import threads_per_process
 from cellfeed.stages import begin_with_requests, requests_under_way
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._defaults import REMOTE_PREFETCH
@@ -144,11 +145,15 @@ class Started:
     waiting_bytes
         Memory that minibatches take which wait for a training loop that is slower than the
         workers; 0 without workers.
+    n_threads, n_function_threads
+        Threads of each process that read, and that the user's functions have.
     """
 
     worker_seconds: float
     first_minibatch_seconds: float
     waiting_bytes: int
+    n_threads: int = 1
+    n_function_threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +348,18 @@ def _rounds(
                         first = time.perf_counter() - workers_there
                         waiting = configuration.num_workers * (loader.prefetch_factor or 0)
                         size = _bytes_of(minibatch)
-                        report(Started(workers_there - start, first, waiting * size))
+                        threads = dataset.num_threads or threads_per_process(
+                            configuration.fetches_per_round
+                        )
+                        report(
+                            Started(
+                                workers_there - start,
+                                first,
+                                waiting * size,
+                                threads,
+                                dataset.transform_threads,
+                            )
+                        )
                     if request.step_seconds:
                         time.sleep(request.step_seconds)
                 make_cold.after_round(n_ahead)

@@ -1,5 +1,6 @@
 """Figures that stand inside an HTML page."""
 
+import re
 from io import BytesIO
 from xml.etree import ElementTree as ET
 
@@ -7,6 +8,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 __all__ = ["inline_svg"]
+
+_NOT_OF_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def inline_svg(figure: Figure, *, name: str, description: str) -> str:
@@ -27,7 +30,9 @@ def inline_svg(figure: Figure, *, name: str, description: str) -> str:
     # The salt makes ids, which are random otherwise, the same for the same figure.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    root = ET.fromstring(file.getvalue())  # noqa: S314 - our own
+    # Labels may have characters that XML has not.
+    svg = _NOT_OF_XML.sub("\N{REPLACEMENT CHARACTER}", file.getvalue().decode())
+    root = ET.fromstring(svg)  # noqa: S314 - our own
     for element in root.iter():
         # HTML knows these elements without their namespaces.
         element.tag = _local(element.tag)

@@ -73,6 +73,7 @@ def _answer(result: AutotuneResult) -> RenderableType:
         *prefetch_in_words(result),
         *waiting_in_words(result),
         *([result.bottleneck.sentence] if result.bottleneck is not None else []),
+        *(advice.sentence for advice in result.storage_advice),
     ]
     return Group(
         Text(f"\nRecommended: {chosen.settings}", style="bold green"),

@@ -331,7 +331,10 @@ def _of_label(result: AutotuneResult, name: str, sentence: str) -> str:
 
 def why_no_bottleneck() -> str:
     """Return why it is not known where the time of a cell goes."""
-    return "Not known: there is no recommendation, or too little was measured (see --budget)."
+    return (
+        "Not known: there is no recommendation, the run was interrupted, or too little was "
+        "measured (see --budget)."
+    )
 
 
 def ranges_in_words(result: AutotuneResult) -> list[str]:
@@ -359,12 +362,15 @@ def status_in_words(result: ConfigurationResult) -> str:
 
 
 def untimed_in_words(result: AutotuneResult) -> list[str]:
-    """Return how many configurations were not measured, and why, if there are any."""
+    """Return how many configurations were not measured, and why, and what failed of some."""
     counted = Counter(
         status_in_words(each) for each in result.configurations if each.cells_per_second is None
     )
-    reasons = ", ".join(f"{n} {status}" for status, n in counted.most_common())
-    return [f"Not measured: {reasons}."] if reasons else []
+    reasons = ", ".join(f"{n} x {status}" for status, n in counted.most_common())
+    notes = dict.fromkeys(
+        f"{each.configuration}: {each.note}." for each in result.configurations if each.note
+    )
+    return [*([f"Not measured: {reasons}."] if reasons else []), *list(notes)[:_MOST_REASONS]]
 
 
 def warnings_in_words(result: AutotuneResult) -> list[str]:
@@ -372,10 +378,24 @@ def warnings_in_words(result: AutotuneResult) -> list[str]:
     return [
         *interruption_in_words(result),
         *filter(None, [result.dataset.slow_reading]),
+        *_unknown_cache_in_words(result),
+        *_outside_in_words(result),
         *missing_in_words(result),
         *drifts_in_words(result),
         *busy_in_words(result),
     ]
+
+
+def _unknown_cache_in_words(result: AutotuneResult) -> list[str]:
+    if result.cache != "unknown":
+        return []
+    return ["Files could not be dropped from the page cache: figures are of files that it holds."]
+
+
+def _outside_in_words(result: AutotuneResult) -> list[str]:
+    """Return the verdict on the choice where its entropy is not as theory has it."""
+    verdict = None if result.chosen is None else result.chosen.verdict
+    return [verdict.sentence] if verdict is not None and verdict.kind == "outside" else []
 
 
 def why_nothing(result: AutotuneResult) -> str:
