@@ -79,7 +79,10 @@ class Counters:
         if get_spawning_popen() is None or not hasattr(os, "memfd_create"):
             return Counters, ()
         if self._spawned is None:
-            self._spawned = _Spawned()
+            try:
+                self._spawned = _Spawned()
+            except OSError:  # no descriptor is left, say: what it does is not counted
+                return Counters, ()
         return _opened, (DupFd(self._spawned.descriptor),)
 
 

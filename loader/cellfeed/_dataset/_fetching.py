@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cellfeed._cells import Cells
 from cellfeed._chunks import Counter, Counters, Verify
 from cellfeed._collection import Collection
-from cellfeed._dataset._next_epoch import NextEpoch
+from cellfeed._dataset._next_epoch import NextEpoch, are_same
 from cellfeed._layouts import Dtypes
 from cellfeed._reading import (
     ByteBudget,
@@ -153,11 +153,14 @@ class Fetches:
         The groups of rows of each, such as minibatches.
     orders
         Of whole fetches that were planned and not yet delivered, the order in which rows leave.
+    upcoming
+        The shares that it went on to, after the one that it delivers.
     """
 
     reader: Reader
     groups: Generator[Iterator[Cells], None, None]
     orders: deque[NDArray[np.intp]] = field(default_factory=deque)
+    upcoming: deque[Share] = field(default_factory=deque)
 
     def first(self, share: Share) -> Iterator[Iterator[Cells]]:
         """Return as many as a share has; they have to be its own."""
@@ -199,9 +202,11 @@ class Fetching:
         fetches = self.next_epoch.take(share, self.settings) or self._begun(share)
         try:
             yield fetches
-            upcoming = self.following(share)
-            if upcoming is not None:
-                self.next_epoch.keep(fetches, upcoming, self.settings)
+            wanted = self.following(share)
+            begun = fetches.upcoming.popleft() if fetches.upcoming else None
+            # What a plan follows from may have been changed meanwhile.
+            if wanted is not None and begun is not None and are_same(begun, wanted):
+                self.next_epoch.keep(fetches, begun, self.settings)
                 return
         except BaseException:
             fetches.groups.close()
@@ -211,6 +216,7 @@ class Fetching:
     def _begun(self, share: Share) -> Fetches:
         # What waits for an epoch may not refer to where it waits, which is here.
         reader, orders, are_whole = self.reading.reader(), deque[NDArray[np.intp]](), self.are_whole
+        upcoming = deque[Share]()
 
         def planned(numbered: _Numbered) -> PlannedRead:
             share, number = numbered.share, numbered.number
@@ -221,13 +227,19 @@ class Fetching:
             orders.append(fetch.order)
             return reader.plan(fetch.rows, np.arange(fetch.rows.size), fetch.rows.size)
 
-        numbered = _from(share, self.following)
-        return Fetches(reader, self.reading.fetched(reader, planned, numbered), orders)
+        numbered = _from(share, self.following, upcoming)
+        return Fetches(reader, self.reading.fetched(reader, planned, numbered), orders, upcoming)
 
 
-def _from(share: Share | None, following: Callable[[Share], Share | None]) -> Iterator[_Numbered]:
-    """Iterate over the fetches of an epoch, and of those that follow."""
-    while share is not None:
+def _from(
+    share: Share, following: Callable[[Share], Share | None], upcoming: deque[Share]
+) -> Iterator[_Numbered]:
+    """Iterate over the fetches of an epoch, and of those that follow as long as they have any."""
+    while True:
         for number in share.numbers:
             yield _Numbered(share, number)
-        share = following(share)
+        after = following(share)
+        if after is None or not after.numbers:
+            return
+        upcoming.append(after)
+        share = after

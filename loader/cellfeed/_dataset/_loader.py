@@ -221,16 +221,12 @@ def _passed_on(minibatches: Iterator[Any]) -> Generator[Any, None, None]:
 def _complete(counted: Counted, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
     """Pass minibatches on, without keeping the last, and check that none is missing."""
     try:
-        yield from counted.counting(minibatches)
+        yield from counted.counting(minibatches, remedy=_LOST_BY_A_WORKER)
     except CellfeedError as error:
         raise _of_worker(error) from error
-    if counted.n_delivered != counted.n_left:
-        n_delivered, n_left = counted.n_delivered, counted.n_left
-        msg = (
-            f"the epoch ended after {n_delivered:,} of {n_left:,} minibatches; a worker lost "
-            "some, and said why on stderr; mend that, or use num_workers=0"
-        )
-        raise DeliveryError(msg)
+
+
+_LOST_BY_A_WORKER = "a worker lost some, and said why on stderr; mend that, or use num_workers=0"
 
 
 def _of_worker(error: CellfeedError) -> CellfeedError:

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from cellfeed._dataset._iteration import Iteration
 from cellfeed.sampling import EpochPlan, Share
 
-__all__ = ["NextEpoch"]
+__all__ = ["NextEpoch", "are_same"]
 
 
 class ReadAhead(Protocol):
@@ -59,7 +59,7 @@ class NextEpoch(Generic[F]):
         found = self._pop()
         if found is None or found.process != os.getpid():
             return None
-        if _are_same(found.share, share) and _are_identical(found.settings, settings):
+        if are_same(found.share, share) and _are_identical(found.settings, settings):
             found.waiting.release()
             return found.fetches
         found.waiting.close()
@@ -92,7 +92,7 @@ class _Kept(Generic[F]):
     waiting: Iteration[Any]
 
 
-def _are_same(one: Share, other: Share) -> bool:
+def are_same(one: Share, other: Share) -> bool:
     """Return whether shares are the same; strategies hold arrays, and are if they are identical."""
     return one.plan.strategy is other.plan.strategy and _sizes(one) == _sizes(other)
 

@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cellfeed._chunks import Counter, Counters
 from cellfeed._dataset._epochs import Claim, EpochCounter, Start
-from cellfeed._errors import StateError
+from cellfeed._errors import DeliveryError, StateError
 from cellfeed._torch import get_worker_info
 from cellfeed.sampling import Progress
 
@@ -141,8 +141,16 @@ class Counted:
         parts = (*self._begin.after, self._begin.progress)
         return sum(each.n_minibatches for each in parts) + self.n_left
 
-    def counting(self, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
-        """Pass minibatches on, without keeping the last, and count who waits for whom."""
+    def counting(
+        self, minibatches: Iterator[Any], *, remedy: str = "please report this"
+    ) -> Generator[Any, None, None]:
+        """Pass minibatches on, without keeping the last, and count who waits for whom.
+
+        Raises
+        ------
+        DeliveryError
+            There were fewer than there are to be; says the remedy.
+        """
         now = time.perf_counter_ns()
         try:
             while True:
@@ -163,6 +171,12 @@ class Counted:
             if isinstance(minibatches, Generator):
                 minibatches.close()
         self.has_ended = True
+        if self.n_delivered != self.n_left:
+            msg = (
+                f"the epoch ended after {self.n_delivered:,} of {self.n_left:,} minibatches; "
+                f"{remedy}"
+            )
+            raise DeliveryError(msg)
 
 
 class Run(Generic[S]):

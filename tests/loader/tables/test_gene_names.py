@@ -160,3 +160,21 @@ def test_they_are_pickled(tmp_path):
     for _ in range(2):
         copy = pickle.loads(pickle.dumps(open_collection(path)))
         assert list(copy.var_names) == NAMES.tolist()
+
+
+def test_that_are_numbers_are_the_same_in_files_of_few_and_of_many(tmp_path):
+    """Few are not kept, so that both ways of reading have to agree."""
+    paths = []
+    for n in (N_GENES - 10, N_GENES + 10):
+        path = write(tmp_path / f"{n}.h5ad", np.arange(n).astype(object))
+        with h5py.File(path, "r+") as file:
+            name = file["var"].attrs["_index"]
+            attributes = dict(file["var"][name].attrs)
+            del file["var"][name]
+            file["var"][name] = np.arange(n)
+            file["var"][name].attrs.update(attributes | {"encoding-type": "array"})
+        age(path)
+        paths.append(path)
+    for _ in range(2):
+        assert len(names_of(*paths, join_vars="outer")) == N_GENES + 10
+        assert len(names_of(*paths, join_vars="inner")) == N_GENES - 10

@@ -30,10 +30,11 @@ def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
     n, content = stored.shape[0], list[bytes]()
 
     def contents() -> Tables | None:
-        content[:] = [_joined(file, path)]
-        if content[0].count(_END) != n - 1:
-            return None  # what ends a name is part of one
-        return {"digest": np.frombuffer(blake2b(content[0], digest_size=16).digest(), np.uint8)}
+        joined = _joined(file, path)
+        if joined is None or joined.count(_END) != n - 1:
+            return None  # they are no text, or what ends a name is part of one
+        content[:] = [joined]
+        return {"digest": np.frombuffer(_digest(joined), np.uint8)}
 
     found = file.kept_tables(path).get("digest of names", n, contents, fewest=_FEWEST)
     if found is None:
@@ -43,13 +44,17 @@ def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
     if known is not None:
         return known
 
-    def names() -> Tables:
+    def names() -> Tables | None:
         joined = content[0] if content else _joined(file, path)
+        if joined is None or _digest(joined).hex() != digest:
+            return None  # the file was replaced meanwhile
         return {"names": np.frombuffer(joined, np.uint8)}
 
     shared = KeptTables("gene names", digest, lambda: LastingIdentity(digest, is_settled=True))
-    joined = shared.get("names", n, names, fewest=_FEWEST)["names"]
-    own = np.array(joined.tobytes().decode().split("\0"), dtype=object)
+    kept = shared.get("names", n, names, fewest=_FEWEST)
+    if kept is None:
+        return _read(file, path)
+    own = np.array(kept["names"].tobytes().decode().split("\0"), dtype=object)
     own.flags.writeable = False
     return _SAME.setdefault(digest, own)
 
@@ -60,13 +65,22 @@ def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
     return np.asarray(read_elem(file()[path]), dtype=object)
 
 
-def _joined(file: AnnDataFile, path: str) -> bytes:
-    """Return names in UTF-8 one after the other; of HDF5 as they are stored, which is faster."""
+def _digest(joined: bytes) -> bytes:
+    return blake2b(joined, digest_size=16).digest()
+
+
+def _joined(file: AnnDataFile, path: str) -> bytes | None:
+    """Return names in UTF-8 one after the other, None where one is no text.
+
+    Those of HDF5 are taken as they are stored, which is faster.
+    """
     file.bring([path])
     stored = file()[path]
     text = h5py.check_string_dtype(stored.dtype) if isinstance(stored, h5py.Dataset) else None
     if text is None or text.length is not None or text.encoding != "utf-8":
-        return _END.join(str(name).encode() for name in read_elem(stored))
+        names = list(read_elem(stored))
+        are_text = all(isinstance(name, str) for name in names)
+        return _END.join(name.encode() for name in names) if are_text else None
     joined: bytes = _END.join(stored[()].tolist())
     joined.decode()  # which raises where it is no text
     return joined
