@@ -18,7 +18,7 @@ PUBLIC_MODULES = {
         "testing",
         "transforms",
     },
-    "cellfeed_tuner": {"plots", "theory", "training"},
+    "cellfeed_tuner": {"plots", "theory"},
 }
 MODULES = [
     *PUBLIC_MODULES,

@@ -167,22 +167,19 @@ if not typing.TYPE_CHECKING:
 
     def _imported(module: str) -> typing.Any:
         try:
-            return importlib.import_module(module)
+            imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if (error.name or "").startswith(__name__):
                 raise
             msg = f"{error.name} is not installed; install it: pip install 'cellfeed[tune]'"
             raise ModuleNotFoundError(msg, name=error.name) from error
+        if "cellfeed_tuner._result" in sys.modules:
+            # How a notebook shows a result, which knows nothing of that itself.
+            sys.modules["cellfeed_tuner._result"].AutotuneResult._repr_html_ = _shown
+        return imported
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
 
     def _shown(result: typing.Any) -> str:
         return _imported("cellfeed_tuner._reports._notebook").html_summary(result)
-
-    # How a notebook shows a result, which knows nothing of that itself.
-    _shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if _shell is not None:
-        _shell.display_formatter.formatters["text/html"].for_type_by_name(
-            "cellfeed_tuner._result", "AutotuneResult", _shown
-        )
