@@ -56,6 +56,7 @@ __all__ = [
     "multiply_add",
     "nanoseconds",
     "pointer",
+    "popcount",
     "stream_blocks",
 ]
 
@@ -281,6 +282,17 @@ def _reinterpreted(source: Any, target: Any, of_llvm: ir.Type) -> Any:
 # The same bits as a number of another type.
 bits_of_float = _reinterpreted(types.float32, types.uint32, ir.IntType(32))
 float_of_bits = _reinterpreted(types.uint32, types.float32, ir.FloatType())
+
+
+@intrinsic
+def popcount(typingctx: Any, word: Any) -> Any:
+    """Return how many bits of an integer of 64 bits are set."""
+    signature = types.int64(types.uint64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.ctpop(values[0])
+
+    return signature, codegen
 
 
 @intrinsic

@@ -16,6 +16,7 @@ from numba import carray
 from numpy.typing import NDArray
 
 from cellfeed._chunks._kernels._native import atomic_add, call, copy_bytes, pointer
+from cellfeed._chunks._kernels._sorting import WORDS_OF_A_COLUMN, rank
 from cellfeed._chunks._kernels._tables import (
     ASCENDING,
     BAD_INDEX,
@@ -170,6 +171,14 @@ def _sort_row(
     start: int, stop: int, columns: NDArray[np.int32], entries: NDArray[np.int64]
 ) -> bool:
     """Let the columns of a row ascend, and slots follow; return whether they are distinct."""
+    n_words = (stop - start) * WORDS_OF_A_COLUMN
+    bits, before = np.empty(n_words, np.uint64), np.empty(n_words, np.int32)
+    own, slots = columns[start:stop].copy(), np.empty(stop - start, np.int32)
+    if rank(own, bits, before, slots):
+        for j in range(own.size):
+            columns[start + slots[j]] = own[j]
+            entries[start + j] = (entries[start + j] & ~_LOWER) | slots[j]
+        return True
     keys = np.empty(stop - start, np.int64)
     for j in range(keys.size):
         keys[j] = (np.int64(columns[start + j]) << 32) | j

@@ -1,16 +1,101 @@
-"""Compiled: the columns of sparse rows are put in order."""
+"""Compiled: the columns of sparse rows are put in order.
+
+Columns that are not far apart are ranked by a bit for each that there may be between the first and
+the last of a row: how many bits are set below its own is the slot of a column. Others, and those
+of which some are the same, are sorted by comparison.
+"""
 
 from typing import Any
 
 import numpy as np
+from numba import carray
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import copy_bytes
+from cellfeed._chunks._kernels._native import copy_bytes, pointer, popcount
 from cellfeed._compiled import compiled
 
-__all__ = ["sort_rows"]
+__all__ = ["WORDS_OF_A_COLUMN", "rank", "sort_rows"]
 
 _LOWER = (1 << 32) - 1
+WORDS_OF_A_COLUMN = 4
+"""Words of bits for each column of a row, up to which they are ranked by these."""
+
+
+@compiled(
+    *(f"boolean({index}[::1], uint64[::1], int32[::1], int32[::1])" for index in ("int32", "int64"))
+)
+def rank(
+    columns: NDArray[Any],
+    bits: NDArray[np.uint64],
+    before: NDArray[np.int32],
+    slots: NDArray[np.int32],
+) -> bool:
+    """Find the slot of each column of a row among all of them.
+
+    Parameters
+    ----------
+    columns
+        At least one.
+    bits, before
+        Scratch memory, `WORDS_OF_A_COLUMN` for each column.
+    slots
+        Filled with the slots.
+
+    Returns
+    -------
+    Whether it was done; not where columns are the same, or too far apart.
+    """
+    low, high = columns[0], columns[0]
+    for j in range(1, columns.size):
+        low, high = min(low, columns[j]), max(high, columns[j])
+    first = low >> 6
+    n_words = (high >> 6) - first + 1
+    if n_words > WORDS_OF_A_COLUMN * columns.size:
+        return False
+    bits[:n_words] = np.uint64(0)
+    for j in range(columns.size):
+        bits[(columns[j] >> 6) - first] |= np.uint64(1) << np.uint64(columns[j] & 63)
+    n = 0
+    for word in range(n_words):
+        before[word] = n
+        n += popcount(bits[word])
+    if n < columns.size:
+        return False
+    for j in range(columns.size):
+        word = (columns[j] >> 6) - first
+        below = (np.uint64(1) << np.uint64(columns[j] & 63)) - np.uint64(1)
+        slots[j] = before[word] + popcount(bits[word] & below)
+    return True
+
+
+@compiled(
+    *(
+        f"void({index}[::1], int64, int64, int32[::1], {index}[::1], int64)"
+        for index in ("int32", "int64")
+    )
+)
+def _to_slots(
+    columns: NDArray[Any],
+    first: int,
+    itemsize: int,
+    slots: NDArray[np.int32],
+    kept: NDArray[Any],
+    values: int,
+) -> None:
+    """Move columns, and values at an address, to their slots, by way of scratch memory."""
+    n = columns.size
+    kept[:n] = columns
+    copy_bytes(values, first, n * itemsize)
+    for j in range(n):
+        columns[slots[j]] = kept[j]
+    if itemsize == 4:
+        target = carray(pointer(first), (n,), np.uint32)
+        source = carray(pointer(values), (n,), np.uint32)
+        for j in range(n):
+            target[slots[j]] = source[j]
+        return
+    for j in range(n):
+        copy_bytes(first + slots[j] * itemsize, values + j * itemsize, itemsize)
 
 
 @compiled(
@@ -19,7 +104,7 @@ _LOWER = (1 << 32) - 1
 def sort_rows(
     indptr: NDArray[Any], indices: NDArray[Any], data: NDArray[np.uint8], itemsize: int
 ) -> bool:
-    """Sort the elements of each row by column, in place.
+    """Sort the elements of each row by column, in place; those of one column stay in order.
 
     Parameters
     ----------
@@ -36,25 +121,27 @@ def sort_rows(
     for row in range(indptr.size - 1):
         longest = max(longest, indptr[row + 1] - indptr[row])
     keys, values = np.empty(longest, np.int64), np.empty(longest * itemsize, np.uint8)
+    bits = np.empty(longest * WORDS_OF_A_COLUMN, np.uint64)
+    before = np.empty(longest * WORDS_OF_A_COLUMN, np.int32)
+    slots, kept = np.empty(longest, np.int32), np.empty_like(indices[:longest])
     distinct = True
     for row in range(indptr.size - 1):
         start, n = np.int64(indptr[row]), np.int64(indptr[row + 1] - indptr[row])
+        columns = indices[start : start + n]
         ascending = True
         for j in range(1, n):
-            ascending &= indices[start + j] > indices[start + j - 1]
+            ascending &= columns[j] > columns[j - 1]
         if ascending:
             continue
-        own = keys[:n]
-        for j in range(n):
-            own[j] = (np.int64(indices[start + j]) << 32) | j
-        own.sort()
+        if not rank(columns, bits, before, slots):
+            own = keys[:n]
+            for j in range(n):
+                own[j] = (np.int64(columns[j]) << 32) | j
+            own.sort()
+            for j in range(n):
+                slots[own[j] & _LOWER] = j
+                distinct &= j == 0 or own[j] >> 32 != own[j - 1] >> 32
         first = data.ctypes.data + start * itemsize
-        copy_bytes(values.ctypes.data, first, n * itemsize)
-        for j in range(n):
-            indices[start + j] = own[j] >> 32
-            copy_bytes(
-                first + j * itemsize, values.ctypes.data + (own[j] & _LOWER) * itemsize, itemsize
-            )
-            distinct &= j == 0 or own[j] >> 32 != own[j - 1] >> 32
+        _to_slots(columns, first, itemsize, slots, kept, values.ctypes.data)
     values[:] = 0  # used by name after its address was, so that it is not freed before
     return distinct
