@@ -33,6 +33,8 @@ def test_what_was_not_measured_is_counted_with_its_reasons(result_of, capsys):
         "Not measured: 1 x over memory, 1 x below the entropy floor, 1 x failed, 1 x not timed "
         "(budget exhausted), 1 x too few cells, 1 x predicted slower than the best."
     ) in said
+    reasons = said.partition("than the best.")[2].partition("To train with it")[0]
+    assert reasons.count(" workers: ") + reasons.count(" worker: ") == 1  # of what failed
 
 
 @pytest.mark.parametrize(("spread", "is_said"), [(0.05, False), (0.18, True), (None, False)])

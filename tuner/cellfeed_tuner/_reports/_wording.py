@@ -368,7 +368,9 @@ def untimed_in_words(result: AutotuneResult) -> list[str]:
     )
     reasons = ", ".join(f"{n} x {status}" for status, n in counted.most_common())
     notes = dict.fromkeys(
-        f"{each.configuration}: {each.note}." for each in result.configurations if each.note
+        f"{each.configuration}: {each.note}."
+        for each in result.configurations
+        if each.note and (each.status == "failed" or each.note.startswith("killed"))
     )
     return [*([f"Not measured: {reasons}."] if reasons else []), *list(notes)[:_MOST_REASONS]]
 
