@@ -8,7 +8,8 @@ and a number, with no state between.
 from cellfeed.sampling._base import ABSENT_BY_DEFAULT, EpochOrder, SamplingStrategy
 from cellfeed.sampling._block_shuffling import BlockShuffling
 from cellfeed.sampling._block_sizes import BlockSizes
-from cellfeed.sampling._chunk_starts import ChunkedRows, ChunkStarts
+from cellfeed.sampling._chunk_starts import ChunkStarts
+from cellfeed.sampling._chunked_rows import ChunkedRows
 from cellfeed.sampling._class_balanced import ClassBalancedSampling
 from cellfeed.sampling._grouped import GroupedSampling
 from cellfeed.sampling._permutation import Permutation

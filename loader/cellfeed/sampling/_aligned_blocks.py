@@ -18,7 +18,7 @@ from cellfeed.sampling._aligned import (
 )
 from cellfeed.sampling._base import EpochOrder
 from cellfeed.sampling._block_sizes import BlockSizes
-from cellfeed.sampling._chunk_starts import ChunkedRows
+from cellfeed.sampling._chunked_rows import ChunkedRows
 from cellfeed.sampling._permutation import Permutation
 
 __all__ = ["AlignedBlocks"]
