@@ -324,12 +324,14 @@ class ChunkReads:
             raise
 
     def _timed_pieces(self, decoder: Decoder) -> Iterator[Piece]:
-        """Yield the chunks as their bytes are at hand, which all threads wait for."""
+        """Yield the chunks as their bytes are at hand; for those of a store, all threads wait."""
+        if not self.are_brought:
+            yield from self._pieces()
+            return
         begin = time.perf_counter_ns()
         for piece in self._pieces():
             waited = time.perf_counter_ns() - begin
-            if self.are_brought:
-                decoder.counters.add(Counter.READING, waited * decoder.n_threads)
+            decoder.counters.add(Counter.READING, waited * decoder.n_threads)
             yield piece
             begin = time.perf_counter_ns()
 

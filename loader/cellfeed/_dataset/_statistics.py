@@ -105,7 +105,8 @@ class Statistics:
             f"the training loop waited {waited} and trained {self.training:,.2f} s",
         ]
         per_cell = 1e6 / max(1, self.n_cells)
-        for name in _STAGES:
+        names = [each.name for each in fields(self)]
+        for name in names[Counter.PLANNING : Counter.WAITING]:
             seconds = getattr(self, name)
             if seconds:
                 lines.append(f"{name.replace('_', ' '):<15}{seconds * per_cell:>9.2f} us per cell")
@@ -115,16 +116,3 @@ class Statistics:
         ours, theirs = asdict(self), asdict(other)
         values: dict[str, Any] = {name: operation(ours[name], theirs[name]) for name in ours}
         return type(self)(**values)
-
-
-_STAGES = (
-    "planning",
-    "reading",
-    "decompressing",
-    "placing",
-    "library",
-    "densifying",
-    "making_tensors",
-    "functions",
-    "sending",
-)
