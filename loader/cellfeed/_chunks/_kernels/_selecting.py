@@ -171,24 +171,15 @@ def _sort_row(
     start: int, stop: int, columns: NDArray[np.int32], entries: NDArray[np.int64]
 ) -> bool:
     """Let the columns of a row ascend, and slots follow; return whether they are distinct."""
-    n_words = (stop - start) * WORDS_OF_A_COLUMN
+    n = stop - start
+    n_words = n * WORDS_OF_A_COLUMN
     bits, before = np.empty(n_words, np.uint64), np.empty(n_words, np.int32)
-    own, slots = columns[start:stop].copy(), np.empty(stop - start, np.int32)
-    if rank(own, bits, before, slots):
-        for j in range(own.size):
-            columns[start + slots[j]] = own[j]
-            entries[start + j] = (entries[start + j] & ~_LOWER) | slots[j]
-        return True
-    keys = np.empty(stop - start, np.int64)
-    for j in range(keys.size):
-        keys[j] = (np.int64(columns[start + j]) << 32) | j
-    keys.sort()
-    distinct = True
-    for slot in range(keys.size):
-        columns[start + slot] = keys[slot] >> 32
-        j = start + (keys[slot] & _LOWER)
-        entries[j] = (entries[j] & ~_LOWER) | slot
-        distinct &= slot == 0 or keys[slot] >> 32 != keys[slot - 1] >> 32
+    keys, slots = np.empty(n, np.int64), np.empty(n, np.int32)
+    own = columns[start:stop].copy()
+    distinct = bool(rank(own, bits, before, keys, slots))
+    for j in range(n):
+        columns[start + slots[j]] = own[j]
+        entries[start + j] = (entries[start + j] & ~_LOWER) | slots[j]
     return distinct
 
 

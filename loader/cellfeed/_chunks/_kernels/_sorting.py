@@ -24,27 +24,13 @@ WORDS_OF_A_COLUMN = 4
 @compiled(
     *(f"boolean({index}[::1], uint64[::1], int32[::1], int32[::1])" for index in ("int32", "int64"))
 )
-def rank(
+def _by_bits(
     columns: NDArray[Any],
     bits: NDArray[np.uint64],
     before: NDArray[np.int32],
     slots: NDArray[np.int32],
 ) -> bool:
-    """Find the slot of each column of a row among all of them.
-
-    Parameters
-    ----------
-    columns
-        At least one.
-    bits, before
-        Scratch memory, `WORDS_OF_A_COLUMN` for each column.
-    slots
-        Filled with the slots.
-
-    Returns
-    -------
-    Whether it was done; not where columns are the same, or too far apart.
-    """
+    """Find slots as `rank` does; return False where columns are the same, or too far apart."""
     low, high = columns[0], columns[0]
     for j in range(1, columns.size):
         low, high = min(low, columns[j]), max(high, columns[j])
@@ -66,6 +52,46 @@ def rank(
         below = (np.uint64(1) << np.uint64(columns[j] & 63)) - np.uint64(1)
         slots[j] = before[word] + popcount(bits[word] & below)
     return True
+
+
+@compiled(
+    *(
+        f"boolean({index}[::1], uint64[::1], int32[::1], int64[::1], int32[::1])"
+        for index in ("int32", "int64")
+    )
+)
+def rank(
+    columns: NDArray[Any],
+    bits: NDArray[np.uint64],
+    before: NDArray[np.int32],
+    keys: NDArray[np.int64],
+    slots: NDArray[np.int32],
+) -> bool:
+    """Find the slot of each column of a row among all of them; the same stay in order.
+
+    Parameters
+    ----------
+    columns
+        At least one.
+    bits, before, keys
+        Scratch memory: `WORDS_OF_A_COLUMN` for each column, and one for each.
+    slots
+        Filled with the slots.
+
+    Returns
+    -------
+    Whether they are distinct.
+    """
+    if _by_bits(columns, bits, before, slots):
+        return True
+    own, distinct = keys[: columns.size], True
+    for j in range(own.size):
+        own[j] = (np.int64(columns[j]) << 32) | j
+    own.sort()
+    for j in range(own.size):
+        slots[own[j] & _LOWER] = j
+        distinct &= j == 0 or own[j] >> 32 != own[j - 1] >> 32
+    return distinct
 
 
 @compiled(
@@ -133,14 +159,7 @@ def sort_rows(
             ascending &= columns[j] > columns[j - 1]
         if ascending:
             continue
-        if not rank(columns, bits, before, slots):
-            own = keys[:n]
-            for j in range(n):
-                own[j] = (np.int64(columns[j]) << 32) | j
-            own.sort()
-            for j in range(n):
-                slots[own[j] & _LOWER] = j
-                distinct &= j == 0 or own[j] >> 32 != own[j - 1] >> 32
+        distinct &= rank(columns, bits, before, keys, slots)
         first = data.ctypes.data + start * itemsize
         _to_slots(columns, first, itemsize, slots, kept, values.ctypes.data)
     values[:] = 0  # used by name after its address was, so that it is not freed before
