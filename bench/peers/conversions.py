@@ -32,30 +32,31 @@ class Conversion:
         Whose interpreter makes it, None for the project's own.
     suffix
         Of the store's folder.
+    codec
+        Of `cellfeed preshuffle`, which makes it; None where ``convert_<storage>.py`` does.
     """
 
     storage: str
     title: str
     environment: str | None
     suffix: str = ""
+    codec: str | None = None
 
     def command(self, interpreter: Path, collection: Collection, target: Path) -> list:
         """Return what makes the store."""
-        if self.environment is None:
-            return [
-                Path(sys.executable).parent / "cellfeed",
-                "preshuffle",
-                "--codec=annbatch",  # which annbatch reads in the same rounds
-                collection.folder,
-                target,
-            ]
-        script = JOBS / f"convert_{self.environment}.py"
+        if self.codec is not None:
+            cellfeed = Path(sys.executable).parent / "cellfeed"
+            return [cellfeed, "preshuffle", f"--codec={self.codec}", collection.folder, target]
+        script = JOBS / f"convert_{self.storage}.py"
         return [interpreter, script, target, *collection.plates]
 
 
 CONVERSIONS = (
     Conversion("annbatch", "annbatch, DatasetCollection.add_adatas", "annbatch", ".zarr"),
-    Conversion("cellfeed", "cellfeed preshuffle", None, ".zarr"),
+    # In annbatch's layout, which annbatch reads in the same rounds.
+    Conversion("cellfeed", "cellfeed preshuffle --codec annbatch", None, ".zarr", "annbatch"),
+    Conversion("delta", "cellfeed preshuffle", None, ".zarr", "delta"),
+    Conversion("cellstream", "cellstream, write_cell_archive", None),
     Conversion("tiledbsoma", "TileDB-SOMA, register_h5ads and from_h5ad", "tiledbsoma"),
 )
 

@@ -15,6 +15,8 @@ STORAGE_NAMES = {
     "h5ad": ".h5ad plates",
     "annbatch": "annbatch's store",
     "cellfeed": "cellfeed's preshuffled store",
+    "delta": "cellfeed's preshuffled store with delta",
+    "cellstream": "cellstream's archive",
     "tiledbsoma": "TileDB-SOMA experiment",
     None: "memory",
 }
@@ -87,11 +89,12 @@ FILL = "write dense minibatches"
 COPY = "copy dense minibatches"
 
 
-def cellfeed_name(storage: str, block_size: int, fetch_factor: int, output: str) -> str:
+def cellfeed_name(
+    storage: str, block_size: int, fetch_factor: int, output: str, *, aligned: bool = False
+) -> str:
     """Return the name of an entry of cellfeed."""
-    return (
-        f"cellfeed on {STORAGE_NAMES[storage]}, block {block_size}, fetch {fetch_factor}, {output}"
-    )
+    block = f"block {block_size}" + (" aligned with chunks" if aligned else "")
+    return f"cellfeed on {STORAGE_NAMES[storage]}, {block}, fetch {fetch_factor}, {output}"
 
 
 def all_entries() -> list[Entry]:
@@ -100,6 +103,7 @@ def all_entries() -> list[Entry]:
         *_cellfeed_on_plates(),
         *_cellfeed_on_stores(),
         *_cellfeed_by_processes(),
+        *_cellstream(),
         *_scdataset(),
         *_annloader(),
         *_annbatch(),
@@ -120,9 +124,17 @@ def _section(block_size: int, output: str) -> str:
     return {1: SINGLE_CELLS, 16: BLOCKS_OF_16}.get(block_size, LARGE_BLOCKS)
 
 
-def _cellfeed(storage: str, block_size: int, fetch_factor: int, output: str = "CSR") -> Entry:
+def _cellfeed(
+    storage: str,
+    block_size: int,
+    fetch_factor: int,
+    output: str = "CSR",
+    *,
+    aligned: bool = False,
+    limits: tuple[str, ...] | None = None,
+) -> Entry:
     return Entry(
-        name=cellfeed_name(storage, block_size, fetch_factor, output),
+        name=cellfeed_name(storage, block_size, fetch_factor, output, aligned=aligned),
         peer="cellfeed",
         section=_section(block_size, output),
         job="load_cellfeed.py",
@@ -131,14 +143,17 @@ def _cellfeed(storage: str, block_size: int, fetch_factor: int, output: str = "C
             "block_size": block_size,
             "fetch_factor": fetch_factor,
             "dense": output == "dense",
+            "align": "chunks" if aligned else None,
         },
-        limits=_limits_of(storage, block_size, fetch_factor, output),
+        limits=_limits_of(storage, block_size, fetch_factor, output) if limits is None else limits,
     )
 
 
 def _cellfeed_on_plates() -> list[Entry]:
     return [
         _cellfeed("h5ad", 16, 256),
+        # No fetch touches fewer chunks than whole ones.
+        _cellfeed("h5ad", 16, 256, aligned=True, limits=(decompression("h5ad"), disk("h5ad"))),
         _cellfeed("h5ad", 256, 256),
         _cellfeed("h5ad", 1024, 64),
         _cellfeed("h5ad", 1, 256),
@@ -153,6 +168,9 @@ def _cellfeed_on_stores() -> list[Entry]:
         _cellfeed("annbatch", 512, 256),
         _cellfeed("annbatch", 512, 256, "dense"),
         _cellfeed("cellfeed", 512, 256),
+        _cellfeed("delta", 512, 256, limits=(disk("delta"),)),
+        _cellfeed("delta", 1, 256, limits=(disk("delta"),)),
+        _cellfeed("cellstream", 1, 256, limits=()),
     ]
 
 
@@ -200,6 +218,22 @@ def _scdataset() -> list[Entry]:
         )
         for block_size, output, densify in [*sparse, *dense]
         for n_workers in (0, 2)
+    ]
+
+
+def _cellstream() -> list[Entry]:
+    """Return random cells by its own gather: of each minibatch, or of a fetch, which are sorted."""
+    return [
+        Entry(
+            name=f"cellstream, {fetch_factor * BATCH_SIZE:,} random cells at a time, CSR",
+            peer="cellstream",
+            section=SINGLE_CELLS,
+            job="load_cellstream.py",
+            storage="cellstream",
+            settings={"fetch_factor": fetch_factor},
+            versus=cellfeed_name("cellstream", 1, 256, "CSR"),
+        )
+        for fetch_factor in (1, 256)
     ]
 
 
@@ -331,7 +365,7 @@ def _limits() -> list[Entry]:
         *(
             Entry(name=disk(storage), peer=LIMITS, section=MACHINE, job="limit_disk.py",
                   storage=storage, settings={"storage": storage})
-            for storage in ("h5ad", "annbatch", "cellfeed")
+            for storage in ("h5ad", "annbatch", "cellfeed", "delta")
         ),
         *(
             Entry(name=name, peer=LIMITS, section=MACHINE, job="limit_memory.py", storage="h5ad",

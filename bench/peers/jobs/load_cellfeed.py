@@ -1,4 +1,6 @@
-"""cellfeed, on ``.h5ad`` files or a zarr store."""
+"""cellfeed, on ``.h5ad`` files, a zarr store or an archive of cellstream."""
+
+from pathlib import Path
 
 from protocol import Job, Loader, run_loader
 
@@ -7,10 +9,11 @@ from cellfeed import BlockShuffling, CellDataset, open_collection
 
 def open_loader(job: Job) -> Loader:
     settings = job.settings
-    collection = open_collection(job.store, obs=[job.label])
+    archive = Path(job.store) / "cells.csad"
+    collection = open_collection(archive if archive.exists() else job.store, obs=[job.label])
     dataset = CellDataset(
         collection,
-        BlockShuffling(block_size=settings["block_size"]),
+        BlockShuffling(block_size=settings["block_size"], align=settings.get("align")),
         batch_size=job.batch_size,
         fetch_factor=settings["fetch_factor"],
         seed=job.seed,
