@@ -11,7 +11,7 @@ from results import COUNTER, Figure
 from tabulate import tabulate
 
 FACTOR = 1.1  # times and memory have to differ by more
-TOLERANCE = 1e-9  # of counters that are sums of floating-point numbers
+COUNTER_TOLERANCE = 1e-3  # below it a counter, such as bytes a cell, counts as the same
 HEADINGS = ("before", "after", "ratio", "benchmark")
 NONE = "-"
 
@@ -46,7 +46,7 @@ class Comparison:
 
     @property
     def is_counter(self) -> bool:
-        """Whether it is deterministic, so that any difference counts."""
+        """Whether it is deterministic, so that more than a thousandth of difference counts."""
         return self.head.kind == COUNTER
 
     @property
@@ -74,7 +74,7 @@ class Comparison:
 
     def _is_better(self, one: Figure, other: Figure) -> bool:
         if self.is_counter:
-            is_same = math.isclose(one.value, other.value, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+            is_same = math.isclose(one.value, other.value, rel_tol=COUNTER_TOLERANCE, abs_tol=1e-9)
             return not is_same and one.value < other.value
         statistics = ((each.stats, each.samples) for each in (one, other))
         return bool(_is_result_better(one.value, other.value, *statistics, FACTOR))

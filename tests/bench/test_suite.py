@@ -49,7 +49,8 @@ def around(median, spread):
     ("kind", "before", "after", "change", "accepted"),
     [
         ("track", 100.0, 101.0, "worse", False),
-        ("track", 100.0, 100.0 + 1e-9, "same", True),
+        ("track", 100.0, 100.2, "worse", False),
+        ("track", 100.0, 100.05, "same", True),  # within a thousandth
         ("track", 0.0, 1e-12, "same", True),
         ("track", 0.0, 1e-3, "worse", False),
         ("track", -1e-3, -2e-3, "better", True),
