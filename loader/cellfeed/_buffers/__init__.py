@@ -1,6 +1,6 @@
 """Memory: pools of it, and destinations in memory that is not there yet."""
 
-from cellfeed._buffers._destinations import bind, destination
+from cellfeed._buffers._destinations import bind, destination, groups_of
 from cellfeed._buffers._pool import Buffer, BufferPool, Lease, array_at
 from cellfeed._buffers._segment import Remains, Segment
 from cellfeed._buffers._shared_pool import Piece, SharedPool
@@ -16,4 +16,5 @@ __all__ = [
     "array_at",
     "bind",
     "destination",
+    "groups_of",
 ]

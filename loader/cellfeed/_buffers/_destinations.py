@@ -8,7 +8,7 @@ minibatch, and a count of bytes from where the memory of that group will begin.
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["bind", "destination"]
+__all__ = ["bind", "destination", "groups_of"]
 
 _OFFSET_BITS = 40  # a group has less than 1 TB, and there are fewer than 8 million groups
 
@@ -16,6 +16,11 @@ _OFFSET_BITS = 40  # a group has less than 1 TB, and there are fewer than 8 mill
 def destination(groups: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return destinations ``offsets`` bytes into the memory of ``groups``."""
     return (groups << _OFFSET_BITS) | offsets
+
+
+def groups_of(destinations: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the groups that destinations are in."""
+    return destinations >> _OFFSET_BITS
 
 
 def bind(destinations: NDArray[np.int64], bases: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -26,7 +31,7 @@ def bind(destinations: NDArray[np.int64], bases: NDArray[np.int64]) -> NDArray[n
     >>> bind(destination(np.array([0, 1]), np.array([8, 16])), np.array([1000, 2000])).tolist()
     [1008, 2016]
     """
-    addresses: NDArray[np.int64] = bases[destinations >> _OFFSET_BITS] + (
+    addresses: NDArray[np.int64] = bases[groups_of(destinations)] + (
         destinations & ((1 << _OFFSET_BITS) - 1)
     )
     return addresses

@@ -5,7 +5,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
 
-__all__ = ["Buffer", "BufferPool", "Bytes", "Lease", "array_at", "locked"]
+__all__ = ["Buffer", "BufferPool", "Bytes", "Lease", "array_at", "locked", "sizes_replaced"]
 
 Bytes = NDArray[np.uint8]
 
 _SMALLEST = 1 << 12
-_CLASSES_OF_A_DOUBLING = 16
+_CLASSES_OF_A_DOUBLING = 4  # few, so that minibatches of much the same size take the same piece
 
 
 class BufferPool:
@@ -68,14 +68,8 @@ class BufferPool:
         fitting = [size for size, free in self._free.items() if free and size >= capacity]
         if fitting and min(fitting) <= 2 * capacity:
             return self._free[min(fitting)].pop()
-        # What is kept for later must not grow: new memory takes the place of some that is free.
-        free = [size for size, free in self._free.items() if free]
-        freed = 0
-        while free and freed < capacity:
-            size = max(free)
+        for size in sizes_replaced(self._free, capacity):
             self._free[size].pop()
-            freed += size
-            free = [size for size, free in self._free.items() if free]
         return _map(capacity)
 
     def __reduce__(self) -> tuple[type["BufferPool"], tuple[()]]:
@@ -90,6 +84,20 @@ def locked() -> Iterator[None]:
     """Hold the lock of all pools."""
     with _lock:
         yield
+
+
+def sizes_replaced(free: Mapping[int, Sequence[object]], n_bytes: int) -> Iterator[int]:
+    """Yield sizes of free pieces that new memory takes the place of, each to be taken out then.
+
+    What is kept for later must not grow. Of much the same size, there is one for one.
+    """
+    replaced = 0
+    while 2 * replaced < n_bytes:
+        largest = max((size for size, pieces in free.items() if pieces), default=0)
+        if not largest:
+            return
+        yield largest
+        replaced += largest
 
 
 def _enter_process() -> None:
@@ -186,7 +194,10 @@ def _map(capacity: int) -> Bytes:
 
 
 def _round_up(n_bytes: int) -> int:
-    """Return a capacity at most a sixteenth above ``n_bytes``, so that sizes meet again."""
+    """Return a capacity at most a quarter above ``n_bytes``, so that sizes meet again.
+
+    What is not written to takes no memory.
+    """
     if n_bytes <= _SMALLEST:
         return _SMALLEST
     step = (1 << (n_bytes - 1).bit_length()) // (2 * _CLASSES_OF_A_DOUBLING)

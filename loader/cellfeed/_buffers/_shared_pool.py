@@ -4,7 +4,7 @@ import os
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from cellfeed._buffers._pool import Buffer, BufferPool, Bytes, locked
+from cellfeed._buffers._pool import Buffer, BufferPool, Bytes, locked, sizes_replaced
 from cellfeed._buffers._segment import MOST_PIECES, PAGE, Segment
 from cellfeed._errors import ParameterError
 
@@ -93,7 +93,7 @@ class SharedPool(BufferPool):
             self._take_back()
             piece = self._fitting(self._kept, size)
         if piece is None:
-            self._discard(size)
+            self._discard_for(size)
             piece = self._fitting(self._empty, size) or self._new(size)
         return piece.memory
 
@@ -111,16 +111,12 @@ class SharedPool(BufferPool):
         fitting = min((each for each, some in free.items() if some and each >= size), default=0)
         return free[fitting].pop() if size <= fitting <= 2 * size else None
 
-    def _discard(self, n_bytes: int) -> None:
-        """Give so much back to the system of what is free."""
-        while n_bytes > 0:
-            size = max((each for each, some in self._kept.items() if some), default=0)
-            if not size:
-                return
+    def _discard_for(self, n_bytes: int) -> None:
+        """Give memory back to the system that new memory takes the place of."""
+        for size in sizes_replaced(self._kept, n_bytes):
             piece = self._kept[size].pop()
             piece.segment.discard(piece.index)
             self._empty.setdefault(size, []).append(piece)
-            n_bytes -= size
 
     def _new(self, size: int) -> Piece:
         """Return a piece of a new segment; its others are empty."""

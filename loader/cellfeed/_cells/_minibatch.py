@@ -5,6 +5,7 @@ from __future__ import annotations  # which name what is not there without torch
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -221,8 +222,18 @@ def csr_tensor(
     shape: Sequence[int],
 ) -> torch.Tensor:
     """Return a sparse CSR tensor over the memory of its parts."""
+    _silence_beta_warning()
+    return torch.sparse_csr_tensor(
+        crow_indices, col_indices, values, size=tuple(shape), check_invariants=False
+    )
+
+
+@cache
+def _silence_beta_warning() -> None:
+    """Make a sparse CSR tensor: of the first in a process, torch says that they are in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
-        return torch.sparse_csr_tensor(
-            crow_indices, col_indices, values, size=tuple(shape), check_invariants=False
+        nothing = torch.zeros(1, dtype=torch.int32)
+        torch.sparse_csr_tensor(
+            nothing, nothing[:0], nothing[:0], size=(0, 0), check_invariants=False
         )

@@ -11,6 +11,7 @@ from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks, 
 from cellfeed._chunks._coordinates import rows_of_coordinates
 from cellfeed._chunks._counters import Counter, Counters
 from cellfeed._chunks._decoder import Decoder, Verify, check_verify
+from cellfeed._chunks._dividing import divide_reads
 from cellfeed._chunks._folder_files import FolderFiles, identity_of_files
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec, hdf5_slow_read
@@ -59,6 +60,7 @@ __all__ = [
     "chunk_grid",
     "copy_all",
     "densify",
+    "divide_reads",
     "expect_numcodecs",
     "hdf5_array",
     "hdf5_codec",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import ByteStore
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._grid import check_grid, chunk_grid
+from cellfeed._chunks._noted import shared_zeros
 from cellfeed._chunks._placing import array_row, selecting_row
 from cellfeed._chunks._reads import ChunkReads
 from cellfeed._chunks._transforming import ValueSteps, locate_pieces
@@ -184,13 +185,13 @@ class ChunkedArray:
     lost_is_zero: bool = False
     bad_index: str = ""
     checked: NDArray[np.uint8] = field(init=False, repr=False, compare=False)
-    """A bit for each chunk: whether this process has decompressed it whole."""
+    """A bit for each chunk: whether it was decompressed whole, here or in a forked process."""
 
     def __post_init__(self) -> None:
         # Compiled code multiplies these numbers, and takes memory and addresses to be as they say.
         check_grid(self.shape, self.chunk_shape, self.dtype.itemsize)
         n_chunks = math.prod(chunk_grid(self.shape, self.chunk_shape))
-        object.__setattr__(self, "checked", np.zeros(-(-n_chunks // 8), np.uint8))
+        object.__setattr__(self, "checked", shared_zeros(-(-n_chunks // 8)))
 
     @property
     def is_decoded_whole(self) -> bool:

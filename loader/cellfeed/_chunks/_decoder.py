@@ -28,8 +28,9 @@ class Decoder:
     threads, n_threads
         Who does it, and how many of them; the calling thread if None.
     verify
-        "first": each chunk is decompressed whole the first time that this process meets it, and
-        after that only as far as its elements are wanted; "always": whole each time; "never".
+        "first": each chunk is decompressed whole the first time that this process meets it, or one
+        of those that were forked from the process that opened its file, and after that only as far
+        as its elements are wanted; "always": whole each time; "never".
     counters
         What adds up bytes, chunks and time.
     pool

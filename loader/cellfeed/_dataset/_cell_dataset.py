@@ -171,9 +171,10 @@ class CellDataset(PlannedDataset):
     verify
         How often chunks of a `Collection` are decompressed to their end, where checksums are, and
         where it shows that one has its size: ``"first"``, the first time that each process meets
-        a chunk, and after that only as far as its rows are wanted; ``"always"``, each time; or
-        ``"never"``, which is the fastest from the first epoch on, and takes what a damaged chunk
-        gives as long as it can be decompressed that far.
+        a chunk (worker processes that are forked go by what others of them have met), and after
+        that only as far as its rows are wanted; ``"always"``, each time; or ``"never"``, which is
+        the fastest from the first epoch on, and takes what a damaged chunk gives as long as it can
+        be decompressed that far.
     as_torch
         Whether minibatches are torch tensors. If not, they are in NumPy and SciPy, for JAX or
         scikit-learn, also from a `loader`.

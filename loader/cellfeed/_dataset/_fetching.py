@@ -114,9 +114,11 @@ class CollectionReading:
                 budget.give_back(read.expected_bytes)
                 raise
 
+        is_waited_for = iter([True])  # the first one, as nothing was read ahead of it
+
         def read(laid_out: PlannedRead) -> Iterator[Cells]:
             try:
-                return reader.read_planned(laid_out)
+                return reader.read_planned(laid_out, first_alone=next(is_waited_for, False))
             finally:
                 budget.give_back(laid_out.expected_bytes)
 

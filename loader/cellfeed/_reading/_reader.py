@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -11,19 +11,27 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind
 from cellfeed._cells import Cells, CsrRows, ObsColumn, RaggedRows
-from cellfeed._chunks import ChunkReads, Counter, Counters, Decoder, Verify, copy_all
+from cellfeed._chunks import (
+    ChunkReads,
+    Counter,
+    Counters,
+    Decoder,
+    Verify,
+    copy_all,
+    divide_reads,
+)
 from cellfeed._layouts import CsrGroup, DenseGroup, Dtypes, Element, Group, RaggedGroup, dtypes_of
-from cellfeed._reading._ahead import Ahead
 from cellfeed._reading._direct_rows import decode
 from cellfeed._reading._laid_out import ElementPlan, ElementRead, LaidOut
 from cellfeed._reading._parts import Part
+from cellfeed._reading._planned_read import PlannedRead
 from cellfeed._reading._pools import Pools
 from cellfeed._reading._prefetch import ahead
 from cellfeed._reading._transforms import ElementTransforms, Transforms
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.machine import usable_cpu_count
 
-__all__ = ["PlannedRead", "Reader"]
+__all__ = ["Reader"]
 
 
 class Readable(Protocol):
@@ -36,77 +44,6 @@ class Readable(Protocol):
     def obs(self) -> Mapping[str, ObsColumn]: ...
 
     def parts(self, runs: Runs) -> Mapping[str, Sequence[Part]]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRead:
-    """What one fetch reads, before there is memory for it.
-
-    Parameters
-    ----------
-    elements
-        What is read of each element.
-    rows, obs, bounds
-        Rows in the order of delivery, their obs columns, and where groups begin and end in them.
-    ahead
-        What is brought for it, once that was found out.
-    """
-
-    elements: Mapping[str, ElementRead]
-    rows: NDArray[np.int64]
-    obs: Mapping[str, NDArray[Any]]
-    bounds: NDArray[np.int64]
-    ahead: Ahead | None = None
-
-    @property
-    def chunks(self) -> ChunkReads:
-        """Chunks of all elements, which can be read and decompressed without being placed."""
-        return ChunkReads.concatenate(self._reads)
-
-    @property
-    def is_decoded_here(self) -> bool:
-        """Whether these are all that is read."""
-        return all(each.is_decoded_here for each in self.elements.values())
-
-    @property
-    def expected_bytes(self) -> int:
-        """Bytes that are brought for it, compressed; 0 before it is `advised`."""
-        return 0 if self.ahead is None else self.ahead.n_bytes
-
-    def advised(self) -> "PlannedRead":
-        """Tell the system what will be read soon; return the same read, with what is brought."""
-        brought = list[ChunkReads]()
-        for reads in self._reads:
-            if reads.are_brought:
-                brought.append(reads.without_placing())
-            else:
-                reads.readahead()
-        arriving = [part for each in self.elements.values() for part in each.arriving_parts]
-        return replace(self, ahead=Ahead(brought, arriving))
-
-    def begun(self) -> "PlannedRead":
-        """Tell stores and sources what will be read soon; return this, which keeps it coming."""
-        if self.ahead is not None:
-            self.ahead.begin()
-        return self
-
-    def readahead(self) -> "PlannedRead":
-        """Tell system, stores and sources what will be read soon, so that it is there when it is.
-
-        Returns
-        -------
-        The same read, which keeps the bytes coming; read it in place of this one.
-        """
-        return self.advised().begun()
-
-    def let_go(self) -> None:
-        """Give up what is brought and nobody has read."""
-        if self.ahead is not None:
-            self.ahead.let_go()
-
-    @property
-    def _reads(self) -> list[ChunkReads]:
-        return [reads for each in self.elements.values() for reads in each.chunks]
 
 
 class Reader:
@@ -165,6 +102,7 @@ class Reader:
         self._dense_threads = ThreadPoolExecutor(
             self._n_threads, thread_name_prefix="cellfeed-dense"
         )
+        self._rest_thread = ThreadPoolExecutor(1, thread_name_prefix="cellfeed-rest")
         self._pools = Pools() if pools is None else pools
 
     def __enter__(self) -> Self:
@@ -177,6 +115,7 @@ class Reader:
         """Let the threads go; what was read stays valid."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._dense_threads.shutdown(wait=True, cancel_futures=True)
+        self._rest_thread.shutdown(wait=True, cancel_futures=True)
 
     def read(self, rows: NDArray[np.int64], order: NDArray[np.intp] | None = None) -> Cells:
         """Read rows as one group.
@@ -269,8 +208,16 @@ class Reader:
             raise
         return replace(planned, elements=elements)
 
-    def read_planned(self, planned: PlannedRead) -> Iterator[Cells]:
+    def read_planned(self, planned: PlannedRead, *, first_alone: bool = False) -> Iterator[Cells]:
         """Read what was planned, and return its groups in the order of delivery.
+
+        Parameters
+        ----------
+        planned
+            What is read.
+        first_alone
+            Whether to return as soon as the first group is there, if chunks of local files are all
+            that is read; the others are waited for, and their errors raised, where they are due.
 
         Raises
         ------
@@ -278,11 +225,11 @@ class Reader:
             A file is truncated or damaged.
         """
         try:
-            return self._read(planned)
+            return self._read(planned, first_alone=first_alone)
         finally:
             planned.let_go()
 
-    def _read(self, planned: PlannedRead) -> Iterator[Cells]:
+    def _read(self, planned: PlannedRead, *, first_alone: bool) -> Iterator[Cells]:
         with self._counters.processor_time(Counter.PLANNING):
             laid_out = {
                 name: each.lay_out(self._decoder) for name, each in planned.elements.items()
@@ -295,6 +242,8 @@ class Reader:
             reads = ChunkReads.concatenate(
                 [reads for each in laid_out.values() for reads in each.reads]
             )
+        if first_alone and self._are_chunks(laid_out, reads) and planned.bounds[1:-1].size:
+            return self._first_alone(planned, laid_out, buffers, bases, reads)
         distinct = self._fill(laid_out, buffers, bases, reads)
         with_sums = {name for name, each in distinct.items() if not all(each)}
         # What is added up may not be transformed yet, as some of it is in a read that was planned
@@ -308,6 +257,43 @@ class Reader:
         # One by one as they are used, by whoever uses them: meanwhile the next are decoded.
         groups = {name: each.groups for name, each in laid_out.items()}
         return self._groups_of(planned, groups, buffers, distinct)
+
+    def _are_chunks(self, laid_out: Mapping[str, LaidOut], reads: ChunkReads) -> bool:
+        """Whether rows come from chunks of local files alone, and stay as they are."""
+        are_decoded = all(each.is_decoded_here for each in laid_out.values())
+        are_copied = any(some.sizes.size for each in laid_out.values() for some in each.copies)
+        return are_decoded and not (are_copied or reads.are_brought or self._transforms)
+
+    def _first_alone(
+        self,
+        planned: PlannedRead,
+        laid_out: Mapping[str, LaidOut],
+        buffers: Mapping[str, list[Buffer]],
+        bases: NDArray[np.int64],
+        reads: ChunkReads,
+    ) -> Iterator[Cells]:
+        """Read the chunks of the first group, and the others while that is used."""
+        is_first = np.zeros(bases.size, np.bool_)
+        is_first[:: planned.bounds.size - 1] = True  # of each element
+        first_reads, other_reads = divide_reads(reads, is_first)
+        ascending = first_reads.run(bases, self._decoder).ascending
+
+        def groups(which: slice, *, ascending: bool) -> Iterator[Cells]:
+            bounds = planned.bounds[which.start : None if which.stop is None else which.stop + 1]
+            some = {
+                name: replace(each, groups=each.groups[which]) for name, each in laid_out.items()
+            }
+            memory = {name: each[which] for name, each in buffers.items()}
+            distinct = {} if ascending else self._sorted(some, memory)
+            own = {name: each.groups for name, each in some.items()}
+            return self._groups_of(replace(planned, bounds=bounds), own, memory, distinct)
+
+        def others() -> Iterator[Cells]:
+            others_ascend = other_reads.run(bases, self._decoder).ascending
+            return groups(slice(1, None), ascending=ascending and others_ascend)
+
+        first = groups(slice(0, 1), ascending=ascending)
+        return _first_and_rest(first, self._rest_thread.submit(others))
 
     def _fill(
         self,
@@ -428,3 +414,8 @@ class Reader:
         if name in self._transforms:
             self._transforms[name].dense.apply([group.located(memory)])
         return dense
+
+
+def _first_and_rest(first: Iterator[Cells], rest: Future[Iterator[Cells]]) -> Iterator[Cells]:
+    yield from first
+    yield from rest.result()

@@ -1,5 +1,6 @@
 """A pseudorandom permutation of range(n) that needs no memory of its size."""
 
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +14,9 @@ __all__ = ["Permutation", "permute_within"]
 # Rackoff 1988). Small domains need more: with 8 rounds the 120 permutations of 5 elements are
 # visibly uneven, with 16 they cannot be told from even (tests/loader/sampling/test_permutation.py).
 _N_ROUNDS = 16
+
+# Whoever reads cells has imported it; for a plan alone it would take longer than it saves.
+_COMPILED = "cellfeed.sampling._kernels._permute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +70,23 @@ class Permutation:
         -------
         Values in [0, n), int64, in the shape of ``elements``.
         """
-        images = self._feistel(elements.astype(np.uint64).ravel())
+        words = elements.astype(np.uint64).ravel()
+        compiled = getattr(sys.modules.get(_COMPILED), "permute", None)
+        if compiled is None:
+            words = self._walked(words)
+        else:
+            keys = np.array(self.round_keys, np.uint64)
+            compiled(words, words.size, keys, np.arange(_N_ROUNDS), self.n)
+        return words.view(np.int64).reshape(elements.shape)
+
+    def _walked(self, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        images = self._feistel(words)
         outside = np.flatnonzero(images >= self.n)
         while outside.size:
             walked = self._feistel(images[outside])
             images[outside] = walked
             outside = outside[walked >= self.n]
-        return images.astype(np.int64).reshape(elements.shape)
+        return images
 
     def _feistel(self, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
         n_bits = max(2, (self.n - 1).bit_length())

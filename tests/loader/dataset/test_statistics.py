@@ -53,6 +53,21 @@ def n_open():
     return sum("cellfeed-counters" in str(each.readlink()) for each in links)
 
 
+def test_what_a_worker_has_checked_is_not_checked_again_by_the_next(file):
+    own = dataset(file, verify="first", num_threads=1)
+    loader = own.loader(num_workers=1, multiprocessing_context="fork")
+    for _ in loader:
+        pass
+    before, unchecked = own.statistics(), dataset(file)
+    unchecked.set_epoch(1)
+    for _ in loader:
+        pass
+    for _ in unchecked:
+        pass
+    again = own.statistics() - before
+    assert again.bytes_decompressed == unchecked.statistics().bytes_decompressed
+
+
 @pytest.mark.parametrize("start", [None, "fork", "forkserver"])
 def test_what_was_done_by_all_processes(file, start):
     own = dataset(file)

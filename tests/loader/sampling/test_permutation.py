@@ -1,5 +1,7 @@
 import itertools
+import sys
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, chisquare
 
 from cellfeed.sampling import Permutation, derive_key
+from cellfeed.sampling._kernels import _permute
 
 
 @pytest.mark.parametrize("key", [0, 2**64 - 1])
@@ -24,6 +27,16 @@ def test_maps_distinct_elements_of_a_large_range_to_distinct_images_in_it(n, key
     assert images.dtype == np.int64
     assert len(set(images.tolist())) == len(elements)
     assert np.all((images >= 0) & (images < n))
+
+
+@given(st.integers(0, 2**62 - 1), st.integers(0, 2**64 - 1), st.data())
+def test_images_are_the_same_where_nothing_compiled_is_loaded(n, key, data):
+    drawn = data.draw(st.lists(st.integers(0, n - 1), max_size=100)) if n else []
+    elements, permute = np.array(drawn, dtype=np.int64), Permutation(n, key)
+    images = permute(elements)
+    with patch.dict(sys.modules):
+        del sys.modules[_permute.__name__]
+        assert np.array_equal(permute(elements), images)
 
 
 def test_an_image_depends_on_its_element_alone():

@@ -5,88 +5,14 @@ from numba import uint64
 from numpy.typing import NDArray
 
 from cellfeed._compiled import compiled
-from cellfeed.sampling._aligned._bounds import bound
+from cellfeed.sampling._kernels._bounds import bound
+from cellfeed.sampling._kernels._permute import permute
 
 __all__ = ["GROUP", "group_sizes", "rows_at"]
 
 GROUP = 1024  # blocks of which only the rows together are kept
 _GROUP_BITS = 10
 _AT_ONCE = 64  # blocks that are permuted together, by vector instructions
-
-# Of SplitMix64; see `random_words`.
-_GOLDEN = uint64(0x9E3779B97F4A7C15)
-_MULTIPLIER_1 = uint64(0xBF58476D1CE4E5B9)
-_MULTIPLIER_2 = uint64(0x94D049BB133111EB)
-
-
-@compiled("uint64(uint64, uint64)")
-def _word(key: np.uint64, counter: np.uint64) -> np.uint64:
-    word = counter * _GOLDEN + (key + _GOLDEN)
-    word = (word ^ (word >> uint64(30))) * _MULTIPLIER_1
-    word = (word ^ (word >> uint64(27))) * _MULTIPLIER_2
-    return np.uint64(word ^ (word >> uint64(31)))
-
-
-@compiled("void(uint64[::1], int64, uint64[::1], int64[::1], int64)")
-def _feistel(
-    words: NDArray[np.uint64],
-    n_words: int,
-    keys: NDArray[np.uint64],
-    rounds: NDArray[np.int64],
-    n_bits: int,
-) -> None:
-    low_bits = uint64(n_bits // 2)
-    low_mask = (uint64(1) << low_bits) - uint64(1)
-    high_mask = (uint64(1) << uint64(n_bits - n_bits // 2)) - uint64(1)
-    for number in rounds:
-        key = keys[number]
-        if number % 2:
-            for i in range(n_words):
-                words[i] ^= _word(key, words[i] >> low_bits) & low_mask
-        else:
-            for i in range(n_words):
-                words[i] ^= (_word(key, words[i] & low_mask) & high_mask) << low_bits
-
-
-@compiled("void(uint64[::1], int64, uint64[::1], int64[::1], int64)")
-def _permute(
-    words: NDArray[np.uint64],
-    n_words: int,
-    keys: NDArray[np.uint64],
-    rounds: NDArray[np.int64],
-    n: int,
-) -> None:
-    """Put the image of each of the first words in its place; see `Permutation`.
-
-    Parameters
-    ----------
-    words, n_words
-        Elements below ``n``, and how many of them are meant.
-    keys, rounds
-        Keys of the rounds, and the rounds in their order, which backwards undoes the permutation.
-    n
-        Number of elements that there are.
-    """
-    n_bits = 2
-    while n > 1 << n_bits:
-        n_bits += 1
-    _feistel(words, n_words, keys, rounds, n_bits)
-    walking, places = np.empty(n_words, np.uint64), np.empty(n_words, np.int64)
-    n_outside = 0
-    for i in range(n_words):
-        if words[i] >= uint64(n):
-            walking[n_outside], places[n_outside] = words[i], i
-            n_outside += 1
-    while n_outside:
-        _feistel(walking, n_outside, keys, rounds, n_bits)
-        n_left = 0
-        for i in range(n_outside):
-            if walking[i] >= uint64(n):
-                walking[n_left], places[n_left] = walking[i], places[i]
-                n_left += 1
-            else:
-                words[places[i]] = walking[i]
-        n_outside = n_left
 
 
 @compiled("int64[::1](int64[:,::1], int64[::1], int64, int64, uint64[::1])")
@@ -128,7 +54,7 @@ def group_sizes(
             n_waiting += end > begin
             begin = end
         if n_waiting == _AT_ONCE or block == n_blocks - 1:
-            _permute(words, n_waiting, keys, rounds, n_blocks)
+            permute(words, n_waiting, keys, rounds, n_blocks)
             for i in range(n_waiting):
                 sums[words[i] >> uint64(_GROUP_BITS)] += sizes[i]
             n_waiting = 0
@@ -172,7 +98,7 @@ def rows_at(
         n_words = min(_AT_ONCE, n_blocks - slot)
         for i in range(n_words):
             words[i] = slot + i
-        _permute(words, n_words, keys, rounds, n_blocks)
+        permute(words, n_words, keys, rounds, n_blocks)
         slot += n_words
         for i in range(n_words):
             place = np.int64(words[i]) * block_size

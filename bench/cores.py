@@ -1,0 +1,120 @@
+"""What of a fetch one thread does, and on how many cores that would be all that counts.
+
+Run from the root of the repository, as ``python -m bench.cores PLATE ...`` on Linux. Epochs with
+different numbers of threads take turns, files in the page cache; the system says how long each
+thread ran. Planning, setting the decoders to work, and making minibatches are done by one thread
+each, which share Python's lock: what these three take together is the serial part. The model lets
+all else be divided evenly among the cores, and no core is ever idle for another reason. It has
+been measured on no machine with as many cores.
+"""
+
+import argparse
+import statistics
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from cellfeed import BlockShuffling, CellDataset, open_collection
+
+STAGES = ("planning", "setting to work", "minibatches", "decoding")
+SERIAL = STAGES[:3]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("plates", nargs="+", type=Path)
+    parser.add_argument("--block", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--fetch", type=int, default=64, help="minibatches of a fetch")
+    parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--cores", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    collection = open_collection(options.plates)
+    datasets = {
+        n: CellDataset(
+            collection,
+            BlockShuffling(options.block),
+            options.batch,
+            options.fetch,
+            seed=0,
+            dense=options.dense,
+            num_threads=n,
+        )
+        for n in options.threads
+    }
+    for dataset in datasets.values():  # every chunk is checked once, and memory is taken
+        microseconds(dataset)
+    rounds = {n: [] for n in datasets}
+    for _ in range(options.rounds):
+        for n, dataset in datasets.items():
+            rounds[n].append(microseconds(dataset))
+    say(f"{len(collection):,} cells; processor time of a cell in us, median [range] of rounds")
+    say(f"{'threads':>8}" + "".join(f"{stage:>24}" for stage in (*STAGES, "serial share")))
+    for n, measured in rounds.items():
+        figures = [figure([each[stage] for each in measured]) for stage in STAGES]
+        shares = figure([100 * serial(each) / sum(each.values()) for each in measured], "%")
+        say(f"{n:>8}" + "".join(f"{each:>24}" for each in (*figures, shares)))
+    model(rounds[min(rounds, key=lambda n: abs(n - 2))], options.cores)
+
+
+def microseconds(dataset):
+    """Return what a cell takes in each stage, in an epoch."""
+    planning = dataset.statistics().planning
+    minibatches, n_cells = iter(dataset), 0
+    before = ran()
+    for minibatch in minibatches:
+        n_cells += len(minibatch)
+        if n_cells == len(dataset.collection):
+            after = ran()  # the threads end with the epoch
+    planning = dataset.statistics().planning - planning
+    seconds = {name: after[name] - before.get(name, 0) for name in after}
+    own = seconds["MainThread"]
+    ahead = sum(taken for name, taken in seconds.items() if name.startswith("cellfeed-prefetch"))
+    decoding = sum(taken for name, taken in seconds.items()) - own - ahead
+    taken = dict(zip(STAGES, (planning, ahead - planning, own, decoding), strict=True))
+    return {stage: 1e6 * each / n_cells for stage, each in taken.items()}
+
+
+def ran():
+    """Return how long threads of each name have run, in seconds."""
+    times = {}
+    for thread in threading.enumerate():
+        try:
+            told = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text()
+        except FileNotFoundError:  # it has just ended
+            continue
+        times[thread.name] = times.get(thread.name, 0) + int(told.split()[0]) / 1e9
+    return times
+
+
+def serial(stages):
+    return sum(stages[stage] for stage in SERIAL)
+
+
+def model(measured, cores):
+    """Print what more cores would give, if nothing but the serial part stood in the way."""
+    one = statistics.median(serial(each) for each in measured)
+    whole = statistics.median(sum(each.values()) for each in measured)
+    say(f"\nmodel: {1e6 / one:,.0f} cells/s at most, from {whole / one:.0f} cores on")
+    say(f"{'cores':>8}{'cells/s':>12}{'cores busy':>12}")
+    for n in cores:
+        busy = min(n, whole / one)
+        say(f"{n:>8}{1e6 * busy / whole:>12,.0f}{busy:>12.1f}")
+
+
+def say(line):
+    sys.stdout.write(f"{line}\n")
+
+
+def figure(values, unit=""):
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):.2f}{unit} [{low:.2f}, {high:.2f}]"
+
+
+if __name__ == "__main__":
+    main()

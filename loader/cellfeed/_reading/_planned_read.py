@@ -1,0 +1,85 @@
+"""What one fetch reads, before there is memory for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._chunks import ChunkReads
+from cellfeed._reading._ahead import Ahead
+from cellfeed._reading._laid_out import ElementRead
+
+__all__ = ["PlannedRead"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRead:
+    """What one fetch reads, before there is memory for it.
+
+    Parameters
+    ----------
+    elements
+        What is read of each element.
+    rows, obs, bounds
+        Rows in the order of delivery, their obs columns, and where groups begin and end in them.
+    ahead
+        What is brought for it, once that was found out.
+    """
+
+    elements: Mapping[str, ElementRead]
+    rows: NDArray[np.int64]
+    obs: Mapping[str, NDArray[Any]]
+    bounds: NDArray[np.int64]
+    ahead: Ahead | None = None
+
+    @property
+    def chunks(self) -> ChunkReads:
+        """Chunks of all elements, which can be read and decompressed without being placed."""
+        return ChunkReads.concatenate(self._reads)
+
+    @property
+    def is_decoded_here(self) -> bool:
+        """Whether these are all that is read."""
+        return all(each.is_decoded_here for each in self.elements.values())
+
+    @property
+    def expected_bytes(self) -> int:
+        """Bytes that are brought for it, compressed; 0 before it is `advised`."""
+        return 0 if self.ahead is None else self.ahead.n_bytes
+
+    def advised(self) -> "PlannedRead":
+        """Tell the system what will be read soon; return the same read, with what is brought."""
+        brought = list[ChunkReads]()
+        for reads in self._reads:
+            if reads.are_brought:
+                brought.append(reads.without_placing())
+            else:
+                reads.readahead()
+        arriving = [part for each in self.elements.values() for part in each.arriving_parts]
+        return replace(self, ahead=Ahead(brought, arriving))
+
+    def begun(self) -> "PlannedRead":
+        """Tell stores and sources what will be read soon; return this, which keeps it coming."""
+        if self.ahead is not None:
+            self.ahead.begin()
+        return self
+
+    def readahead(self) -> "PlannedRead":
+        """Tell system, stores and sources what will be read soon, so that it is there when it is.
+
+        Returns
+        -------
+        The same read, which keeps the bytes coming; read it in place of this one.
+        """
+        return self.advised().begun()
+
+    def let_go(self) -> None:
+        """Give up what is brought and nobody has read."""
+        if self.ahead is not None:
+            self.ahead.let_go()
+
+    @property
+    def _reads(self) -> list[ChunkReads]:
+        return [reads for each in self.elements.values() for reads in each.chunks]

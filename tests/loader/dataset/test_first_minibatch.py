@@ -1,0 +1,89 @@
+"""The first minibatch leaves before chunks that it does not need are decoded."""
+
+import h5py
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from cellfeed import BlockShuffling, CellDataset, FormatError, open_collection
+
+N_CELLS, BATCH, FACTOR = 400, 16, 10
+CHUNK = 64
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    return sp.random_array(
+        (N_CELLS, 200), density=0.3, format="csr", dtype=np.float32, rng=np.random.default_rng(0)
+    )
+
+
+@pytest.fixture
+def path(write_h5ad, matrix):
+    def in_small_chunks(file: h5py.File) -> None:
+        for name in ("data", "indices"):
+            values = file["X"][name][:]
+            del file["X"][name]
+            file["X"].create_dataset(name, data=values, chunks=(CHUNK,), compression="gzip")
+
+    return write_h5ad(matrix, edit=in_small_chunks)
+
+
+def dataset(path, **options):
+    return CellDataset(open_collection(path), BlockShuffling(1), BATCH, FACTOR, seed=0, **options)
+
+
+def chunks_of(matrix, rows):
+    """Which chunks the elements of rows lie in."""
+    elements = [np.arange(matrix.indptr[row], matrix.indptr[row + 1]) for row in rows]
+    return set((np.concatenate(elements) // CHUNK).tolist())
+
+
+def damage(path, name, chunk):
+    with h5py.File(path) as file:
+        stored = file["X"][name].id.get_chunk_info_by_coord((chunk * CHUNK,))
+    with path.open("r+b") as file:
+        file.seek(stored.byte_offset)
+        file.write(bytes(stored.size))
+
+
+def planned(path):
+    rows = dataset(path).plan(epoch=0).delivered_rows(0)[0]
+    return rows[:BATCH], rows[BATCH:]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("name", ["data", "indices"])
+def test_what_only_others_need_is_not_waited_for(path, matrix, name, num_threads):
+    first, others = planned(path)
+    damage(path, name, min(chunks_of(matrix, others) - chunks_of(matrix, first)))
+    minibatches = iter(dataset(path, num_threads=num_threads))
+    minibatch = next(minibatches)
+    assert minibatch.rows.tolist() == first.tolist()
+    assert np.array_equal(minibatch.X.to_dense().numpy(), matrix[first].toarray())
+    with pytest.raises(FormatError, match=f"X/{name}"):
+        next(minibatches)
+
+
+@pytest.mark.parametrize("name", ["data", "indices"])
+def test_what_it_needs_is(path, matrix, name):
+    first, _ = planned(path)
+    damage(path, name, max(chunks_of(matrix, first)))
+    with pytest.raises(FormatError, match=f"X/{name}"):
+        next(iter(dataset(path)))
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_every_chunk_is_decoded_once(path, matrix, dense):
+    collection = open_collection(path)
+    whole = CellDataset(collection, BlockShuffling(1), BATCH, N_CELLS // BATCH, seed=0, dense=dense)
+    assert sum(map(len, whole)) == N_CELLS
+    assert whole.statistics().n_chunks == 2 * -(-matrix.nnz // CHUNK)
+
+
+def test_it_may_be_all_that_is_used(path, matrix):
+    first, _ = planned(path)
+    for _ in range(3):
+        own = dataset(path)
+        assert next(iter(own)).rows.tolist() == first.tolist()
+        assert own.state_dict()["epoch"] == 0
