@@ -18,7 +18,7 @@ class TestSoma(SourceConformance):
     max_examples = 5
 
     def is_decoded_here(self, case):
-        return case.layout == "csr" and bool(case.row_lengths.sum())
+        return bool(case.row_lengths.sum()) if case.layout == "csr" else None
 
     def cases(self, **options):
         def storable(case):  # there are no arrays without columns, no value twice, and no dense raw
