@@ -28,6 +28,14 @@ from cellfeed._chunks._placing import place_elements, place_kept
 from cellfeed._chunks._reads import ChunkReads
 from cellfeed._chunks._row_ranges import RowExtents, RowRanges
 from cellfeed._chunks._slow_read import SlowRead
+from cellfeed._chunks._tile_rows import MOST_BAND_ROWS, Fragments, RowsInTiles, TileRows
+from cellfeed._chunks._tiles import (
+    TileChunks,
+    TileFilters,
+    Tiles,
+    parts_of_chunk,
+    tiled_array,
+)
 from cellfeed._chunks._transforming import RowGroup, ValueSteps
 from cellfeed._chunks._zarr import zarr_array
 from cellfeed._chunks._zarr_files import ZarrFiles
@@ -35,6 +43,7 @@ from cellfeed._chunks._zarr_layout import ZarrLayout, zarr_codec, zarr_layout
 
 __all__ = [
     "CHUNK_ELEMENTS",
+    "MOST_BAND_ROWS",
     "ChunkReads",
     "ChunkTable",
     "ChunkedArray",
@@ -43,12 +52,18 @@ __all__ = [
     "Counters",
     "Decoder",
     "FolderFiles",
+    "Fragments",
     "KeptElements",
     "Pieces",
     "RowExtents",
     "RowGroup",
     "RowRanges",
+    "RowsInTiles",
     "SlowRead",
+    "TileChunks",
+    "TileFilters",
+    "TileRows",
+    "Tiles",
     "ValueSteps",
     "Verify",
     "ZarrFiles",
@@ -67,11 +82,13 @@ __all__ = [
     "hdf5_slow_read",
     "identity_of_files",
     "kept_of",
+    "parts_of_chunk",
     "pieced_array",
     "place_elements",
     "place_kept",
     "rows_of_coordinates",
     "sort_rows",
+    "tiled_array",
     "zarr_array",
     "zarr_codec",
     "zarr_layout",

@@ -41,12 +41,15 @@ class Located:
         chunk is all zero and was left out for that; 8 if the chunk is all of its file, of at
         most this size; 16 if it is not there, for whatever reason; 32 if it is not compressed, and
         alone in its file.
+    decoded_bytes
+        Bytes of its elements, at most those of a whole chunk; None if all are whole.
     """
 
     files: NDArray[np.int64]
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     flags: NDArray[np.int64]
+    decoded_bytes: NDArray[np.int64] | None = None
 
 
 class ChunkLocations(Protocol):
@@ -360,11 +363,16 @@ class ChunkedArray:
         array[kernels.DELTA] = self.delta
         array[kernels.DECODED_BYTES] = self.dtype.itemsize * math.prod(self.chunk_shape)
         array[kernels.LOST_IS_ZERO] = self.lost_is_zero
+        arrays = array[None]
+        if located.decoded_bytes is not None:
+            sizes, table[:, kernels.ARRAY] = np.unique(located.decoded_bytes, return_inverse=True)
+            arrays = np.repeat(arrays, len(sizes), axis=0)
+            arrays[:, kernels.DECODED_BYTES] = sizes
         return ChunkReads(
-            arrays=array[None],
+            arrays=arrays,
             chunks=table,
             segments=segments,
-            owners=(self,),
+            owners=(self,) * len(arrays),
             keep_alive=(keep_alive, tables, self.checked),
         )
 

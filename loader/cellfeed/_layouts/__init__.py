@@ -19,6 +19,7 @@ from cellfeed._layouts._copies import Copies
 from cellfeed._layouts._csr import CsrGroup, CsrTarget, csr_groups
 from cellfeed._layouts._dense import DenseGroup, DenseTarget, dense_groups
 from cellfeed._layouts._element import ColumnNames, Dtypes, Element, Layout, dtypes_of
+from cellfeed._layouts._pieced import CsrPieces, PiecedCsr
 from cellfeed._layouts._ragged import RaggedGroup, RaggedTarget, ragged_groups
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Copies",
     "CsrChunks",
     "CsrGroup",
+    "CsrPieces",
     "CsrTarget",
     "DenseChunks",
     "DenseGroup",
@@ -35,6 +37,7 @@ __all__ = [
     "Element",
     "Group",
     "Layout",
+    "PiecedCsr",
     "RaggedChunks",
     "RaggedGroup",
     "RaggedRanges",

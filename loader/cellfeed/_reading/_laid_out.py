@@ -27,6 +27,7 @@ from cellfeed._layouts import (
 )
 from cellfeed._reading._direct_rows import DirectRows
 from cellfeed._reading._parts import Part, PlacedRows, StoredRows
+from cellfeed._reading._pieced_rows import PiecedRows, SelectedPieces
 from cellfeed._reading._ragged_rows import (
     ArrivingRagged,
     KnownRagged,
@@ -42,6 +43,9 @@ from cellfeed._reading._sparse_rows import (
 )
 
 __all__ = ["ElementPlan", "ElementRead", "LaidOut"]
+
+_Known = KnownRows | PiecedRows
+_Selected = SelectedRows | SelectedPieces
 
 _MOST_SELECTED = 1 << 27  # elements at once: a list of them takes 1 GiB if all are kept
 
@@ -215,10 +219,10 @@ class ElementPlan:
 
     def csr(self, parts: Sequence[Part]) -> ElementRead:
         """Plan to read sparse rows; see `dense`."""
-        known, selected, arriving = list[KnownRows](), list[SelectedRows](), list[ArrivingRows]()
+        known, selected, arriving = list[_Known](), list[_Selected](), list[ArrivingRows]()
         for part in parts:
             rows = sparse_rows(part, self.dtype)
-            if isinstance(rows, SelectedRows):
+            if isinstance(rows, _Selected):
                 selected.append(rows)
             elif isinstance(rows, ArrivingRows):
                 arriving.append(rows)
@@ -304,8 +308,8 @@ class _Arriving:
     """Sparse rows, of which some are to be read before they can be laid out."""
 
     plan: ElementPlan
-    known: Sequence[KnownRows]
-    selected: Sequence[SelectedRows]
+    known: Sequence[_Known]
+    selected: Sequence[_Selected]
     arriving: Sequence[ArrivingRows]
 
     @property

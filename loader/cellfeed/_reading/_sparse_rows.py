@@ -22,10 +22,11 @@ from cellfeed._chunks import (
     place_elements,
     place_kept,
 )
-from cellfeed._layouts import CsrChunks, CsrTarget
+from cellfeed._layouts import CsrChunks, CsrTarget, PiecedCsr
 from cellfeed._reading._dense_as_csr import dense_as_csr
 from cellfeed._reading._direct_rows import DirectRows, read_in_threads
 from cellfeed._reading._parts import Part, PlacedRows, RowsInMemory, StoredRows
+from cellfeed._reading._pieced_rows import PiecedRows, SelectedPieces
 from cellfeed._runs import expand
 from cellfeed._sources import DirectCsr
 
@@ -60,7 +61,9 @@ class SparseRows(Protocol):
         ...
 
 
-def sparse_rows(part: Part, dtype: np.dtype[Any]) -> "KnownRows | SelectedRows | ArrivingRows":
+def sparse_rows(
+    part: Part, dtype: np.dtype[Any]
+) -> "KnownRows | PiecedRows | SelectedRows | SelectedPieces | ArrivingRows":
     """Return the rows of a part, by what is known of them.
 
     Parameters
@@ -77,6 +80,11 @@ def sparse_rows(part: Part, dtype: np.dtype[Any]) -> "KnownRows | SelectedRows |
             return KnownRows(part, lengths, chunked, starts)
         indices = chunked.indices.reads_selecting(starts, lengths, column_map=part.columns)
         return SelectedRows(part, chunked, starts, lengths, indices)
+    if isinstance(chunked, PiecedCsr) and can_cast(chunked.dtype, dtype):
+        pieces = chunked.pieces(expand(part.runs))
+        if part.keeps_all or part.columns is None:
+            return PiecedRows(part, pieces)
+        return SelectedPieces(part, pieces, pieces.reads_selecting(part.columns))
     known = part.stored.row_lengths(part.runs) if part.keeps_all else None
     return ArrivingRows(part) if known is None else KnownRows(part, known)
 

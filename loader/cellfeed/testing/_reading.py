@@ -19,6 +19,7 @@ from cellfeed._layouts import (
     DenseChunks,
     DenseTarget,
     Group,
+    PiecedCsr,
     RaggedChunks,
     RaggedTarget,
     RowTarget,
@@ -98,6 +99,8 @@ class GuardedRead:
         if isinstance(chunked, CsrChunks) and isinstance(target, CsrTarget):
             starts, _ = chunked.ranges(expand(runs))
             return ChunkReads.concatenate(target.reads_from(chunked, starts, None))
+        if isinstance(chunked, PiecedCsr) and isinstance(target, CsrTarget):
+            return ChunkReads.concatenate(chunked.pieces(expand(runs)).reads_to(target, None))
         if isinstance(chunked, DenseChunks) and isinstance(target, DenseTarget):
             return target.reads_from(chunked, runs, None)
         if isinstance(chunked, RaggedChunks) and isinstance(target, RaggedTarget):
@@ -131,7 +134,7 @@ class GuardedRead:
         return list(zip(matrices, self._delivered, strict=True))
 
 
-def _dtype(chunked: CsrChunks | DenseChunks | RaggedChunks) -> np.dtype[Any]:
-    if isinstance(chunked, RaggedChunks):
+def _dtype(chunked: CsrChunks | PiecedCsr | DenseChunks | RaggedChunks) -> np.dtype[Any]:
+    if isinstance(chunked, RaggedChunks | PiecedCsr):
         return chunked.dtype
     return (chunked.data if isinstance(chunked, CsrChunks) else chunked.values).dtype

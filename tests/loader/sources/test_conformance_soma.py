@@ -17,6 +17,9 @@ class TestSoma(SourceConformance):
     elements = ("X", "layers/counts", "raw/X")
     max_examples = 5
 
+    def is_decoded_here(self, case):
+        return bool(case.row_lengths.sum()) if case.layout == "csr" else None
+
     def cases(self, **options):
         def storable(case):  # there are no arrays without columns, no value twice, and no dense raw
             return replace(

@@ -105,6 +105,12 @@ from cellfeed._chunks._kernels._tables import (
     WITHIN,
     WRONG_SIZE,
 )
+from cellfeed._chunks._kernels._tiles import (
+    MOST_ROWS,
+    N_ROW_PIECE_COLUMNS,
+    find_row_pieces,
+    find_runs,
+)
 from cellfeed._chunks._kernels._transforming import (
     BINARIZED,
     CENTRED,
@@ -160,6 +166,7 @@ __all__ = [
     "LZ4",
     "LZF",
     "MISSING",
+    "MOST_ROWS",
     "NEVER",
     "NEXT_TASK",
     "NORMALIZED",
@@ -173,6 +180,7 @@ __all__ = [
     "N_KEPT",
     "N_PIECE_COLUMNS",
     "N_REPORTS",
+    "N_ROW_PIECE_COLUMNS",
     "N_SEGMENT_COLUMNS",
     "N_STEPS",
     "OFFSET",
@@ -222,6 +230,8 @@ __all__ = [
     "crossings_ascend",
     "decode",
     "densify",
+    "find_row_pieces",
+    "find_runs",
     "function_addresses",
     "gather",
     "hdf5_filter",

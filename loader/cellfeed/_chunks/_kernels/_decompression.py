@@ -99,6 +99,13 @@ def unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
                 | np.uint32(ins[2 * n + i]) << np.uint32(16)
                 | np.uint32(ins[3 * n + i]) << np.uint32(24)
             )
+    elif itemsize == 8:
+        out8 = carray(pointer(target), (n,), np.uint64)
+        for i in range(n):
+            element = np.uint64(ins[i])
+            for byte in range(1, 8):
+                element |= np.uint64(ins[byte * n + i]) << np.uint64(8 * byte)
+            out8[i] = element
     else:
         out = carray(pointer(target), (size,), np.uint8)
         for i in range(n):

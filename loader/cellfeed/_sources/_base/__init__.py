@@ -6,6 +6,7 @@ from cellfeed._sources._base._chunked import (
     ChunkedDense,
     ChunkedRagged,
     read_ragged,
+    why_not_cast,
 )
 from cellfeed._sources._base._direct import DirectCsr
 from cellfeed._sources._base._flat import FileNames, FlatCsr
@@ -46,4 +47,5 @@ __all__ = [
     "storage_of",
     "suffixes",
     "to_frame",
+    "why_not_cast",
 ]

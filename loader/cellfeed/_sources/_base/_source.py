@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location
 from cellfeed._cells import CsrRows, RaggedRows
 from cellfeed._chunks import SlowRead
-from cellfeed._layouts import CsrChunks, DenseChunks, Layout, RaggedChunks
+from cellfeed._layouts import CsrChunks, DenseChunks, Layout, PiecedCsr, RaggedChunks
 from cellfeed._runs import Runs
 
 __all__ = ["Layout", "Source", "StoredElement"]
@@ -225,7 +225,7 @@ class StoredElement(ABC):
         """
         return None
 
-    def chunked(self) -> CsrChunks | DenseChunks | RaggedChunks | None:
+    def chunked(self) -> CsrChunks | PiecedCsr | DenseChunks | RaggedChunks | None:
         """Return where rows lie, if the storage is made of chunks that can be decoded here.
 
         Chunks of many sources are decoded together, by many threads. It is asked for each fetch.

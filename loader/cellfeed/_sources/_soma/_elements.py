@@ -10,14 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._cells import CsrRows
-from cellfeed._chunks import rows_of_coordinates
+from cellfeed._chunks import SlowRead, rows_of_coordinates
 from cellfeed._errors import FormatError
+from cellfeed._layouts import PiecedCsr
 from cellfeed._runs import Runs, expand, merge_consecutive
-from cellfeed._sources._base import StoredElement
+from cellfeed._sources._base import StoredElement, why_not_cast
 from cellfeed._sources._soma._store import SomaStore
 from cellfeed._sources._soma._tables import name_column, read_table
+from cellfeed._sources._soma._tiledb import UnknownLayoutError, tiled_csr
 
 __all__ = ["DenseElement", "SomaElement", "SparseElement"]
+
+_REMEDY = "write it anew with tiledbsoma.io"
 
 
 class SomaElement(StoredElement):
@@ -50,7 +54,7 @@ class SomaElement(StoredElement):
             tile = json.loads(options.dims)["soma_dim_0"]["tile"]
             filters = json.loads(options.attrs)["soma_data"]["filters"]
         self.rows_per_chunk = float(max(1, min(int(tile), len(joinids))))
-        self._codec = " ".join(each["name"].lower() for each in filters) or "none"
+        self._codec = " ".join(each["name"].lower() for each in filters or ()) or "none"
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the columns."""
@@ -67,15 +71,19 @@ class SomaElement(StoredElement):
 
     def stored_bytes(self) -> int:
         """Return how many bytes its files have, 0 if they are not on this machine."""
-        uri = urlsplit(self._array().uri)
-        if uri.scheme not in ("", "file"):
+        folder = self._folder()
+        if folder is None:
             return 0
-        folder = Path(unquote(uri.path))
         return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
 
     def codec(self) -> str:
         """Return how TileDB compresses the values."""
         return self._codec
+
+    def _folder(self) -> Path | None:
+        """Return where it is on this machine, if it is there."""
+        uri = urlsplit(self._array().uri)
+        return Path(unquote(uri.path)) if uri.scheme in ("", "file") else None
 
     def _array(self) -> Any:
         return self._store.at(self._path)
@@ -91,9 +99,36 @@ class SomaElement(StoredElement):
 
 
 class SparseElement(SomaElement):
-    """A sparse array, of which each fetch is one query."""
+    """A sparse array, whose tiles are decoded here, or of which each fetch is one query."""
 
     layout = "csr"
+
+    def __init__(
+        self, store: SomaStore, path: str, var: str | None, joinids: NDArray[np.int64] | range
+    ) -> None:
+        super().__init__(store, path, var, joinids)
+        self._tiled, self._slow = None, None
+        with store.failures_named(path):
+            folder = self._folder()
+        if folder is None:
+            return
+        rows = None if isinstance(joinids, range) else joinids
+        try:
+            self._tiled = tiled_csr(folder, path, store.timestamp, rows, self.shape[1])
+        except UnknownLayoutError as reason:
+            self._slow = SlowRead("tiledbsoma", str(reason), _REMEDY)
+        if self._tiled is not None:
+            self.rows_per_chunk = self._tiled.rows_per_chunk(self.shape[0])
+
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
+        """Return why tiles are not decoded here; None if they are, or are not on this machine."""
+        if self._tiled is None:
+            return self._slow
+        return why_not_cast(self.dtype, dtype)
+
+    def chunked(self) -> PiecedCsr | None:
+        """Return where rows lie, if tiles are decoded here."""
+        return self._tiled
 
     def read_rows(self, runs: Runs) -> CsrRows:
         """Read rows; TileDB returns elements in the order of its tiles, which are put by row."""

@@ -27,8 +27,11 @@ SOMA = Storage(
     extra="soma",
     facts=StorageFacts(
         recognized="a folder that is a TileDB group, or a `SomaSource` with a query",
-        reading="by tiledbsoma, a query for each fetch: its tiles are not decoded here",
-        threads="TileDB's own, as many as are this process's share",
+        reading=(
+            "sparse arrays on this machine: tiles are decoded in compiled threads; others by "
+            "tiledbsoma, a query for each fetch"
+        ),
+        threads="as given; where tiledbsoma reads, TileDB's own",
         remote="URIs of TileDB, by `SomaSource`",
     ),
 )

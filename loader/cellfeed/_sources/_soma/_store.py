@@ -48,6 +48,11 @@ class SomaStore:
             self._opened = os.getpid(), self._open()
         return self._opened[1]
 
+    @property
+    def timestamp(self) -> int:
+        """The time, in ms, of the state that every process reads."""
+        return int(self().tiledb_timestamp_ms)
+
     def at(self, path: str) -> Any:
         """Return what is at a path of the experiment, such as ``ms/RNA/var``."""
         found = self()

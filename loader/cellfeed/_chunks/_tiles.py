@@ -1,0 +1,228 @@
+"""Tiles of TileDB as chunks: each tile holds some, of which every one is compressed by itself.
+
+See ``format_spec/tile.md`` of TileDB. A tile begins with the number of its chunks. A chunk has a
+head, which says how long it is, before and after its filters, and metadata of these.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._bytes import ByteStore
+from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._array import ChunkedArray, Located
+from cellfeed._errors import FormatError
+
+__all__ = ["TileChunks", "TileFilters", "Tiles", "parts_of_chunk", "tiled_array"]
+
+_N_CHUNKS = struct.Struct("<Q")
+_HEAD = struct.Struct("<III")  # bytes before and after filters, and of metadata
+_PAIR = struct.Struct("<II")
+_TILES_AT_ONCE = 16  # whose heads are read together
+
+
+@dataclass(frozen=True, slots=True)
+class TileFilters:
+    """How chunks of tiles are encoded.
+
+    Parameters
+    ----------
+    codec
+        How they are compressed, last; see `chunk_codec`.
+    shuffled
+        Whether their bytes are shuffled before.
+    chunk_bytes
+        Largest size of a chunk before that.
+    """
+
+    codec: int
+    shuffled: bool
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tiles:
+    """Where the tiles of an array lie; arrays are int64, of shape (n_tiles,).
+
+    Parameters
+    ----------
+    files
+        Number of the file of each.
+    offsets, ends
+        Its bytes there.
+    n_elements
+        Its elements, at most ``capacity``.
+    capacity
+        Elements of a tile that is full.
+    """
+
+    files: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    n_elements: NDArray[np.int64]
+    capacity: int
+
+
+class TileChunks:
+    """Locations of chunks in tiles, each of which is read the first time that it is asked for.
+
+    Elements are numbered as if every tile were full, and its last chunk as well: the first
+    element of a tile is ``padded`` after that of the tile before.
+
+    Parameters
+    ----------
+    name
+        What messages call the array.
+    tiles
+        Where they lie.
+    itemsize
+        Bytes of an element.
+    filters
+        How chunks are encoded.
+    files
+        The files.
+
+    Attributes
+    ----------
+    chunk_elements
+        Elements of a whole chunk.
+    padded, n_padded
+        Numbers that a tile takes, and all of them.
+    """
+
+    def __init__(
+        self, name: str, tiles: Tiles, itemsize: int, filters: TileFilters, files: ByteStore
+    ) -> None:
+        self.chunk_elements = max(1, filters.chunk_bytes // itemsize)
+        self._per_tile = -(-tiles.capacity // self.chunk_elements)
+        self.padded = self._per_tile * self.chunk_elements
+        self.n_padded = self.padded * tiles.offsets.size
+        self._name, self._tiles, self._files = name, tiles, files
+        self._itemsize, self._filters = itemsize, filters
+        self._is_listed = np.zeros(tiles.offsets.size, np.bool_)
+        self._offsets = np.zeros(tiles.offsets.size * self._per_tile, np.int64)
+        self._sizes = np.zeros(tiles.offsets.size * self._per_tile, np.int32)
+
+    def starts(self, elements: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers here of elements that are numbered as if every tile were full."""
+        return elements + elements // self._tiles.capacity * (self.padded - self._tiles.capacity)
+
+    def locate(self, chunks: NDArray[np.int64]) -> Located:
+        """Return where the chunks of these numbers lie.
+
+        Raises
+        ------
+        FormatError
+            A tile is damaged.
+        """
+        tiles = chunks // self._per_tile
+        touched = np.unique(tiles)
+        self._list(touched[~self._is_listed[touched]])
+        before = chunks % self._per_tile * self.chunk_elements
+        n_elements = np.clip(self._tiles.n_elements[tiles] - before, 0, self.chunk_elements)
+        return Located(
+            files=self._tiles.files[tiles],
+            offsets=self._offsets[chunks],
+            sizes=self._sizes[chunks].astype(np.int64),
+            flags=np.zeros(len(chunks), np.int64),
+            decoded_bytes=n_elements * self._itemsize,
+        )
+
+    def _list(self, tiles: NDArray[np.int64]) -> None:
+        """Read where the chunks of tiles begin."""
+        of = self._tiles
+        for first in range(0, tiles.size, _TILES_AT_ONCE):
+            some = tiles[first : first + _TILES_AT_ONCE]
+            files, begins = of.files[some], of.offsets[some]
+            read = self._files.read_ranges(files, begins, of.ends[some] - begins)
+            for tile, content in zip(some.tolist(), read, strict=True):
+                try:
+                    self._list_chunks(tile, b"" if content is None else bytes(content))
+                except (ValueError, struct.error) as error:
+                    where = self._files.location_of(int(of.files[tile]))
+                    msg = f"{where}: `{self._name}`, tile at byte {of.offsets[tile]}: {error}"
+                    raise FormatError(f"{msg}; the file is damaged, copy it again") from error
+            self._is_listed[some] = True
+
+    def _list_chunks(self, tile: int, content: bytes) -> None:
+        left = int(self._tiles.n_elements[tile]) * self._itemsize
+        most = self.chunk_elements * self._itemsize
+        (n_chunks,) = _N_CHUNKS.unpack_from(content)
+        if n_chunks != -(-left // most):
+            raise ValueError(f"{n_chunks} chunks in place of {-(-left // most)}")
+        number, position = tile * self._per_tile, _N_CHUNKS.size
+        for _ in range(n_chunks):
+            decoded, first, size, position = _chunk_at(content, position, self._filters)
+            if decoded != min(left, most):
+                raise ValueError(f"a chunk of {decoded} bytes in place of {min(left, most)}")
+            self._offsets[number] = self._tiles.offsets[tile] + first
+            self._sizes[number] = size
+            left, number = left - decoded, number + 1
+
+
+def _chunk_at(content: bytes, position: int, filters: TileFilters) -> tuple[int, int, int, int]:
+    """Return the size of a chunk, where its elements begin, in how many bytes, and its end."""
+    decoded, n_filtered, n_metadata = _HEAD.unpack_from(content, position)
+    begin = position + _HEAD.size
+    first = begin + n_metadata
+    end = first + n_filtered
+    if end > len(content):
+        raise ValueError("a chunk goes beyond its end")
+    if filters.codec == kernels.STORED:
+        return decoded, first, n_filtered, end
+    (part,) = parts_of_chunk(content, begin, first)
+    if part[2] != decoded:
+        raise ValueError(f"{part[2]} bytes in a chunk of {decoded}")
+    return decoded, part[0], part[1], end
+
+
+def parts_of_chunk(content: bytes, metadata: int, first: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where the compressed parts of a chunk's elements lie, their bytes, and decompressed.
+
+    Parameters
+    ----------
+    content
+        What it is in.
+    metadata, first
+        Where its metadata, and its compressed bytes, begin.
+    """
+    n_metadata, n_parts = _PAIR.unpack_from(content, metadata)
+    for k in range(n_metadata + n_parts):
+        decompressed, compressed = _PAIR.unpack_from(content, metadata + _PAIR.size * (k + 1))
+        if k >= n_metadata:  # what comes before are metadata of other filters
+            yield first, compressed, decompressed
+        first += compressed
+
+
+def tiled_array(
+    name: str, chunks: TileChunks, dtype: np.dtype[Any], filters: TileFilters, files: ByteStore
+) -> ChunkedArray:
+    """Return an array whose chunks are those of tiles; its elements are numbered as there.
+
+    Parameters
+    ----------
+    name
+        What messages call it.
+    chunks
+        Where they lie.
+    dtype
+        Native dtype of its elements.
+    filters
+        How chunks are encoded.
+    files
+        The files.
+    """
+    return ChunkedArray(
+        name=name,
+        shape=(chunks.n_padded,),
+        dtype=dtype,
+        chunk_shape=(chunks.chunk_elements,),
+        codec=filters.codec,
+        shuffled=filters.shuffled,
+        locations=chunks,
+        files=files,
+    )
