@@ -6,10 +6,12 @@ from pathlib import Path
 
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
-# The tools of `dev`, and what only examples need, are not a user's.
-chosen = [*project["dependencies"], *(each for name in extras if name not in {"dev", "docs", "examples"} for each in extras[name])]  # fmt: skip
-for requirement in sorted(set(chosen)):
+tools = {"dev", "docs", "examples"}  # which are not a user's
+chosen = set(project["dependencies"])
+for name in extras.keys() - tools:
+    chosen.update(extras[name])
+for requirement in sorted(chosen):
     found = re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)", requirement)
     if found is None:
         raise SystemExit(f"`name>=version` is needed, but pyproject.toml has `{requirement}`")
-    print(f"{found[1]}=={found[2]}")
+    print(f"{found[1]}=={found[2]}")  # noqa: T201 - for a shell
