@@ -206,9 +206,7 @@ class RecordingFiles:
     def save(self) -> None:
         """Keep all but the rows."""
         facts = dict(self.facts) | {
-            "left_out": [
-                asdict(each) | {"why": why} for each, why in sorted(self.left_out.items())
-            ],
+            "left_out": [dict(each) | {"why": why} for each, why in sorted(self.left_out.items())],
             "sittings": [asdict(each) for each in self.sittings],
         }
         target = facts_path(self.path)

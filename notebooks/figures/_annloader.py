@@ -4,9 +4,7 @@
 """
 
 import warnings
-from collections.abc import Sequence
-from functools import partial
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,8 @@ import torch
 from anndata.experimental import AnnCollection
 
 from cellfeed import Collection
+from cellfeed_tuner import Configuration, Measurement, Tunable, measure
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._loader import measure_loader
-from cellfeed_tuner._measuring._measure import Measurement
 
 __all__ = ["measure_annloader", "open_annloader"]
 
@@ -48,17 +45,36 @@ def measure_annloader(
     seed
         Fixes which rows are read.
     """
-    open_loader = partial(
-        open_annloader, collection.files, batch_size=batch_size, shuffle=shuffle, seed=seed
-    )
-    return measure_loader(
-        open_loader,
-        files=collection.files,
-        batch_size=batch_size,
-        take=attrgetter("X"),  # until then nothing is read
-        cache=cache,
-        seconds=seconds,
-    )
+    loader = _AnnLoader(collection.files, batch_size=batch_size, shuffle=shuffle, seed=seed)
+    return measure(loader, Configuration(), cache=cache, seconds=seconds, seed=seed)
+
+
+class _AnnLoader(Tunable):
+    """AnnLoader, of which nothing is to be chosen."""
+
+    def __init__(self, files: Sequence[Path], *, batch_size: int, shuffle: bool, seed: int) -> None:
+        self.files, self.batch_size = files, batch_size
+        self._shuffle, self._seed = shuffle, seed
+
+    def open(self, configuration: Configuration) -> Any:  # noqa: ARG002
+        """Return the loader; X is read when it is asked for."""
+        opened = open_annloader(
+            self.files, batch_size=self.batch_size, shuffle=self._shuffle, seed=self._seed
+        )
+        return _Read(opened)
+
+
+class _Read:
+    """The X of each minibatch, which is read then."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (each.X for each in self._loader)
 
 
 def open_annloader(

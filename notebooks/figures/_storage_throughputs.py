@@ -1,10 +1,9 @@
 """Throughput over block size and fetch factor, of cells in any storage."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -12,11 +11,17 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from cellfeed import BlockShuffling, CellDataset, CellfeedError, SamplingStrategy, Streaming
-from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner import Configuration, Tunable
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._loader import SINGLE_MINIBATCHES, LoaderRequest
-from cellfeed_tuner._measuring._measure import limit_seconds, measure_with, prepare_cache
+from cellfeed_tuner._measuring._measure import (
+    LEAST_ROUNDS,
+    MOST_ROUNDS,
+    limit_seconds,
+    measure_with,
+    prepare_cache,
+)
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._timing import TimingRequest
 
 __all__ = ["storage_throughputs"]
 
@@ -56,7 +61,7 @@ def storage_throughputs(
     runs
         How often all is measured.
     batch_size, cache, seconds
-        As in `measure_loader`.
+        As in `cellfeed_tuner.measure`.
     seed
         Fixes the order of settings, and of the rows in each run.
 
@@ -75,25 +80,27 @@ def storage_throughputs(
         Reading failed.
     """
     order = np.random.default_rng(seed)
+    storage = _Storage(cells, beside, files=files, batch_size=batch_size)
     measured = []
-    with MeasuringProcess(None) as process:
+    with MeasuringProcess(storage) as process:
         process.start()
         for run in range(runs):
-            loaders = list(
-                _loaders(cells, beside, block_sizes, fetch_factors, batch_size, seed + run)
-            )
-            for number in order.permutation(len(loaders)).tolist():
-                row, configuration, open_loader = loaders[number]
-                request = LoaderRequest(
-                    open_loader=open_loader,
-                    files=tuple(files),
+            settings = list(_settings(block_sizes, fetch_factors, seed + run))
+            for number in order.permutation(len(settings)).tolist():
+                configuration = settings[number]
+                request = TimingRequest(
                     configuration=configuration,
                     batch_size=batch_size,
+                    labels=(),
                     cache=cache,
+                    seed=seed,
+                    least_rounds=LEAST_ROUNDS,
+                    most_rounds=MOST_ROUNDS,
                     seconds=seconds,
                 )
                 found_cache = prepare_cache(files, cache)
                 found = measure_with(process, request, limit_seconds=limit_seconds(seconds))
+                row = _row(configuration)
                 if found.failure:
                     msg = f"{row}: {found.failure}"
                     raise CellfeedError(msg)
@@ -111,34 +118,53 @@ def _common(states: "pd.Series[str]") -> str:
     return str(states.iloc[0]) if len(set(states)) == 1 else "unknown"
 
 
-def _loaders(
-    cells: Any,
-    beside: Any,
-    block_sizes: Sequence[int],
-    fetch_factors: Sequence[int],
-    batch_size: int,
-    seed: int,
-) -> Iterator[tuple[dict[str, Any], Configuration, Callable[[], Any]]]:
-    """Yield how each loader is called, what is timed as one fetch of it, and what opens it."""
-
-    def row(loader: str, strategy: str, *sizes: int | None) -> dict[str, Any]:
-        return dict(zip(_SETTINGS, (loader, strategy, *sizes), strict=True))
-
-    def open_dataset(strategy: SamplingStrategy, factor: int) -> Callable[[], Any]:
-        return partial(CellDataset, cells, strategy, batch_size, factor, drop_last=True, seed=seed)
-
+def _settings(
+    block_sizes: Sequence[int], fetch_factors: Sequence[int], seed: int
+) -> Iterator[Configuration]:
+    """Yield how each loader is called."""
     for factor in fetch_factors:
-        fetch = Configuration(block_size=1, fetch_factor=factor)
-        yield row("cellfeed", "Streaming", None, factor), fetch, open_dataset(Streaming(), factor)
+        yield Configuration(fetch_factor=factor, strategy="Streaming", seed=seed)
         for block in block_sizes:
-            configuration = Configuration(block_size=block, fetch_factor=factor)
-            shuffled = open_dataset(BlockShuffling(block), factor)
-            yield row("cellfeed", "BlockShuffling", block, factor), configuration, shuffled
-    indexed = cells if beside is None else beside
-    for name, shuffle_seed in (("random", seed), ("stream", None)):
-        minibatches = _Minibatches(len(cells), batch_size, shuffle_seed)
-        open_loader = partial(DataLoader, indexed, batch_size=None, sampler=minibatches)
-        yield row("DataLoader", name, None, None), SINGLE_MINIBATCHES, open_loader
+            yield Configuration(
+                block_size=block, fetch_factor=factor, strategy="BlockShuffling", seed=seed
+            )
+    for strategy in ("random", "stream"):
+        yield Configuration(strategy=strategy, seed=seed)
+
+
+def _row(settings: Configuration) -> dict[str, Any]:
+    """Return the settings of a table, None where there is none."""
+    strategy = settings["strategy"]
+    is_ours = strategy in {"Streaming", "BlockShuffling"}
+    values = (
+        "cellfeed" if is_ours else "DataLoader",
+        strategy,
+        settings.block_size if strategy == "BlockShuffling" else None,
+        settings.fetch_factor if is_ours else None,
+    )
+    return dict(zip(_SETTINGS, values, strict=True))
+
+
+class _Storage(Tunable):
+    """Cells in any storage, read by cellfeed or by PyTorch's loader."""
+
+    def __init__(self, cells: Any, beside: Any, *, files: Sequence[Path], batch_size: int) -> None:
+        self.files, self.batch_size = files, batch_size
+        self._cells, self._beside = cells, cells if beside is None else beside
+
+    def open(self, configuration: Configuration) -> Any:
+        """Return the loader."""
+        strategy, seed = configuration["strategy"], cast("int", configuration["seed"])
+        if strategy in {"random", "stream"}:
+            shuffle_seed = seed if strategy == "random" else None
+            rows = _Minibatches(len(self._cells), self.batch_size, shuffle_seed)
+            return DataLoader(self._beside, batch_size=None, sampler=rows)
+        how: SamplingStrategy = BlockShuffling(configuration.block_size)
+        if strategy == "Streaming":
+            how = Streaming()
+        return CellDataset(
+            self._cells, how, self.batch_size, configuration.fetch_factor, drop_last=True, seed=seed
+        )
 
 
 @dataclass(frozen=True, slots=True)

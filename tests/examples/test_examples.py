@@ -48,6 +48,13 @@ def test_pytorch(plates):
     assert "of 400 cells right" in printed
 
 
+def test_tune_dataloader(plates):
+    printed = run(EXAMPLES / "tune_dataloader.py", plates)
+    assert "<AutotuneResult: block size 1, fetch factor 1, " in printed
+    (share,) = re.findall(r"(\d+)% of random sampling's entropy", printed)
+    assert 97 <= int(share) <= 103
+
+
 def test_lightning(plates):
     printed = run(EXAMPLES / "lightning_module.py", plates)
     assert "50 steps on each of 1" in printed

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from notebooks.figures import storage_throughputs
-from notebooks.figures._storage_throughputs import _loaders
+from notebooks.figures._storage_throughputs import _settings, _Storage
 
 from cellfeed import CellfeedError, ParameterError, open_collection
 
@@ -42,26 +42,27 @@ def first_values(X):
 
 def test_loaders_deliver_whole_minibatches_of_all_cells_and_other_ones_with_another_seed(cells):
     orders = {}
+    storage = _Storage(cells, None, files=cells.files, batch_size=16)
     for seed in (0, 1):
-        for row, _, open_loader in _loaders(cells, None, [16], [4], 16, seed):
-            first = [first_values(batch.X) // N_VARS for batch in open_loader()]
+        for settings in _settings([16], [4], seed):
+            first = [first_values(batch.X) // N_VARS for batch in storage.open(settings)]
             assert {each.shape for each in first} == {(16,)}
             assert sorted(np.concatenate(first)) == list(range(N_ROWS))
-            orders[row["strategy"], seed] = np.concatenate(first).tolist()
+            orders[settings["strategy"], seed] = np.concatenate(first).tolist()
     assert orders["random", 0] != orders["random", 1]
     assert orders["BlockShuffling", 0] != orders["BlockShuffling", 1]
     assert orders["stream", 0] == orders["stream", 1] == list(range(N_ROWS))
 
 
 def test_the_loader_of_torch_may_take_the_same_cells_from_elsewhere(cells):
-    found = _loaders(cells, np.arange(N_ROWS), [16], [4], 16, 0)
-    opened = {row["strategy"]: open_loader for row, _, open_loader in found}
-    assert np.concatenate(list(opened["stream"]())).tolist() == list(range(N_ROWS))
-    assert next(iter(opened["Streaming"]())).X.shape == (16, N_VARS)
+    storage = _Storage(cells, np.arange(N_ROWS), files=cells.files, batch_size=16)
+    opened = {each["strategy"]: storage.open(each) for each in _settings([16], [4], 0)}
+    assert np.concatenate(list(opened["stream"])).tolist() == list(range(N_ROWS))
+    assert next(iter(opened["Streaming"])).X.shape == (16, N_VARS)
 
 
 def test_fewer_cells_than_a_fetch(cells):
-    with pytest.raises(ParameterError, match="which are less than one fetch"):
+    with pytest.raises(ParameterError, match="to be timed: 1 whole fetch"):
         storage_throughputs(
             cells, files=cells.files, block_sizes=[1], fetch_factors=[64], batch_size=16, runs=1
         )

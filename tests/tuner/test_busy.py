@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import psutil
 import pytest
+from tests.tuner.other_loaders import Opened
 
-from cellfeed_tuner import Busy
+from cellfeed_tuner import Busy, Configuration
 from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock
-from cellfeed_tuner._measuring._loader import SINGLE_MINIBATCHES, LoaderRequest
+from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._timing import TimingRequest
 
 # Expressions that take some processor time, however long that is, and give a loader.
 CPU_SECONDS = 0.5
@@ -86,11 +88,11 @@ def test_processors_that_we_may_not_run_on_do_not_count(monkeypatch):
 @pytest.mark.parametrize("burn", [BURN_HERE, BURN_IN_A_CHILD])
 def test_what_is_measured_takes_nothing_from_itself(burn):
     """All that ran is what others took, and what was measured did."""
-    request = LoaderRequest(
-        open_loader=partial(eval, burn), files=(), configuration=SINGLE_MINIBATCHES, batch_size=1,
-        cache="warm", seconds=0.0,
+    request = TimingRequest(
+        configuration=Configuration(), batch_size=1, labels=(), cache="warm", seed=0,
+        least_rounds=LEAST_ROUNDS, seconds=0.0,
     )  # fmt: skip
-    with MeasuringProcess(None) as process:
+    with MeasuringProcess(Opened(partial(eval, burn))) as process:
         process.start()
         all_that_ran = ProcessorClock()
         outcome = process.run(request, limit_seconds=60.0)

@@ -1,6 +1,5 @@
 """What the cost model says between and beyond its samples."""
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -61,7 +60,7 @@ def test_samples_override_the_sum():
 def test_a_slow_small_fetch_of_a_worker_says_nothing_of_what_workers_add_to_each_cell():
     """It is slow since it is small: 200 times as slow by cell as the large fetch."""
     large = Configuration(block_size=64, fetch_factor=256)
-    with_workers = replace(large, num_workers=4)
+    with_workers = large.changed(num_workers=4)
     seen = {
         Configuration(block_size=1, fetch_factor=1): Observation(0.03, 0.05),
         Configuration(block_size=1, fetch_factor=1, num_workers=1): Observation(0.03, 0.05),

@@ -8,7 +8,7 @@ import pytest
 from cellfeed import BlockShuffling, CellDataset, EpochPlan, open_collection
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._measuring._delivery import delivery_fault, planned_round
-from cellfeed_tuner._measuring._timing import Delivery, Entropies, TimingRequest, run_timing
+from cellfeed_tuner._measuring._timing import Delivery, Entropies, TimingRequest
 
 BATCH_SIZE = 32
 
@@ -126,7 +126,7 @@ class TestTiming:
 
     def events(self, small_collection):
         events: list[object] = []
-        run_timing(open_collection(small_collection, obs=["plate"]), self.REQUEST, events.append)
+        self.REQUEST.run(open_collection(small_collection, obs=["plate"]), events.append)
         return events
 
     def test_a_loader_that_delivers_its_plan_has_no_fault(self, small_collection):

@@ -4,11 +4,11 @@ import threading
 import time
 
 import pytest
+from tests.tuner.other_loaders import Opened
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 from cellfeed._reading import Reader
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._measuring._loader import LoaderRequest
 from cellfeed_tuner._measuring._timing import Round, TimingRequest
 
 BATCH_SIZE = 32
@@ -81,9 +81,10 @@ def test_cellfeeds_own(slowly_read):
 
 
 def test_a_loader_of_any_kind(slowly_read):
-    request = LoaderRequest(
-        open_loader=lambda: WatchedLoader(dataset_of(slowly_read)), files=(),
-        configuration=CONFIGURATION, batch_size=BATCH_SIZE, cache="warm", seconds=0,
+    request = TimingRequest(
+        configuration=CONFIGURATION, batch_size=BATCH_SIZE, labels=(), cache="warm", seed=0,
+        least_rounds=2, most_rounds=2, seconds=0,
     )  # fmt: skip
-    assert len(rounds_of(request, None)) > 2
+    subject = Opened(lambda: WatchedLoader(dataset_of(slowly_read)), batch_size=BATCH_SIZE)
+    assert len(rounds_of(request, subject)) > 2
     assert not any(UNDER_WAY)

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import operator
 import os
 import shutil
 import sys
@@ -14,6 +13,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from tests.tuner.other_loaders import EndsEarly, Fails, Opened, slowly
 from tests.warm import python as warm
 
 from cellfeed import (
@@ -29,12 +29,10 @@ from cellfeed import (
 from cellfeed_tuner import (
     Configuration,
     measure,
-    measure_loader,
     minibatch_entropies,
 )
 from cellfeed_tuner._machine._page_cache import drop_pages, resident_fraction
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes
-from cellfeed_tuner._measuring._loader import SINGLE_MINIBATCHES, LoaderRequest
 from cellfeed_tuner._measuring._measure import (
     LEAST_ROUNDS,
     measure_with,
@@ -95,17 +93,23 @@ def test_another_strategy_is_measured_as_it_is_planned(small_collection, num_wor
     assert np.array_equal(bits > 0, is_mixed)
 
 
+def request_of(configuration, *, step=None, cache="warm"):
+    """The least that can be asked of any loader."""
+    return TimingRequest(
+        configuration=configuration, batch_size=1, labels=(), cache=cache, seed=0, seconds=0.0,
+        least_rounds=LEAST_ROUNDS, most_rounds=LEAST_ROUNDS, step=step,
+    )  # fmt: skip
+
+
 class TestAnyLoader:
     def test_a_data_set_is_measured(self, small_collection):
         collection = open_collection(small_collection)
         open_loader = partial(
             CellDataset, collection, BlockShuffling(4), BATCH_SIZE, fetch_factor=8, drop_last=True
         )
-        measured = measure_loader(
-            open_loader,
-            files=collection.files,
-            configuration=Configuration(block_size=4, fetch_factor=8),
-            batch_size=BATCH_SIZE,
+        measured = measure(
+            Opened(open_loader, files=collection.files, batch_size=BATCH_SIZE),
+            Configuration(block_size=4, fetch_factor=8),
             seconds=0.1,
         )
         assert measured.status == "measured"
@@ -114,11 +118,8 @@ class TestAnyLoader:
     def test_whole_fetches_of_one_epoch_after_the_other(self):
         """Of five minibatches, two fetches of two are timed in each epoch."""
         taken, events = list[int](), list[object]()
-        request = LoaderRequest(
-            open_loader=partial(range, 5), files=(), batch_size=1, cache="warm", seconds=0.0,
-            configuration=Configuration(block_size=1, fetch_factor=2), take=taken.append,
-        )  # fmt: skip
-        request.run(None, events.append)
+        request = request_of(Configuration(fetch_factor=2), step=taken.append)
+        request.run(Opened(partial(range, 5)), events.append)
         n_rounds = sum(isinstance(each, Round) for each in events)
         assert n_rounds == 1 + LEAST_ROUNDS
         assert taken == ([0, 1, 2, 3] * n_rounds)[: 2 * n_rounds]
@@ -135,44 +136,29 @@ class TestAnyLoader:
             resident.append(resident_fraction([file]))
             file.read_bytes()
 
-        request = LoaderRequest(
-            open_loader=partial(range, 1), files=(file,), batch_size=1, cache="cold", seconds=0.0,
-            configuration=SINGLE_MINIBATCHES, take=read,
-        )  # fmt: skip
-        request.run(None, list[object]().append)
+        request = request_of(Configuration(), step=read, cache="cold")
+        request.run(Opened(partial(range, 1), files=[file]), list[object]().append)
         assert resident == [0.0] * (1 + LEAST_ROUNDS)
 
     def test_an_epoch_shorter_than_a_fetch(self):
         configuration = Configuration(block_size=1, fetch_factor=4)
-        with pytest.raises(ParameterError, match="has 3 minibatches, which are less than one fe"):
-            measure_loader(partial(range, 3), files=(), configuration=configuration)
+        with pytest.raises(ParameterError, match=r"has 3 minibatches, but .* needs 4 to be timed"):
+            measure(Opened(partial(range, 3)), configuration)
 
     def test_a_loader_that_ends_early(self):
-        class EndsEarly:
-            def __len__(self):
-                return 5
-
-            def __iter__(self):
-                return iter(range(2))
-
-        request = LoaderRequest(
-            open_loader=EndsEarly, files=(), configuration=SINGLE_MINIBATCHES, batch_size=1,
-            cache="warm", seconds=0.0,
-        )  # fmt: skip
-        with pytest.raises(ParameterError, match=r"ended early: `len\(\)` says 5 minibatches"):
-            request.run(None, list[object]().append)
+        request = request_of(Configuration())
+        with pytest.raises(ParameterError, match=r"ended early: it should have 5 minibatches"):
+            request.run(Opened(partial(EndsEarly, range(5))), list[object]().append)
 
     def test_a_slow_loader_has_the_time_for_the_least_number_of_rounds(self):
         """Which is much longer than it was given."""
-        wait = partial(eval, "__import__('time').sleep(0.05)")  # with a minibatch as its globals
-        minibatches: partial[list[object]] = partial(list, [{} for _ in range(20)])
-        measured = measure_loader(minibatches, files=(), take=wait, cache="warm", seconds=0.01)
+        measured = measure(Opened(partial(slowly, 20, 0.05)), Configuration(), seconds=0.01)
         assert measured.status == "measured"
 
     def test_a_loader_that_fails(self):
-        measured = measure_loader(partial(range, 3), files=(), take=operator.methodcaller("lower"))
+        measured = measure(Opened(partial(Fails, range(3))), Configuration())
         assert measured.status == "failed"
-        assert "no attribute 'lower'" in measured.failure
+        assert "no minibatch here" in measured.failure
 
 
 class TestAKilledProcess:
@@ -205,7 +191,7 @@ class TestAKilledProcess:
         def measure_it(n_times):
             open_loader = importlib.import_module("killed").open_loader
             open_it = partial(open_loader, str(counted), n_times, n_workers)
-            return measure_loader(open_it, files=(), cache="warm", seconds=1.0)
+            return measure(Opened(open_it), Configuration(num_workers=n_workers), seconds=1.0)
 
         yield measure_it
         sys.modules.pop("killed", None)

@@ -1,7 +1,5 @@
 """What earlier runs are worth: when they are believed, and when they are dropped."""
 
-from dataclasses import replace
-
 import pytest
 
 from cellfeed_tuner import Configuration
@@ -104,7 +102,7 @@ def test_anchors_are_the_choice_its_rivals_and_a_cheap_one(earlier_run):
 
 
 def test_the_cheap_anchor_has_another_number_of_workers(earlier_run):
-    costs = COSTS | {replace(each, num_workers=2): 2 * cost for each, cost in COSTS.items()}
+    costs = COSTS | {each.changed(num_workers=2): 2 * cost for each, cost in COSTS.items()}
     run = earlier_run(costs)
     choice, cheap, *_ = recollect([run], run).anchors(list(costs))
     assert (choice.num_workers, cheap.num_workers) == (0, 2)

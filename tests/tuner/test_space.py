@@ -69,6 +69,19 @@ def test_grids_cover_their_parts_and_ranges_only_themselves():
     assert not LARGE.covers(Space.of(range(1, 4097), range(1, 101), range(9)))
 
 
+def test_other_settings_are_part_of_it():
+    space = Space.of([4], range(1, 4097), [0, 2], align=["chunks", None], num_threads=[4, 1, 2])
+    assert space.size == 4096 * 2 * 2 * 3
+    assert space.others == {"align": ("chunks", None), "num_threads": (1, 2, 4)}
+    assert {each["align"] for each in space.coarse_grid()} == {"chunks", None}
+    assert {each["num_threads"] for each in space.coarse_grid()} == {1, 2, 4}
+    found = space.nearest(block_size=9, fetch_factor=77, num_workers=2, align=None, num_threads=3)
+    assert found in space
+    assert (found.fetch_factor, found["align"]) == (80, None)
+    assert Configuration(block_size=4, fetch_factor=1) not in space
+    assert not space.covers(Space.of([4], [1], [0]))
+
+
 @pytest.mark.parametrize("sizes", [([], [1], [0]), (range(1, 1), [1], [0]), ([1], [1], [])])
 def test_no_sizes_are_refused(sizes):
     with pytest.raises(ParameterError, match="at least one value"):

@@ -35,6 +35,15 @@ def test_ranges_that_were_asked_for_are_read_as_such(earlier_run, tmp_path):
     assert again.asked.space == ranges
 
 
+def test_other_settings_are_read_too(earlier_run, tmp_path):
+    settings = Configuration(block_size=4, fetch_factor=4, align="chunks", num_threads=2)
+    run = earlier_run({settings: 1e-5})
+    record(tmp_path, run)
+    (again,) = read_runs(tmp_path)
+    assert again.choice == settings
+    assert again.trials == run.trials
+
+
 def test_each_configuration_is_a_trial_of_a_study_that_optuna_reads(earlier_run, tmp_path):
     run = earlier_run({FAST: 1e-5, SLOW: 1e-3})
     record(tmp_path, run)

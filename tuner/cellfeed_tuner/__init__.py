@@ -34,7 +34,6 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._interval import Estimate
     from cellfeed_tuner._machine._busy import Busy
     from cellfeed_tuner._machine._description import Machine, describe_machine
-    from cellfeed_tuner._measuring._loader import measure_loader
     from cellfeed_tuner._measuring._measure import Measurement, measure
     from cellfeed_tuner._result import AutotuneResult, Ranges
     from cellfeed_tuner._results._configuration_result import (
@@ -51,6 +50,7 @@ if typing.TYPE_CHECKING:
         Recommended,
         Rival,
     )
+    from cellfeed_tuner._subject._tunable import Tunable
     from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
@@ -84,6 +84,7 @@ __all__ = [
     "StorageAdvice",
     "StorageOrder",
     "StrategyEntropy",
+    "Tunable",
     "Verdict",
     "autotune",
     "block_mixing",
@@ -94,7 +95,6 @@ __all__ = [
     "label_entropies",
     "label_entropy",
     "measure",
-    "measure_loader",
     "minibatch_entropies",
     "plots",
     "random_conditional_entropy_bits",
@@ -135,6 +135,7 @@ _IMPORTED_WHEN_USED = {
     "StorageAdvice": "cellfeed_tuner._explain._storage_advice",
     "StorageOrder": "cellfeed_tuner._entropy._storage_order",
     "StrategyEntropy": "cellfeed_tuner._entropy._strategy_entropy",
+    "Tunable": "cellfeed_tuner._subject._tunable",
     "Verdict": "cellfeed_tuner._verdicts._verdict",
     "autotune": "cellfeed_tuner._autotune",
     "block_mixing": "cellfeed_tuner._entropy._block_mixing",
@@ -145,7 +146,6 @@ _IMPORTED_WHEN_USED = {
     "label_entropies": "cellfeed_tuner._entropy._label_entropy",
     "label_entropy": "cellfeed_tuner._entropy._label_entropy",
     "measure": "cellfeed_tuner._measuring._measure",
-    "measure_loader": "cellfeed_tuner._measuring._loader",
     "minibatch_entropies": "cellfeed_tuner._entropy._minibatch_entropy",
     "random_conditional_entropy_bits": "cellfeed_tuner._entropy._conditional_entropy",
     "storage_order": "cellfeed_tuner._entropy._storage_order",

@@ -1,13 +1,14 @@
 """The search: entropy first, which needs no I/O, then time for what could be chosen."""
 
+import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 
-from cellfeed import CellDataset, Collection, SamplingStrategy
+from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._defaults import (
     DEFAULT_BLOCK_SIZES,
@@ -19,22 +20,22 @@ from cellfeed_tuner._finding import Explaining, Found, find, since
 from cellfeed_tuner._history._notes import Notes
 from cellfeed_tuner._history._recall import Recollection
 from cellfeed_tuner._interruption import AutotuneInterrupted
+from cellfeed_tuner._loader_request import LoaderRequest
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._measuring._timing import MakeDataset
-from cellfeed_tuner._mixing import Mixing
+from cellfeed_tuner._measuring._timing import MakeDataset, Step
 from cellfeed_tuner._planning._recommend import nearest
 from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
-from cellfeed_tuner._request import Request
+from cellfeed_tuner._request import AnyMixing, CollectionRequest, Request
 from cellfeed_tuner._result import AutotuneResult, Ranges
-from cellfeed_tuner._results._dataset import describe_dataset
 from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._subject._tunable import Tunable
+from cellfeed_tuner._training_step import step_seconds_of
 
 if TYPE_CHECKING:  # it loads Optuna
     from cellfeed_tuner._planning._proposals import Proposals
@@ -47,19 +48,22 @@ _EXPLAIN_SHARE, _PREFETCH_SHARE, _LEAST_THROUGHPUT_SHARE = 0.1, 0.35, 0.25
 
 
 def autotune(
-    collection: Collection,
+    subject: Collection | Tunable,
     *,
-    label: str | Sequence[str],
+    label: str | Sequence[str] = (),
     given: str | None = None,
     batch_size: int = 64,
     block_sizes: Sequence[int] = DEFAULT_BLOCK_SIZES,
     fetch_factors: Sequence[int] = DEFAULT_FETCH_FACTORS,
     workers: Sequence[int] | None = None,
+    num_threads: Sequence[int] = (),
+    align: Sequence[Literal["chunks"] | None] = (),
     budget: float = DEFAULT_BUDGET_SECONDS,
     entropy_floor: float = DEFAULT_ENTROPY_FLOOR,
     memory: int | None = None,
     need: float | None = None,
     step_seconds: float | None = None,
+    step: Step | None = None,
     cache: CacheState | None = None,
     seed: int = 0,
     fresh: bool = False,
@@ -93,10 +97,17 @@ def autotune(
     versions measures a few of these configurations again; if they still relate to each other as
     they did, it looks at little else. All figures are its own.
 
+    Of another loader, a `Tunable`, entropy is computed where the loader has a plan, and else
+    measured with the throughput, from the labels of what it delivers: what mixes too little, and
+    what has no smaller blocks and no larger fetches than that, is then left out. What it delivers
+    is not compared with any files, no earlier result is looked at and none kept, and where its time
+    goes is not known.
+
     Parameters
     ----------
-    collection
-        What is read, opened with the labels as ``obs``.
+    subject
+        What is read by cellfeed, opened with the labels as ``obs``; or another loader, which has
+        labels, a batch size and settings of its own.
     label
         The obs column that minibatches should be mixed by, or several. The first is what tables
         and pictures show.
@@ -109,6 +120,10 @@ def autotune(
         The grid. Workers are 0 and the powers of two up to the usable cores if None, and 0 alone
         of files on servers, where requests side by side hide latency. A `range` stands for all
         integers in it.
+    num_threads, align
+        Further settings to choose: threads of each process that reads, and whether blocks end
+        where chunks do, such as ``align=(None, "chunks")``; see `cellfeed.CellDataset` and
+        `cellfeed.BlockShuffling`. Left as they are where nothing is given.
     budget
         Seconds to spend, all in all; at least a quarter of them on throughput, however long the
         rest takes.
@@ -121,6 +136,10 @@ def autotune(
     step_seconds
         How long training computes on a minibatch, instead of a need: the best mixed configuration
         that keeps up is chosen, the fastest if none does, and measured with such a loop.
+    step
+        A training step in place of ``step_seconds``: called with each minibatch in the measuring
+        process, to which it is pickled, so that a model is best made when it is called first. How
+        long it takes is measured before anything else, and the choice is measured with it.
     cache
         "cold", if None, measures what a collection larger than memory gives, "warm" one that is
         cached. Of files on servers it is "remote" and nothing else: their caches are not under
@@ -160,7 +179,9 @@ def autotune(
         of caches of files on servers, or
         ``indices`` are no rows, or a query that selects none; the strategy does not fit the
         collection or the batch size, has rows of its own beside ``indices``, or is one of sets
-        that no block size divides.
+        that no block size divides; ``step`` fails; or another loader is given with what it has by
+        itself, cannot be imported by the measuring process, or delivers other minibatches than it
+        says.
     FormatError
         A file is damaged.
     RemoteError
@@ -173,52 +194,68 @@ def autotune(
     """
     started = time.perf_counter()
     date = datetime.now(UTC).astimezone()
-    request = Request.checked(
-        collection,
-        label=label,
-        given=given,
-        indices=indices,
-        strategy=strategy,
-        batch_size=batch_size,
-        block_sizes=block_sizes,
-        fetch_factors=fetch_factors,
-        workers=workers,
-        budget=budget,
-        entropy_floor=entropy_floor,
-        memory=memory,
-        need=need,
-        step_seconds=step_seconds,
-        cache=cache,
-        seed=seed,
-    )
+    settings: dict[str, Any] = {
+        "budget": budget,
+        "entropy_floor": entropy_floor,
+        "memory": memory,
+        "need": need,
+        "step_seconds": step_seconds,
+        "cache": cache,
+        "seed": seed,
+    }
+    of_collection: dict[str, Any] = {
+        "label": label,
+        "given": given,
+        "indices": indices,
+        "strategy": strategy,
+        "batch_size": batch_size,
+        "block_sizes": block_sizes,
+        "fetch_factors": fetch_factors,
+        "workers": workers,
+        "num_threads": num_threads,
+        "align": align,
+    }
+    request: CollectionRequest | LoaderRequest
+    if isinstance(subject, Tunable):
+        _require_usual(subject, of_collection | {"make_dataset": make_dataset})
+        request = LoaderRequest.checked(subject, **settings)
+    else:
+        request = CollectionRequest.checked(subject, **of_collection, **settings)
+    if step is not None and (need is not None or step_seconds is not None):
+        msg = "give one of `step`, `step_seconds` and `need`"
+        raise ParameterError(msg)
     on_progress("machine", 0, 1)
-    machine = describe_machine(collection.files)
-    with MeasuringProcess(request.selected) as process:  # its imports go on beside the next lines
+    machine = describe_machine(request.files)
+    with MeasuringProcess[Any](request.subject) as process:  # its imports go on beside this
         mixing, grid = request.mixing(), request.grid
         mixing.replay(grid, on_progress)
         order = mixing.storage_order(request.space.block_sizes[-1])
-        found_cache = prepare_cache(collection.files, request.cache)
-        notes = Notes.of(
-            request.selected, request.labels[0].name, machine, request.asked(found_cache), date
-        )
-        is_usual = make_dataset is CellDataset
-        recollection = notes.recollection() if is_usual and not fresh else Recollection.ignored()
+        found_cache = request.prepared()
+        notes, recollection = None, Recollection.ignored()
+        if isinstance(request, CollectionRequest) and make_dataset is CellDataset:
+            notes = Notes.of(
+                request.selected, request.labels[0].name, machine, request.asked(found_cache), date
+            )
+            recollection = recollection if fresh else notes.recollection()
         grid = list(dict.fromkeys([*grid, *recollection.trials_in(request.space)]))
         on_progress("start", 0, 1)
         process.start()
+        if step is not None:
+            request = request.with_step(step_seconds_of(step, process, request, make_dataset))
         proposals = _proposals(request, grid)
-        after = _PREFETCH_SHARE if collection.is_remote else _EXPLAIN_SHARE
+        after = _PREFETCH_SHARE if request.cache == "remote" else _EXPLAIN_SHARE
         least, most = _LEAST_THROUGHPUT_SHARE * budget, (1 - after) * budget
         measurements = Measurements(
             process=process,
             labels=[each.name for each in request.labels],
             given=given,
-            batch_size=batch_size,
+            batch_size=request.batch_size,
             cache=request.cache,
             seed=seed,
             budget=TimeBudget(max(least, most - since(started))),
             on_progress=on_progress,
             make_dataset=make_dataset,
+            step=step,
         )
         search = Search(
             measurements=measurements,
@@ -238,12 +275,10 @@ def autotune(
             ends=started + budget,
             on_progress=on_progress,
         )
-        found = find(search, grid, collection, explaining, notes if is_usual else None)
+        found = find(search, grid, explaining, notes)
     result = AutotuneResult(
         machine=machine,
-        dataset=describe_dataset(
-            request.selected, {each.name: each.counted for each in request.labels}, batch_size
-        ),
+        dataset=request.described(),
         constraints=request.constraints,
         cache=found_cache,
         seconds=since(started),
@@ -258,7 +293,16 @@ def autotune(
     return result
 
 
-def _as_found(found: Found, search: Search, mixing: Mixing) -> dict[str, Any]:
+def _require_usual(tunable: Tunable, of_collection: Mapping[str, Any]) -> None:
+    """Refuse what is said of a loader that has it by itself."""
+    defaults = inspect.signature(autotune).parameters
+    given = [name for name, value in of_collection.items() if value is not defaults[name].default]
+    if given:
+        msg = f"`{given[0]}` is for collections; {tunable.name} has its own"
+        raise ParameterError(msg)
+
+
+def _as_found(found: Found, search: Search, mixing: AnyMixing) -> dict[str, Any]:
     """Return what a result has of a search and what followed."""
     measured, recommended = search.measurements, found.recommended
     faults, constraints = measured.faults, search.requirements.constraints
@@ -297,7 +341,8 @@ def _proposals(request: Request, grid: Sequence[Configuration]) -> "Proposals | 
 
 def _ranges(request: Request, proposals: "Proposals") -> Ranges:
     space = request.space
-    ends = [(sizes[0], sizes[-1]) for sizes in space.domains.values()]
+    sizes = (space.block_sizes, space.fetch_factors, space.workers)
+    ends = [(each[0], each[-1]) for each in sizes]
     return Ranges(
         block_sizes=ends[0],
         fetch_factors=ends[1],

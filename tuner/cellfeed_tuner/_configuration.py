@@ -1,45 +1,127 @@
-"""One point of the grid."""
+"""One point of the space that is searched: settings of a loader by name."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from cellfeed import ParameterError
 
 if TYPE_CHECKING:
     from cellfeed import EpochPlan
 
-__all__ = ["Configuration"]
+__all__ = ["Configuration", "Setting"]
+
+Setting = bool | int | float | str | None
+"""A value of a setting."""
+
+# What every loader has, if it has only one value of it, and what it is at least.
+_COMMON = {"block_size": 1, "fetch_factor": 1, "num_workers": 0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Configuration:
-    """Settings of a loader that the tuner chooses.
+class Configuration(Mapping[str, Setting]):
+    """Settings of a loader that the tuner chooses: a mapping by name, hashable and ordered.
+
+    Three of them have a meaning to the tuner, and always a value: that of a loader which reads
+    each row and each minibatch by itself, in the training process, if none is given.
 
     Parameters
     ----------
     block_size
-        Rows of a block, at least 1.
+        Rows that lie together and are read together, at least 1.
     fetch_factor
-        Minibatches of a fetch, at least 1.
+        Minibatches of a fetch, that is of what is read and shuffled at a time, at least 1.
     num_workers
-        Worker processes of the DataLoader; 0 reads in the training process.
+        Worker processes of the loader; 0 reads in the training process.
+    others
+        Other settings, such as ``num_threads=2``.
 
     Raises
     ------
     ParameterError
         A size is below what it may be.
+
+    Examples
+    --------
+    >>> configuration = Configuration(block_size=16, fetch_factor=64, align="chunks")
+    >>> configuration.num_workers, configuration["align"]
+    (0, 'chunks')
+    >>> print(configuration)
+    block size 16, fetch factor 64, 0 workers, align chunks
     """
 
-    block_size: int
-    fetch_factor: int
-    num_workers: int = 0
+    __slots__ = ("_key", "_settings")
 
-    def __post_init__(self) -> None:
-        """Check the sizes."""
-        for name, least in (("block_size", 1), ("fetch_factor", 1), ("num_workers", 0)):
-            if getattr(self, name) < least:
-                msg = f"`{name} >= {least}` must hold, but got {name}={getattr(self, name)}"
+    def __init__(
+        self,
+        *,
+        block_size: int = 1,
+        fetch_factor: int = 1,
+        num_workers: int = 0,
+        **others: Setting,
+    ) -> None:
+        values = (block_size, fetch_factor, num_workers)
+        common = dict(zip(_COMMON, values, strict=True))
+        for name, value in common.items():
+            if value < _COMMON[name]:
+                msg = f"`{name} >= {_COMMON[name]}` must hold, but got {name}={value}"
                 raise ParameterError(msg)
+        self._settings: dict[str, Setting] = common | dict(sorted(others.items()))
+        self._key = tuple((name, *_rank(value)) for name, value in self._settings.items())
+
+    def __getitem__(self, name: str) -> Setting:
+        return self._settings[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Configuration) and self._key == other._key
+
+    def __lt__(self, other: "Configuration") -> bool:
+        return self._key < other._key
+
+    @property
+    def block_size(self) -> int:
+        """Rows that lie together and are read together."""
+        return cast("int", self._settings["block_size"])
+
+    @property
+    def fetch_factor(self) -> int:
+        """Minibatches of a fetch."""
+        return cast("int", self._settings["fetch_factor"])
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes of the loader."""
+        return cast("int", self._settings["num_workers"])
+
+    def changed(self, **settings: Setting) -> "Configuration":
+        """Return the same with other values of some settings."""
+        values: dict[str, Any] = {**self, **settings}
+        return Configuration(**values)
+
+    @property
+    def others(self) -> dict[str, Setting]:
+        """Settings beside the three that every loader has."""
+        return {name: value for name, value in self.items() if name not in _COMMON}
+
+    @property
+    def others_in_words(self) -> str:
+        """The others, such as "num threads 2, align chunks"."""
+        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.others.items())
+
+    @property
+    def plan_settings(self) -> tuple[Any, ...]:
+        """What the order of rows may depend on: all settings but the number of workers.
+
+        The block size, the fetch factor, and each other setting with its name.
+        """
+        return self.block_size, self.fetch_factor, *self.others.items()
 
     @property
     def fetches_per_round(self) -> int:
@@ -65,4 +147,16 @@ class Configuration:
 
     def __str__(self) -> str:
         workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
-        return f"block size {self.block_size}, fetch factor {self.fetch_factor}, {workers}"
+        sizes = f"block size {self.block_size}, fetch factor {self.fetch_factor}, {workers}"
+        return ", ".join(filter(None, [sizes, self.others_in_words]))
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.items())
+        return f"Configuration({settings})"
+
+
+def _rank(value: Setting) -> tuple[int, float, str]:
+    """Return what orders values of any kind: None, then numbers, then words."""
+    if value is None:
+        return 0, 0.0, ""
+    return (2, 0.0, value) if isinstance(value, str) else (1, value, "")

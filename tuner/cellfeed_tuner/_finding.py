@@ -3,8 +3,8 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from cellfeed import Collection
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._explain._explained import Explained, explain_throughput
 from cellfeed_tuner._history._notes import Notes
@@ -12,10 +12,9 @@ from cellfeed_tuner._interruption import interrupts_held_back
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measure import Measurement
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._planning._recommend import Choice, choose
 from cellfeed_tuner._progress import Progress
-from cellfeed_tuner._request import Request
+from cellfeed_tuner._request import CollectionRequest, Request
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner._results._recommended import Constraints, PrefetchResult, Recommended, Waiting
 from cellfeed_tuner._searching._measurements import Measurements
@@ -57,7 +56,7 @@ class Explaining:
         Called when it begins.
     """
 
-    process: MeasuringProcess[Selected]
+    process: MeasuringProcess[Any]
     request: Request
     already_shuffled: bool
     cache: CacheState
@@ -67,34 +66,39 @@ class Explaining:
 
     def explain(self, recommended: Recommended, measured: Measurement) -> Explained:
         """Return where the time goes, and, for shuffled blocks, what other storage may give."""
+        request = self.request
+        if not isinstance(request, CollectionRequest):  # what others do meanwhile is not counted
+            return Explained()
         self.on_progress("explain", 0, 1)
         # How other strategies would read another layout is not known, nor how servers would.
-        is_known = self.request.selected.strategy is None and self.cache != "remote"
+        is_known = request.selected.strategy is None and self.cache != "remote"
         return explain_throughput(
             self.process,
             measured,
-            self.request.layout(already_shuffled=self.already_shuffled),
+            request.layout(already_shuffled=self.already_shuffled),
             cells_per_second=recommended.cells_per_second.value,
-            step_seconds=self.request.constraints.step_seconds,
-            block_sizes=self.request.space.block_sizes if is_known else (),
+            step_seconds=request.constraints.step_seconds,
+            block_sizes=request.space.block_sizes if is_known else (),
             seconds=max(self.seconds, self.ends - time.perf_counter()),
-            seed=self.request.seed,
+            seed=request.seed,
         )
 
 
 def find(
     search: Search,
     grid: Sequence[Configuration],
-    collection: Collection,
     explaining: Explaining,
     notes: Notes | None,
 ) -> Found:
     """Search, compare what came out with the files, explain the choice, and keep it all."""
+    request = explaining.request
+    collection = request.selected.collection if isinstance(request, CollectionRequest) else None
     measurements, constraints = search.measurements, search.requirements.constraints
 
     def results() -> list[ConfigurationResult]:
-        # Of ranges, only what was measured is shown.
-        is_listed = search.proposals is None or not search.timed
+        # Of ranges, and where nothing else is known, only what was measured is shown.
+        is_known = search.proposals is None and search.requirements.is_planned
+        is_listed = is_known or not search.timed
         return search.results(grid if is_listed else search.timed)
 
     recommended, explained, n_cells_compared = None, Explained(), 0
@@ -107,10 +111,11 @@ def find(
         recommended = choice and _recommended(
             choice, search.with_step(choice), constraints, measurements
         )
-        if recommended is not None and collection.is_remote:
+        if recommended is not None and request.cache == "remote":
             recommended, ahead = _read_ahead(recommended, search, explaining)
             prefetch_results = ahead.results()
-        n_cells_compared = measurements.compare_with_files(collection)
+        if collection is not None:
+            n_cells_compared = measurements.compare_with_files(collection)
         if recommended is not None and not measurements.faults:
             explained = explaining.explain(
                 recommended, measurements.fair(recommended.configuration)
@@ -140,6 +145,7 @@ def _read_ahead(
 ) -> tuple[Recommended, PrefetchSearch]:
     """Return the choice with how many fetches to read ahead, and what that rests on."""
     configuration, request = recommended.configuration, explaining.request
+    assert isinstance(request, CollectionRequest)  # noqa: S101 - no other reads from servers
     fetch_size = request.batch_size * configuration.fetch_factor
     memory_bytes = request.constraints.memory_bytes
     ahead = PrefetchSearch(

@@ -1,10 +1,12 @@
 """Dataclasses as plain values that JSON can hold, one to one, and back."""
 
 import math
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
+
+from cellfeed_tuner._configuration import Configuration, Setting
 
 __all__ = ["from_plain", "json_schema", "to_plain"]
 
@@ -33,19 +35,49 @@ def from_plain(kind: type[_Record], plain: object) -> _Record:
     msgspec.ValidationError
         A value is of another type, or a field without default is absent; says where.
     """
-    return msgspec.convert(_infinite(plain), kind)
+    return msgspec.convert(_infinite(plain), kind, dec_hook=_configuration)
 
 
 def json_schema(kind: type) -> dict[str, Any]:
     """Return the JSON Schema of what `to_plain` makes of a dataclass."""
-    schema = msgspec.json.schema(kind)
+    schema = msgspec.json.schema(kind, schema_hook=_schema)
     for definition in schema["$defs"].values():
         for name in _INFINITE_IF_NULL.keys() & definition.get("properties", {}).keys():
             definition["properties"][name] = {"type": ["number", "null"]}
     return schema
 
 
+def _configuration(kind: type, plain: Any) -> object:
+    """Return a configuration from its settings by name."""
+    if kind is not Configuration:
+        msg = f"{kind.__name__} has no plain value"
+        raise NotImplementedError(msg)
+    settings = msgspec.convert(plain, dict[str, Setting])
+    return Configuration(**cast("dict[str, Any]", settings))
+
+
+def _schema(kind: type) -> dict[str, Any]:
+    """Return the JSON Schema of a configuration."""
+    if kind is not Configuration:
+        msg = f"{kind.__name__} has no plain value"
+        raise NotImplementedError(msg)
+    sizes: dict[str, Any] = {
+        "block_size": {"type": "integer", "minimum": 1},
+        "fetch_factor": {"type": "integer", "minimum": 1},
+        "num_workers": {"type": "integer", "minimum": 0},
+    }
+    return {
+        "title": "Configuration",
+        "type": "object",
+        "properties": sizes,
+        "required": list(sizes),
+        "additionalProperties": {"type": ["boolean", "number", "string", "null"]},
+    }
+
+
 def _item(value: object) -> object:
+    if isinstance(value, Configuration):
+        return dict(value)
     if isinstance(value, np.generic):
         return value.item()
     msg = f"{value!r} has no plain value"

@@ -1,41 +1,49 @@
 """What ``autotune`` is asked, checked before any time is spent."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import Collection, ParameterError, SamplingStrategy
+from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
 from cellfeed.machine import usable_memory_bytes
-from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._configuration import Configuration, Setting
+from cellfeed_tuner._entropy._label_counts import LabelCounts
 from cellfeed_tuner._explain._storage_advice import StorageLayout
 from cellfeed_tuner._grid import default_workers
 from cellfeed_tuner._history._earlier_run import Asked
+from cellfeed_tuner._loader_mixing import LoaderMixing
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._checks import cache_state, check_cache, check_labels, check_size
 from cellfeed_tuner._measuring._labels import names_of
+from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._mixing import Label, Mixing
+from cellfeed_tuner._mixing_by_alignment import MixingByAlignment
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._space import Space
+from cellfeed_tuner._results._dataset import Dataset, describe_dataset
 from cellfeed_tuner._results._recommended import Constraints
 from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._subject._tunable import Tunable
 
-__all__ = ["Request"]
+__all__ = ["AnyMixing", "CollectionRequest", "Request", "constraints_of"]
+
+AnyMixing = Mixing | MixingByAlignment | LoaderMixing
+"""What knows how labels are mixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Request:
+class Request(ABC):
     """What is asked, checked.
 
     Parameters
     ----------
-    selected
-        What is visited, and how.
-    drawn_rows
-        Rows that an epoch delivers, where there is a strategy; None without one.
     labels, within
         What minibatches are to be mixed by, and what the first label is to be mixed within.
     space, constraints
@@ -46,16 +54,77 @@ class Request:
         As in `autotune`.
     """
 
-    selected: Selected
-    drawn_rows: NDArray[np.int64] | None
     labels: Sequence[Label]
-    within: Label | None
+    within: Label | None = None
     space: Space
     constraints: Constraints
     cache: CacheState
     batch_size: int
     budget: float
     seed: int
+
+    @property
+    def grid(self) -> list[Configuration]:
+        """What is looked at first."""
+        return self.space.coarse_grid() if self.space.is_large else self.space.grid()
+
+    @property
+    def counted(self) -> dict[str, LabelCounts]:
+        """How often each label occurs, the first label first."""
+        return {each.name: each.counted for each in self.labels}
+
+    def with_step(self, seconds: float) -> Self:
+        """Return the request with a training step that takes so long on a minibatch."""
+        need = self.batch_size / seconds
+        constraints = replace(self.constraints, step_seconds=seconds, need_cells_per_second=need)
+        return replace(self, constraints=constraints)
+
+    @property
+    @abstractmethod
+    def subject(self) -> Selected | Tunable:
+        """What the measuring process is to hold."""
+
+    @property
+    @abstractmethod
+    def files(self) -> Sequence[Path]:
+        """What is read, of this machine."""
+
+    @property
+    @abstractmethod
+    def geometry(self) -> Geometry:
+        """How what is visited lies in storage."""
+
+    @abstractmethod
+    def mixing(self) -> AnyMixing:
+        """Return what knows how labels are mixed."""
+
+    @abstractmethod
+    def requirements(self, mixing: AnyMixing) -> Requirements:
+        """Return what holds configurations against the constraints."""
+
+    @abstractmethod
+    def described(self) -> Dataset:
+        """Return what is read, and how its labels are distributed."""
+
+    @abstractmethod
+    def prepared(self) -> CacheState | Literal["unknown"]:
+        """Bring files into the state that is asked for; return what came of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CollectionRequest(Request):
+    """Tune cellfeed's own loader.
+
+    Parameters
+    ----------
+    selected
+        What is visited, and how.
+    drawn_rows
+        Rows that an epoch delivers, where there is a strategy; None without one.
+    """
+
+    selected: Selected
+    drawn_rows: NDArray[np.int64] | None
 
     @classmethod
     def checked(
@@ -70,6 +139,8 @@ class Request:
         block_sizes: Sequence[int],
         fetch_factors: Sequence[int],
         workers: Sequence[int] | None,
+        num_threads: Sequence[int],
+        align: Sequence[Literal["chunks"] | None],
         budget: float,
         entropy_floor: float,
         memory: int | None,
@@ -77,7 +148,7 @@ class Request:
         step_seconds: float | None,
         cache: CacheState | None,
         seed: int,
-    ) -> "Request":
+    ) -> "CollectionRequest":
         """Return a request of `autotune`, or raise what that raises for what cannot be done."""
         selected = Selected.of(collection, indices, strategy)
         drawn_rows = None if strategy is None else selected.drawn_rows()
@@ -91,8 +162,11 @@ class Request:
                 selected.block_sizes(block_sizes),
                 fetch_factors,
                 default_workers(collection) if workers is None else workers,
+                **_further_settings(num_threads, align, strategy),
             ),
-            constraints=_constraints(entropy_floor, memory, need, step_seconds, batch_size, budget),
+            constraints=constraints_of(
+                entropy_floor, memory, need, step_seconds, batch_size, budget
+            ),
             cache=cache_state(collection, cache),
             batch_size=batch_size,
             budget=budget,
@@ -104,24 +178,57 @@ class Request:
         return request
 
     @property
-    def grid(self) -> list[Configuration]:
-        """What is looked at first."""
-        return self.space.coarse_grid() if self.space.is_large else self.space.grid()
+    def subject(self) -> Selected:
+        """What the measuring process is to hold."""
+        return self.selected
 
-    def mixing(self) -> Mixing:
+    @property
+    def files(self) -> Sequence[Path]:
+        """What is read, of this machine."""
+        return self.selected.collection.files
+
+    def described(self) -> Dataset:
+        """Return what is read, and how its labels are distributed."""
+        return describe_dataset(self.selected, self.counted, self.batch_size)
+
+    def prepared(self) -> CacheState | Literal["unknown"]:
+        """Bring files into the state that is asked for; return what came of it."""
+        return prepare_cache(self.files, self.cache)
+
+    def mixing(self) -> Mixing | MixingByAlignment:
         """Return what replays plans over the labels."""
-        has_strategy = self.selected.strategy is not None
+        if not self.space.others:
+            return self._mixing_of(self)
+        alignments = self.space.others.get("align", (None,))
+        return MixingByAlignment(
+            {each: self._mixing_of(self._aligned(each)) for each in alignments}
+        )
+
+    def _aligned(self, align: Setting) -> "CollectionRequest":
+        """Return the request with blocks that are all aligned."""
+        if align is None:
+            return self
+        strategy = BlockShuffling(1, align="chunks")
+        selected = Selected.of(self.selected.collection, self.selected.indices, strategy)
+        drawn_rows = selected.drawn_rows()
+        within = None if self.within is None else self.within.name
+        names = [each.name for each in self.labels]
+        labels, given = _labels(selected, names, within, drawn_rows)
+        return replace(self, selected=selected, drawn_rows=drawn_rows, labels=labels, within=given)
+
+    def _mixing_of(self, request: "CollectionRequest") -> Mixing:
+        has_strategy = request.selected.strategy is not None
         return Mixing(
-            self.labels,
-            self.within,
+            request.labels,
+            request.within,
             batch_size=self.batch_size,
             seed=self.seed,
             entropy_floor=self.constraints.entropy_floor,
-            selected=self.selected if has_strategy else None,
-            drawn_rows=self.drawn_rows,
+            selected=request.selected if has_strategy else None,
+            drawn_rows=request.drawn_rows,
         )
 
-    def requirements(self, mixing: Mixing) -> Requirements:
+    def requirements(self, mixing: AnyMixing) -> Requirements:
         """Return what holds configurations against the constraints."""
         return Requirements(
             n_cells=self.selected.n_drawn,
@@ -143,6 +250,7 @@ class Request:
             block_sizes=self.space.block_sizes,
             fetch_factors=self.space.fetch_factors,
             workers=self.space.workers,
+            others=self.space.others,
         )
 
     @property
@@ -186,7 +294,25 @@ def _labels(
     return labels, within
 
 
-def _constraints(
+def _further_settings(
+    num_threads: Sequence[int],
+    align: Sequence[Literal["chunks"] | None],
+    strategy: SamplingStrategy | None,
+) -> dict[str, Sequence[Setting]]:
+    for threads in num_threads:
+        if threads < 1:
+            msg = f"`num_threads >= 1` must hold, but got {threads}"
+            raise ParameterError(msg)
+    for each in align:
+        BlockShuffling(1, align=each)
+    if align and strategy is not None:
+        msg = "`align` is of shuffled blocks; leave it out, or give the strategy what it takes"
+        raise ParameterError(msg)
+    asked: dict[str, Sequence[Setting]] = {"num_threads": num_threads, "align": align}
+    return {name: values for name, values in asked.items() if len(values)}
+
+
+def constraints_of(
     entropy_floor: float,
     memory: int | None,
     need: float | None,
@@ -194,6 +320,7 @@ def _constraints(
     batch_size: int,
     budget: float,
 ) -> Constraints:
+    """Return what a choice must meet, or raise what `autotune` raises for what cannot be met."""
     if not 0 <= entropy_floor <= 1:
         msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={entropy_floor}"
         raise ParameterError(msg)

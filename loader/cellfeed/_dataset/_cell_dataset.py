@@ -303,8 +303,8 @@ class CellDataset(PlannedDataset):
             What is read; see the class.
         result
             The ``autotune.json``, or what `cellfeed_tuner.autotune` returned. Its block size,
-            batch size, fetch factor, ``prefetch`` if it has one and, for `loader`, number of
-            workers are used.
+            batch size, fetch factor, ``prefetch``, ``num_threads`` and ``align`` if it has them
+            and, for `loader`, number of workers are used.
         strategy
             A strategy in place of the one that was searched (`BlockShuffling` if none was) with
             the recommended block size. Needed where that was made with arrays, such as weights,
@@ -343,6 +343,7 @@ class CellDataset(PlannedDataset):
         }
         if isinstance(collection, Collection) and parameters.get("fetch_callback") is None:
             sizes["prefetch"] = recommended.prefetch
+            sizes["num_threads"] = recommended.num_threads
         dataset = cls(collection, strategy, **(sizes | parameters))
         recommended.warn_of_differences(collection, dataset.batch_size, strategy)
         dataset.num_workers = recommended.num_workers

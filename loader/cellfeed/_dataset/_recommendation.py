@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import psutil
 from numpy.typing import ArrayLike
@@ -62,8 +62,10 @@ class Recommendation:
         What the result is called.
     strategy
         What the result says of the strategy that was searched; None if it was shuffled blocks.
-    prefetch
-        As of `CellDataset`; None if it was not searched.
+    prefetch, num_threads
+        As of `CellDataset`; None if they were not searched.
+    align
+        As of `BlockShuffling`.
     """
 
     block_size: int
@@ -75,13 +77,16 @@ class Recommendation:
     name: str = "the result"
     strategy: Mapping[str, Any] | None = None
     prefetch: int | None = None
+    num_threads: int | None = None
+    align: Literal["chunks"] | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name in ("block_size", "fetch_factor", "batch_size"):
             require_positive(name, getattr(self, name))
-        if self.prefetch is not None:
-            require_positive("prefetch", self.prefetch)
+        for name in ("prefetch", "num_threads"):
+            if getattr(self, name) is not None:
+                require_positive(name, getattr(self, name))
         if require_integer("num_workers", self.num_workers) < 0:
             msg = f"`num_workers >= 0` must hold, but got num_workers={self.num_workers}"
             raise ParameterError(msg)
@@ -102,7 +107,7 @@ class Recommendation:
             They are garbled.
         """
         if self.strategy is None:
-            return BlockShuffling(block_size=self.block_size, indices=indices)
+            return BlockShuffling(block_size=self.block_size, indices=indices, align=self.align)
         name, missing = self.strategy["name"], self.strategy["arrays"]
         kind = _STRATEGIES.get(name)
         if kind is None or missing:
@@ -205,8 +210,9 @@ def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
         result: dict[str, Any] = load()
         schema, fault = result["schema"], result.get("loader_fault")
         recommended, dataset = result["recommended"], dict(result["dataset"])
-        batch_size = dataset["batch_size"]
-        if schema in {SCHEMA, _BEFORE} and fault is None and recommended is not None:
+        batch_size, loader = dataset["batch_size"], dataset.get("loader")
+        is_read = schema in {SCHEMA, _BEFORE} and not loader
+        if is_read and fault is None and recommended is not None:
             sizes = recommended if schema == _BEFORE else recommended["configuration"]
             return Recommendation(
                 block_size=sizes["block_size"],
@@ -218,6 +224,8 @@ def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
                 name=name,
                 strategy=_strategy(result),
                 prefetch=recommended.get("prefetch"),
+                num_threads=sizes.get("num_threads"),
+                align=sizes.get("align"),
             )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = "no JSON" if isinstance(error, ValueError) else f"lacks or garbles {error}"
@@ -225,6 +233,8 @@ def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
         raise FormatError(msg) from error
     if schema not in {SCHEMA, _BEFORE}:
         msg = f"{name}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"
+    elif loader:
+        msg = f"{name}: is of {loader}, whose settings say nothing of this one; run autotune again"
     elif fault is not None:
         msg = f"{name}: recommends nothing, since what was delivered was wrong: {fault}"
     else:

@@ -80,7 +80,7 @@ def _print_choice(console: Console, result: AutotuneResult) -> None:
 
 def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottleneck | None) -> None:
     if found is None:
-        _say(console, f"\nWhere the time goes: {why_no_bottleneck()}")
+        _say(console, f"\nWhere the time goes: {why_no_bottleneck(result)}")
         return
     _say(console, f"\n{found.sentence}")
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))

@@ -125,7 +125,7 @@ def _row(each: Standing) -> list[str]:
     return [
         str(settings.block_size),
         str(settings.fetch_factor),
-        str(settings.num_workers),
+        ", ".join(filter(None, [str(settings.num_workers), settings.others_in_words])),
         shown,
         str(each.n_rounds),
         each.state,

@@ -1,12 +1,12 @@
 """What one run of ``autotune`` leaves for later ones."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._configuration import Configuration, Setting
 from cellfeed_tuner._history._digest import Fingerprint
 from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._planning._space import Space
@@ -49,6 +49,8 @@ class Asked:
         As in `autotune`.
     cache
         State of the page cache that was found.
+    others
+        What other settings may be, by name.
     """
 
     label: str
@@ -60,6 +62,7 @@ class Asked:
     fetch_factors: Sequence[int]
     workers: Sequence[int]
     further_labels: tuple[str, ...] = ()
+    others: Mapping[str, Sequence[Setting]] = field(default_factory=dict)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -69,7 +72,7 @@ class Asked:
     @property
     def space(self) -> Space:
         """What may be chosen."""
-        return Space(self.block_sizes, self.fetch_factors, self.workers)
+        return Space.of(self.block_sizes, self.fetch_factors, self.workers, **self.others)
 
     def is_like(self, other: "Asked") -> bool:
         """Return whether both measure the same thing."""
@@ -171,7 +174,7 @@ class EarlierRun:
             "path": self.path,
             "load": self.load,
             "is_short": self.is_short,
-            "choice": self.choice and asdict(self.choice),
+            "choice": self.choice and dict(self.choice),
             "cells_per_second": self.cells_per_second and asdict(self.cells_per_second),
         }
 
@@ -195,12 +198,16 @@ class EarlierRun:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, range):
         return {"start": value.start, "stop": value.stop, "step": value.step}
     return value
 
 
 def _sizes_or(value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and value.keys() == {"start", "stop", "step"}:
         return range(value["start"], value["stop"], value["step"])
+    if isinstance(value, Mapping):
+        return {name: _sizes_or(each) for name, each in value.items()}
     return tuple(value) if isinstance(value, list) else value

@@ -129,9 +129,10 @@ def _trial(trial: EarlierTrial, run: EarlierRun, name: str) -> FrozenTrial:
         "cache": run.asked.cache,
         "batch_size": run.asked.batch_size,
         "replicates": list(trial.replicates),
+        "others": configuration.others,
     }
     return create_trial(
-        params={size: getattr(configuration, size) for size in _SPACE},
+        params={size: configuration[size] for size in _SPACE},
         distributions=_SPACE,
         value=trial.seconds_per_cell,
         user_attrs=attributes,
@@ -140,7 +141,7 @@ def _trial(trial: EarlierTrial, run: EarlierRun, name: str) -> FrozenTrial:
 
 def _earlier(trial: FrozenTrial) -> EarlierTrial:
     return EarlierTrial(
-        configuration=Configuration(**trial.params),
+        configuration=Configuration(**trial.params, **trial.user_attrs["others"]),
         replicates=tuple(trial.user_attrs["replicates"]),
     )
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal
 
 import numpy as np
 
@@ -22,14 +22,7 @@ from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._measuring._checks import cache_state, cells_needed
 from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._labels import LabelWithin, label_codes, names_of
-from cellfeed_tuner._measuring._measuring_process import (
-    MeasuringProcess,
-    Outcome,
-    Request,
-    Runs,
-    Subject,
-    Subject_contra,
-)
+from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Outcome, Runs
 from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
 from cellfeed_tuner._measuring._timing import (
     Delivery,
@@ -41,6 +34,7 @@ from cellfeed_tuner._measuring._timing import (
     Started,
     TimingRequest,
 )
+from cellfeed_tuner._subject._tunable import Tunable
 
 __all__ = [
     "FEWEST_ROUNDS",
@@ -240,31 +234,8 @@ class Measurement:
         }
 
 
-class Timed(Request[Subject_contra], Protocol[Subject_contra]):
-    """A request that times rounds."""
-
-    @property
-    def configuration(self) -> Configuration:
-        """The settings."""
-
-    @property
-    def batch_size(self) -> int:
-        """Cells of a minibatch."""
-
-    @property
-    def cache(self) -> CacheState:
-        """State of the page cache that rounds begin with."""
-
-    @property
-    def seconds(self) -> float:
-        """Time to spend, if that suffices."""
-
-
-TimedT = TypeVar("TimedT", bound=Timed[Any])
-
-
 def measure(
-    collection: Collection,
+    subject: Collection | Tunable,
     configuration: Configuration,
     *,
     strategy: SamplingStrategy | None = None,
@@ -278,13 +249,14 @@ def measure(
     """Measure the throughput of one configuration in a process of its own.
 
     Only whole fetches count. Start-up of the workers and the time to the first minibatch are
-    reported apart. Some of the cells that came out are read once more, through h5py or zarr, and
-    compared.
+    reported apart. Of a collection, some of the cells that came out are read once more, through
+    h5py or zarr, and compared.
 
     Parameters
     ----------
-    collection
-        What is read.
+    subject
+        A collection, which cellfeed reads; or any other loader, which has labels, and a batch size
+        of its own.
     configuration
         The settings.
     strategy
@@ -310,10 +282,28 @@ def measure(
     ColumnError
         The collection was opened without a label.
     ParameterError
-        The collection has too few cells for whole fetches.
+        The collection or the loader has too few cells for whole fetches; or the measuring process
+        cannot import the loader, or it delivers other minibatches than it says.
     FormatError
         A file is damaged.
     """
+    if isinstance(subject, Tunable):
+        subject.check()
+        return measure_alone(
+            subject,
+            subject.paths,
+            TimingRequest(
+                configuration=configuration,
+                batch_size=subject.batch_size,
+                labels=tuple(subject.labels),
+                cache=cache or ("cold" if subject.paths else "warm"),
+                seed=seed,
+                least_rounds=LEAST_ROUNDS,
+                most_rounds=MOST_ROUNDS,
+                seconds=seconds,
+            ),
+        )
+    collection = subject
     if (needed := cells_needed(configuration, batch_size)) > len(collection):
         msg = f"{configuration}: timing needs {needed:,} cells, but there are {len(collection):,}"
         raise ParameterError(msg)
@@ -337,7 +327,9 @@ def measure(
     return replace(found, delivery_fault=found.delivery_fault or faults.get(configuration, ""))
 
 
-def measure_alone(subject: Subject, files: Sequence[Path], request: Timed[Subject]) -> Measurement:
+def measure_alone(
+    subject: Collection | Tunable, files: Sequence[Path], request: TimingRequest
+) -> Measurement:
     """Measure in a process made for it, from the page cache's state on; see `measure`."""
     found_cache = prepare_cache(files, request.cache)
     with MeasuringProcess(subject) as process:
@@ -369,7 +361,9 @@ def prepare_cache(files: Sequence[Path], cache: CacheState) -> CacheState | Lite
     return cache if as_wanted else "unknown"
 
 
-def measure_with(process: Runs[TimedT], request: TimedT, *, limit_seconds: float) -> Measurement:
+def measure_with(
+    process: Runs[TimingRequest], request: TimingRequest, *, limit_seconds: float
+) -> Measurement:
     """Measure in a process that is already there; see `measure`."""
     empty = Measurement(
         configuration=request.configuration,

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
+from cellfeed_tuner._configuration import Setting
 from cellfeed_tuner._measuring._labels import label_codes
 
 __all__ = ["Selected"]
@@ -83,10 +84,20 @@ class Selected:
     def __len__(self) -> int:
         return len(self.collection) if self.indices is None else self.indices.size
 
-    def blocks(self, block_size: int) -> SamplingStrategy:
-        """Return the strategy that visits them in blocks of a size, if it has blocks."""
+    def blocks(self, block_size: int, align: Setting = None) -> SamplingStrategy:
+        """Return the strategy that visits them in blocks of a size, if it has blocks.
+
+        Parameters
+        ----------
+        block_size
+            Rows of a block.
+        align
+            As of `cellfeed.BlockShuffling`; other strategies are aligned as they are.
+        """
         if self.strategy is None:
-            return BlockShuffling(block_size=block_size, indices=self.indices)
+            return BlockShuffling(
+                block_size=block_size, indices=self.indices, align=cast(Any, align)
+            )
         if not _has(self.strategy, "block_size"):
             return self.strategy
         resized: SamplingStrategy = replace(cast(Any, self.strategy), block_size=block_size)

@@ -114,6 +114,10 @@ class Planner:
         """Leave a configuration out: it has failed, or turned out not to be feasible."""
         self._withdrawn.add(configuration)
 
+    def withdraw_unless(self, is_feasible: Callable[[Configuration], bool]) -> None:
+        """Leave out what turned out not to be feasible."""
+        self._withdrawn |= {each for each in self._candidates if not is_feasible(each)}
+
     def add(
         self, candidates: Iterable[Configuration], goal_of: Callable[[list[Configuration]], Goal]
     ) -> None:

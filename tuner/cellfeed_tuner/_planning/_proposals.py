@@ -4,17 +4,18 @@ Only what needs proposals imports this, and with it Optuna.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import optuna
 from numpy.typing import NDArray
-from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.samplers import TPESampler
 from optuna.trial import create_trial
 
-from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._configuration import Configuration, Setting
 from cellfeed_tuner._planning._planner import NOT_WORTH
-from cellfeed_tuner._planning._space import Space
+from cellfeed_tuner._planning._space import Space, are_sizes
 from cellfeed_tuner._quiet_optuna import quiet
 
 __all__ = ["Cost", "Gains", "Proposals", "Shortfall"]
@@ -61,8 +62,7 @@ class Proposals:
         self._known = dict.fromkeys(known)
         self._rng = np.random.default_rng(seed)
         self._distributions: dict[str, BaseDistribution] = {
-            name: FloatDistribution(sizes[0], sizes[-1], log=sizes[0] > 0)
-            for name, sizes in space.domains.items()
+            name: _distribution(values) for name, values in space.domains.items()
         }
 
     @property
@@ -90,7 +90,7 @@ class Proposals:
             study = optuna.create_study(direction="maximize", sampler=sampler)
             study.add_trials(
                 create_trial(
-                    params={name: float(getattr(each, name)) for name in self._distributions},
+                    params=dict(each),
                     distributions=self._distributions,
                     value=values[each],
                 )
@@ -126,5 +126,12 @@ def _value(gain: float, configuration: Configuration, shortfall: Shortfall, cost
     return -shortfall(configuration) or gain / cost(configuration)
 
 
-def _rounded(params: Mapping[str, float]) -> dict[str, int]:
-    return {name: round(value) for name, value in params.items()}
+def _distribution(values: Sequence[Setting]) -> BaseDistribution:
+    if not are_sizes(values):
+        return CategoricalDistribution(values)
+    sizes = cast("Sequence[int]", values)
+    return FloatDistribution(sizes[0], sizes[-1], log=sizes[0] > 0)
+
+
+def _rounded(params: Mapping[str, Setting]) -> dict[str, Setting]:
+    return {n: round(value) if isinstance(value, float) else value for n, value in params.items()}

@@ -1,34 +1,37 @@
 """All that may be chosen: a grid that is listed, or a space too large for that."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Any, cast
 
 from cellfeed import ParameterError
-from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._configuration import Configuration, Setting
 
-__all__ = ["MOST_LISTED", "Space"]
+__all__ = ["MOST_LISTED", "Space", "are_sizes"]
 
 MOST_LISTED = 2000
 """With more configurations than this, they are not listed: the entropy of each pair of sizes takes
 some 50 ms to replay, and the cost model's covariance grows with their square."""
 
-# Steps of the coarse grid. Workers have less far to go.
+# Steps of the coarse grid. Processes and threads have less far to go.
 _SIZE_STEP, _WORKER_STEP = 4, 2
+_FEW = ("num_workers", "num_threads")
 # Proposals are rounded to so many significant bits: steps of 6 % to 12 %.
 _SIGNIFICANT_BITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Every combination of a block size, a fetch factor and a number of workers.
+    """Every combination of what each setting may be.
 
     Parameters
     ----------
-    block_sizes, fetch_factors, workers
-        What each may be, ascending. A `range` stands for all integers in it.
+    domains
+        What each setting of a `Configuration` may be, by its name: whole numbers ascending, of
+        which a `range` stands for all integers in it; anything else in the order that was given.
 
     Examples
     --------
@@ -37,37 +40,53 @@ class Space:
     (4194304, True, 84)
     """
 
-    block_sizes: Sequence[int]
-    fetch_factors: Sequence[int]
-    workers: Sequence[int]
+    domains: Mapping[str, Sequence[Setting]]
 
     @classmethod
     def of(
-        cls, block_sizes: Sequence[int], fetch_factors: Sequence[int], workers: Sequence[int]
+        cls,
+        block_sizes: Sequence[int] = (1,),
+        fetch_factors: Sequence[int] = (1,),
+        workers: Sequence[int] = (0,),
+        **others: Sequence[Setting],
     ) -> "Space":
-        """Return the space of sizes in any order, of which some may be there twice.
+        """Return the space of values in any order, of which some may be there twice.
 
         Raises
         ------
         ParameterError
-            There are no sizes of one kind, or one is below what it may be.
+            A setting has no values, or one is below what it may be.
         """
-        sizes = [_ascending(each) for each in (block_sizes, fetch_factors, workers)]
-        if not all(len(each) for each in sizes):
-            msg = "block sizes, fetch factors and workers must each have at least one value"
+        common = {"block_size": block_sizes, "fetch_factor": fetch_factors, "num_workers": workers}
+        asked: dict[str, Sequence[Setting]] = {**common, **others}
+        domains = {name: _ascending(values) for name, values in asked.items()}
+        empty = [name for name, values in domains.items() if not len(values)]
+        if empty:
+            msg = f"each setting must have at least one value, but {empty[0]} has none"
             raise ParameterError(msg)
-        space = cls(*sizes)
-        Configuration(**{name: values[0] for name, values in space.domains.items()})
+        space = cls(domains)
+        space._configuration(values[0] for values in domains.values())
         return space
 
     @property
-    def domains(self) -> dict[str, Sequence[int]]:
-        """What each setting of a `Configuration` may be, by its name."""
-        return {
-            "block_size": self.block_sizes,
-            "fetch_factor": self.fetch_factors,
-            "num_workers": self.workers,
-        }
+    def block_sizes(self) -> Sequence[int]:
+        """What the block size may be."""
+        return cast("Sequence[int]", self.domains["block_size"])
+
+    @property
+    def fetch_factors(self) -> Sequence[int]:
+        """What the fetch factor may be."""
+        return cast("Sequence[int]", self.domains["fetch_factor"])
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """What the number of workers may be."""
+        return cast("Sequence[int]", self.domains["num_workers"])
+
+    @property
+    def others(self) -> dict[str, Sequence[Setting]]:
+        """What other settings may be."""
+        return dict(list(self.domains.items())[3:])
 
     @property
     def size(self) -> int:
@@ -80,7 +99,9 @@ class Space:
         return self.size > MOST_LISTED
 
     def __contains__(self, configuration: Configuration) -> bool:
-        return all(getattr(configuration, name) in values for name, values in self.domains.items())
+        return configuration.keys() == self.domains.keys() and all(
+            configuration[name] in values for name, values in self.domains.items()
+        )
 
     def covers(self, other: "Space") -> bool:
         """Return whether who has searched this has searched the other, too.
@@ -89,25 +110,23 @@ class Space:
         """
         if self.is_large or other.is_large:
             return self == other
-        pairs = zip(self.domains.values(), other.domains.values(), strict=True)
-        return all(set(mine) >= set(theirs) for mine, theirs in pairs)
+        return self.domains.keys() == other.domains.keys() and all(
+            set(values) >= set(other.domains[name]) for name, values in self.domains.items()
+        )
 
     def grid(self) -> list[Configuration]:
         """Return all configurations in their order."""
-        return _product(self.block_sizes, self.fetch_factors, self.workers)
+        return self._product(self.domains)
 
     def coarse_grid(self) -> list[Configuration]:
         """Return a grid of the ends of each range and the powers of 4 between (of 2 for workers).
 
-        Where a size is not one of the values, the nearest one is.
+        Where a size is not one of the values, the nearest one is. Of what is no size, all
+        values are taken.
         """
-        return _product(
-            _coarse(self.block_sizes, _SIZE_STEP),
-            _coarse(self.fetch_factors, _SIZE_STEP),
-            _coarse(self.workers, _WORKER_STEP),
-        )
+        return self._product({name: _coarse(name, each) for name, each in self.domains.items()})
 
-    def nearest(self, *, block_size: int, fetch_factor: int, num_workers: int) -> Configuration:
+    def nearest(self, **settings: Setting) -> Configuration:
         """Return the configuration next to rounded sizes.
 
         Neither speed nor entropy changes by more than can be measured from one rounded size to
@@ -115,35 +134,47 @@ class Space:
         the fetch: one that straddles two fetches is read in two parts, which counts where a
         fetch holds few blocks, and both replay and timing count it.
         """
-        return Configuration(
-            block_size=_nearest(self.block_sizes, _rounded(block_size)),
-            fetch_factor=_nearest(self.fetch_factors, _rounded(fetch_factor)),
-            num_workers=_nearest(self.workers, num_workers),
+        return self._configuration(
+            _nearest_setting(name, values, settings[name]) for name, values in self.domains.items()
         )
 
+    def _product(self, domains: Mapping[str, Sequence[Setting]]) -> list[Configuration]:
+        return [self._configuration(values) for values in product(*domains.values())]
 
-def _ascending(sizes: Sequence[int]) -> Sequence[int]:
-    if isinstance(sizes, range):
-        return sizes if sizes.step > 0 else sizes[::-1]
-    return tuple(sorted(set(sizes)))
-
-
-def _product(
-    block_sizes: Sequence[int], fetch_factors: Sequence[int], workers: Sequence[int]
-) -> list[Configuration]:
-    return [
-        Configuration(block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers)
-        for block_size, fetch_factor, num_workers in product(block_sizes, fetch_factors, workers)
-    ]
+    def _configuration(self, values: Iterable[Setting]) -> Configuration:
+        settings: dict[str, Any] = dict(zip(self.domains, values, strict=True))
+        return Configuration(**settings)
 
 
-def _coarse(sizes: Sequence[int], step: int) -> list[int]:
+def are_sizes(values: Sequence[Setting]) -> bool:
+    """Return whether values are sizes, so that one may be between two others."""
+    return isinstance(values, range) or all(type(each) is int for each in values)
+
+
+def _ascending(values: Sequence[Setting]) -> Sequence[Setting]:
+    if isinstance(values, range):
+        return values if values.step > 0 else values[::-1]
+    distinct = tuple(dict.fromkeys(values))
+    return tuple(sorted(cast("Any", distinct))) if are_sizes(distinct) else distinct
+
+
+def _coarse(name: str, values: Sequence[Setting]) -> Sequence[Setting]:
+    if not are_sizes(values):
+        return values
+    sizes, step = cast("Sequence[int]", values), _WORKER_STEP if name in _FEW else _SIZE_STEP
     found, power = {sizes[0], sizes[-1]}, 1
     while power < sizes[-1]:
         if power > sizes[0]:
             found.add(_nearest(sizes, power))
         power *= step
     return sorted(found)
+
+
+def _nearest_setting(name: str, values: Sequence[Setting], wanted: Setting) -> Setting:
+    if not are_sizes(values):
+        return wanted
+    size = cast("int", wanted)
+    return _nearest(cast("Sequence[int]", values), size if name in _FEW else _rounded(size))
 
 
 def _nearest(sizes: Sequence[int], wanted: int) -> int:

@@ -24,6 +24,15 @@ def code_to_paste(result: AutotuneResult, saved_as: Path, *, elements: Sequence[
         What was read.
     """
     dataset, strategy, chosen = result.dataset, result.strategy, result.recommended
+    if dataset.loader:
+        settings = repr(chosen.configuration) if chosen else "..."
+        return "\n".join(
+            [
+                "from cellfeed_tuner import Configuration",
+                "",
+                f"loader = {dataset.loader}(...).open({settings})",
+            ]
+        )
     labels, selection = dataset.labels, dataset.selection
     columns = [*labels, *(strategy.columns if strategy else ())]
     arguments = f"{_in_python(dataset.paths)}, obs={list(dict.fromkeys(columns))!r}"

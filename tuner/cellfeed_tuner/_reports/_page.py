@@ -37,10 +37,8 @@ _VERDICTS: dict[VerdictKind, str] = {
     "assumptions": "as planned, but this collection is not as theory assumes.",
     "loader": "not as planned: something is wrong with the loader.",
 }
+_SETTINGS = ("block size", "fetch factor", "workers")
 _HEADINGS = (
-    "block size",
-    "fetch factor",
-    "workers",
     "status",
     "verdict",
     "cells/s [95 % interval]",
@@ -77,7 +75,11 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
         pictures=_pictures(result),
         stages_caption=_stages_caption(result.bottleneck) if result.bottleneck else "",
         verdicts=[(found[kind], kind, said) for kind, said in _VERDICTS.items() if found[kind]],
-        headings=[*_HEADINGS, *(name for name, _ in _further(in_order[0], result)), "remark"],
+        headings=[
+            *_headings(result),
+            *(name for name, _ in _further(in_order[0], result)),
+            "remark",
+        ],
         rows=[_row(each, result, is_chosen=each.configuration == chosen) for each in in_order],
         cards=[
             ("Data", _data(result)),
@@ -123,7 +125,7 @@ def _pictures(result: AutotuneResult) -> dict[str, str | None]:
             description="Label entropy over the fetch factor for each block size, as planned, as "
             "measured, and between the paper's bounds",
         )
-        if result.ranges is None
+        if result.ranges is None and not result.dataset.loader
         else None,
         "epoch": inline_svg(
             epoch_figure(result.entropy_over_epoch, random),
@@ -148,6 +150,14 @@ def _stages_caption(found: Bottleneck) -> str:
 
 
 # All configurations
+
+
+def _headings(result: AutotuneResult) -> list[str]:
+    return [*_SETTINGS, *(["other settings"] if _has_others(result) else []), *_HEADINGS]
+
+
+def _has_others(result: AutotuneResult) -> bool:
+    return any(each.configuration.others for each in result.configurations)
 
 
 def _further(each: ConfigurationResult, result: AutotuneResult) -> list[tuple[str, str]]:
@@ -182,6 +192,7 @@ def _row(
         settings.block_size,
         settings.fetch_factor,
         settings.num_workers,
+        *([settings.others_in_words] if _has_others(result) else []),
         "recommended" if is_chosen else status_in_words(each),
         verdict.kind if verdict else "",
         throughput(each),
@@ -219,7 +230,7 @@ def _data(result: AutotuneResult) -> _Pairs:
             ("without label", f"{each.n_missing:,} cells"),
             ("random sampling", f"{one.further_labels[name].entropy_bits.random:.3f} bits"),
         ]
-    return [
+    stored: _Pairs = [
         ("matrix", f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes"),
         *([("visited", dataset.selection.in_words)] if dataset.selection else []),
         *([("strategy", result.strategy.in_python())] if result.strategy else []),
@@ -227,6 +238,15 @@ def _data(result: AutotuneResult) -> _Pairs:
         ("a cell in storage", format_bytes(round(dataset.stored_bytes_per_cell))),
         ("read as a whole", f"{dataset.rows_per_chunk:,.1f} cells per chunk"),
         *([("slow reading", dataset.slow_reading)] if dataset.slow_reading else []),
+    ]
+    if dataset.loader:
+        stored = [
+            ("loader", dataset.loader),
+            ("rows", f"{dataset.n_cells:,}"),
+            ("files", format_bytes(dataset.bytes_on_disk)),
+        ]
+    return [
+        *stored,
         ("minibatch", f"{dataset.batch_size} cells"),
         ("label", dataset.label),
         ("values", f"{dataset.n_labels:,}, {dataset.label_entropy_bits:.3f} bits"),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, log2
+from typing import Any
 
 import numpy as np
 
@@ -62,8 +63,12 @@ class Asked:
         )
         if not block_size or not fetch_factor:
             return None
+        others: dict[str, Any] = chosen.others if chosen else {}
         return Configuration(
-            block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers or 0
+            block_size=block_size,
+            fetch_factor=fetch_factor,
+            num_workers=num_workers or 0,
+            **others,
         )
 
     def __str__(self) -> str:

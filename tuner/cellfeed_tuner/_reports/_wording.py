@@ -329,8 +329,10 @@ def _of_label(result: AutotuneResult, name: str, sentence: str) -> str:
     return f"{name}: {sentence}" if result.dataset.further_labels else sentence
 
 
-def why_no_bottleneck() -> str:
+def why_no_bottleneck(result: AutotuneResult) -> str:
     """Return why it is not known where the time of a cell goes."""
+    if result.dataset.loader:
+        return f"Not known: {result.dataset.loader} does not count it."
     return (
         "Not known: there is no recommendation, the run was interrupted, or too little was "
         "measured (see --budget)."

@@ -7,8 +7,9 @@ from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import LabelCounts
 from cellfeed_tuner._measuring._checks import bytes_on_disk
 from cellfeed_tuner._measuring._selected import Selected
+from cellfeed_tuner._subject._tunable import Tunable
 
-__all__ = ["Dataset", "LabelCensus", "Selection", "describe_dataset"]
+__all__ = ["Dataset", "LabelCensus", "Selection", "dataset_of_loader", "describe_dataset"]
 
 _MOST_LABEL_COUNTS = 1000
 
@@ -91,6 +92,9 @@ class Dataset:
     cache_bytes
         How much of what servers gave may be kept on this machine's disk, so that it may have been
         read from there; 0 if nothing.
+    loader
+        What read it, if that was not cellfeed: of that, columns and storage are not known, and are
+        0 or empty.
     """
 
     paths: tuple[str, ...]
@@ -112,6 +116,7 @@ class Dataset:
     selection: Selection | None = None
     has_storage_options: bool = False
     cache_bytes: int = 0
+    loader: str = ""
 
     @property
     def n_visited(self) -> int:
@@ -171,6 +176,38 @@ def describe_dataset(
         else Selection(
             n_cells=len(selected), rows_per_chunk=selected.rows_per_chunk, where=selected.where
         ),
+    )
+
+
+def dataset_of_loader(tunable: Tunable, counted: Mapping[str, LabelCounts]) -> Dataset:
+    """Return the same of what another loader reads, of which less is known.
+
+    Parameters
+    ----------
+    tunable
+        The loader.
+    counted
+        Its labels, the first label first.
+    """
+    label, *others = counted
+    census = _census(counted[label])
+    return Dataset(
+        loader=tunable.name,
+        paths=tuple(map(str, tunable.files)),
+        n_cells=counted[label].n_rows,
+        n_vars=0,
+        layout="",
+        dtype="",
+        bytes_on_disk=sum(path.stat().st_size for path in tunable.paths),
+        stored_bytes_per_cell=0.0,
+        rows_per_chunk=tunable.rows_per_chunk,
+        label=label,
+        n_labels=census.n_labels,
+        n_missing=census.n_missing,
+        label_entropy_bits=census.label_entropy_bits,
+        batch_size=tunable.batch_size,
+        label_counts=_label_counts(counted[label]),
+        further_labels={name: _census(counted[name]) for name in others},
     )
 
 

@@ -21,7 +21,7 @@ from cellfeed_tuner._measuring._measure import (
 )
 from cellfeed_tuner._measuring._measuring_process import Runs
 from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
-from cellfeed_tuner._measuring._timing import SLICE_SECONDS, MakeDataset, TimingRequest
+from cellfeed_tuner._measuring._timing import SLICE_SECONDS, MakeDataset, Step, TimingRequest
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._searching._time_budget import TimeBudget
 
@@ -46,6 +46,8 @@ class Measurements:
         Called with how much of the budget is spent.
     make_dataset
         Makes the data set that is measured; see `autotune`.
+    step
+        What computes where a training step is asked for; what takes as long if None.
 
     Attributes
     ----------
@@ -68,6 +70,7 @@ class Measurements:
     given: str | None = None
     on_progress: Progress = silent
     make_dataset: MakeDataset = CellDataset
+    step: Step | None = None
     faults: dict[Configuration, str] = field(default_factory=dict, init=False)
     n_replicates: int = field(default=0, init=False)
     others: OtherPrograms = field(default_factory=OtherPrograms, init=False)
@@ -194,6 +197,7 @@ class Measurements:
                 seconds=seconds,
                 number=self.n_replicates,
                 step_seconds=step_seconds,
+                step=self.step if step_seconds else None,
                 make_dataset=self.make_dataset,
                 prefetch=prefetch,
                 n_requests=self._n_requests,

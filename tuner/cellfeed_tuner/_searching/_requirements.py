@@ -1,9 +1,9 @@
 """What a configuration must meet, as far as that is known without measuring it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
-from typing import Protocol
+from typing import Any, Protocol
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._grid import buffer_bytes, obstacle
@@ -14,17 +14,26 @@ from cellfeed_tuner._planning._nearby_shares import NearbyShares
 from cellfeed_tuner._results._configuration_result import EntropyBits, Status
 from cellfeed_tuner._results._recommended import Constraints, least_share
 
-__all__ = ["Entropies", "Requirements"]
+__all__ = ["Entropies", "Learn", "Requirements", "nothing_to_learn"]
+
+Learn = Callable[[Measurement], bool]
+
+
+def nothing_to_learn(found: Measurement) -> bool:
+    """Know all entropies beforehand."""
+    del found
+    return False
+
 
 # How far off something is that cannot be said as a ratio.
 _FAR = 100.0
 
 
 class Entropies(Protocol):
-    """Entropy of each label, the first label first, for any (block size, fetch factor)."""
+    """Entropy of each label, the first label first, for any `Configuration.plan_settings`."""
 
-    def __getitem__(self, sizes: tuple[int, int], /) -> Mapping[str, EntropyBits]:
-        """Return those of one pair."""
+    def __getitem__(self, settings: tuple[Any, ...], /) -> Mapping[str, EntropyBits]:
+        """Return those of one."""
         ...
 
 
@@ -41,7 +50,12 @@ class Requirements:
     constraints
         What a choice must meet.
     entropies
-        For each (block size, fetch factor) the entropy of each label, the first label first.
+        For each `Configuration.plan_settings` the entropy of each label, the first label first.
+    is_planned
+        Whether entropies are known before anything is measured.
+    learn
+        Takes note of what was measured, where entropies are not known before that, and returns
+        whether that is so.
     """
 
     n_cells: int
@@ -49,12 +63,14 @@ class Requirements:
     batch_size: int
     constraints: Constraints
     entropies: Entropies
+    is_planned: bool = True
+    learn: Learn = nothing_to_learn
     # As far as they were replayed.
     _shares: NearbyShares = field(default_factory=NearbyShares, init=False)
 
     def entropies_of(self, configuration: Configuration) -> Mapping[str, EntropyBits]:
         """Return the entropy of each label, the first label first."""
-        return self.entropies[configuration.block_size, configuration.fetch_factor]
+        return self.entropies[configuration.plan_settings]
 
     def mixes(self, configuration: Configuration) -> bool:
         """Return whether every label is mixed as well as is asked for."""

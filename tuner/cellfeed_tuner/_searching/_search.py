@@ -423,6 +423,8 @@ class Search:
         memory_bytes = self.requirements.constraints.memory_bytes
         if found.failure or found.peak_memory_bytes > memory_bytes:
             planner.withdraw(configuration)
+        if self.requirements.learn(found):
+            planner.withdraw_unless(self.requirements.mixes)
 
     def _is_time_for(
         self, configuration: Configuration, *, until: float, n_rounds: int = LEAST_ROUNDS

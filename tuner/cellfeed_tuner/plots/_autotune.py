@@ -55,8 +55,10 @@ def _caption(result: AutotuneResult) -> str:
     where = f"{disks}, page cache {result.cache}"
     if result.cache == "remote":
         where = "files on a server"
+    what = f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes, {dataset.layout}"
+    if dataset.loader:
+        what = f"{dataset.loader}, {dataset.n_cells:,} rows"
     return (
-        f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes, {dataset.layout}, "
-        f"{_labels(dataset)}, minibatch {dataset.batch_size}; "
+        f"{what}, {_labels(dataset)}, minibatch {dataset.batch_size}; "
         f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, {where}"
     )

@@ -128,7 +128,7 @@ def _draw_grid(
     )
     for row, block_size in enumerate(block_sizes):
         for column, fetch_factor in enumerate(fetch_factors):
-            text = texts[block_size, fetch_factor]
+            text = texts.get((block_size, fetch_factor), "")
             shade = shades[row, column]
             colour = BOUND if np.isnan(shade) else "white" if shade < 0.6 else "black"  # noqa: PLR2004 - of the colour map
             axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)

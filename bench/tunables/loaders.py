@@ -1,0 +1,278 @@
+"""Loaders of AnnData files, each with its settings; a peer is imported where it is opened.
+
+Settings have cellfeed's names where they mean the same, so that results can be held against each
+other: ``block_size`` rows are read together, and ``fetch_factor`` minibatches at a time.
+"""
+
+import functools
+import importlib.util
+import random
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import anndata
+import h5py
+import numpy as np
+import pandas as pd
+import torch
+from anndata.experimental import AnnCollection
+from numpy.typing import ArrayLike, NDArray
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+
+from cellfeed_tuner import Configuration, Tunable
+
+__all__ = [
+    "AnnLoader",
+    "Annbatch",
+    "OfPlates",
+    "PlainDataLoader",
+    "ScDataset",
+    "TileDBSOMAML",
+]
+
+
+class OfPlates(Tunable):
+    """What reads ``.h5ad`` files, one after the other, or a copy of them.
+
+    Parameters
+    ----------
+    plates
+        The files, in the order in which their cells are numbered.
+    label
+        The obs column that minibatches are to be mixed by.
+    batch_size
+        Cells of a minibatch.
+    store
+        The copy that the loader reads in place of the files, if it does.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    has_store: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        plates: Sequence[Path],
+        label: str,
+        *,
+        batch_size: int = 64,
+        store: Path | None = None,
+    ) -> None:
+        self.plates, self.label, self.batch_size = tuple(plates), label, batch_size
+        self.store = store
+        self.files = self.plates if store is None else (store,)
+        self.labels = {label: _codes(plates, label)}
+
+    @classmethod
+    def missing(cls) -> list[str]:
+        """Return which of its packages are not installed."""
+        return [name for name in cls.needs if importlib.util.find_spec(name) is None]
+
+    def labels_of(self, minibatch: Any) -> Mapping[str, ArrayLike]:
+        """Return the labels, which minibatches have beside the expression."""
+        _, labels = minibatch
+        return {self.label: labels}
+
+    def cells(self, **settings: Any) -> AnnCollection:
+        """Return the cells of all files, which are read when they are asked for."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plates = [anndata.read_h5ad(path, backed="r") for path in self.plates]
+            return AnnCollection(plates, join_vars="inner", harmonize_dtypes=False, **settings)
+
+
+def _codes(plates: Sequence[Path], label: str) -> NDArray[np.intp]:
+    """Return a code for the label of each cell, -1 where it is missing."""
+    columns = []
+    for path in plates:
+        with h5py.File(path) as file:
+            columns.append(np.asarray(anndata.io.read_elem(file["obs"])[label], dtype=object))
+    codes: NDArray[np.intp] = pd.factorize(np.concatenate(columns))[0]
+    return codes
+
+
+class PlainDataLoader(OfPlates):
+    """`torch.utils.data.DataLoader` over all cells, in minibatches of random rows."""
+
+    parameters: Mapping[str, Sequence[int]] = {"num_workers": (0, 1, 2, 4)}
+
+    def open(self, configuration: Configuration) -> Iterable[Any]:
+        """Return the loader."""
+        cells = _Cells(self.cells(), self.label)
+        rows = BatchSampler(RandomSampler(range(len(cells))), self.batch_size, drop_last=True)
+        return DataLoader(
+            cells, batch_size=None, sampler=rows, num_workers=configuration.num_workers
+        )
+
+
+class _Cells(torch.utils.data.Dataset[Any]):
+    """Cells with their label, by rows."""
+
+    def __init__(self, cells: AnnCollection, label: str) -> None:
+        self._cells, self._label = cells, label
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __getitem__(self, rows: Any) -> tuple[Any, Any]:
+        taken = self._cells[rows]
+        return _tensor(taken.X), taken.obs[self._label].to_numpy()
+
+
+class AnnLoader(OfPlates):
+    """anndata's own loader: every cell drawn at random."""
+
+    parameters: Mapping[str, Sequence[int]] = {"num_workers": (0, 1, 2, 4)}
+
+    def open(self, configuration: Configuration) -> Iterable[Any]:
+        """Return the loader."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from anndata.experimental import AnnLoader as Loader  # noqa: PLC0415 - warns
+
+            return Loader(  # type: ignore[no-any-return]
+                self.cells(convert={"X": _tensor}),
+                batch_size=self.batch_size,
+                shuffle=True,
+                drop_last=True,
+                num_workers=configuration.num_workers,
+            )
+
+    def labels_of(self, minibatch: Any) -> Mapping[str, ArrayLike]:
+        """Return the labels, and read the expression, which is read only when it is asked for."""
+        _ = minibatch.X
+        return {self.label: np.asarray(minibatch.obs[self.label])}
+
+
+class ScDataset(OfPlates):
+    """scDataset in shuffled blocks, as its documentation has it for AnnData."""
+
+    needs = ("scdataset",)
+    parameters: Mapping[str, Sequence[int]] = {
+        "block_size": (1, 4, 16, 64, 256),
+        "fetch_factor": (1, 4, 16, 64, 256),
+        "num_workers": (0, 1, 2, 4),
+    }
+
+    def open(self, configuration: Configuration) -> Iterable[Any]:
+        """Return the loader."""
+        from scdataset import BlockShuffling, scDataset  # noqa: PLC0415
+
+        dataset = scDataset(
+            self.cells(),
+            BlockShuffling(configuration.block_size),
+            batch_size=self.batch_size,
+            fetch_factor=configuration.fetch_factor,
+            drop_last=True,
+            fetch_transform=functools.partial(_fetched, label=self.label),
+            batch_callback=_batch,
+        )
+        n_workers = configuration.num_workers
+        return DataLoader(
+            dataset,
+            batch_size=None,
+            num_workers=n_workers,
+            # What its documentation recommends; without workers nothing may be given.
+            prefetch_factor=configuration.fetch_factor + 1 if n_workers else None,
+        )
+
+
+def _fetched(cells: Any, label: str) -> tuple[Any, Any]:
+    return cells.X, cells.obs[label].to_numpy()
+
+
+def _batch(fetched: tuple[Any, Any], rows: Any) -> tuple[Any, Any]:
+    X, labels = fetched
+    return _tensor(X[rows]), labels[rows]
+
+
+class Annbatch(OfPlates):
+    """annbatch's `Loader` over a store of its own."""
+
+    needs = ("annbatch", "zarr")
+    has_store = True
+    parameters: Mapping[str, Sequence[int]] = {
+        "block_size": (16, 64, 256),  # its `chunk_size`
+        "fetch_factor": (4, 16, 64, 256),  # its `preload_nchunks`, by way of the cells that it has
+    }
+
+    def open(self, configuration: Configuration) -> Iterable[Any]:
+        """Return the loader."""
+        import zarr  # noqa: PLC0415
+        from annbatch import DatasetCollection, Loader  # noqa: PLC0415
+
+        if importlib.util.find_spec("zarrs") is not None:
+            zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+        cells = self.batch_size * configuration.fetch_factor
+        loader = Loader(
+            batch_size=self.batch_size,
+            chunk_size=configuration.block_size,
+            preload_nchunks=max(1, cells // configuration.block_size),
+            shuffle=True,
+            to="torch",
+            drop_last=True,
+            rng=np.random.default_rng(random.randrange(1 << 30)),
+        )
+        with anndata.settings.override(remove_unused_categories=False):
+            loader.use_collection(
+                DatasetCollection(self.store),
+                load_adata=functools.partial(_matrix_and_label, label=self.label),
+            )
+        return loader  # type: ignore[no-any-return]
+
+    def labels_of(self, minibatch: Any) -> Mapping[str, ArrayLike]:
+        """Return the labels."""
+        return {self.label: np.asarray(minibatch["obs"][self.label], dtype=object)}
+
+
+def _matrix_and_label(group: Any, label: str) -> anndata.AnnData:
+    return anndata.AnnData(
+        X=anndata.io.sparse_dataset(group["X"]), obs=anndata.io.read_elem(group["obs"])[[label]]
+    )
+
+
+class TileDBSOMAML(OfPlates):
+    """TileDB-SOMA-ML over an experiment that was ingested from the files."""
+
+    needs = ("tiledbsoma", "tiledbsoma_ml")
+    has_store = True
+    parameters: Mapping[str, Sequence[int]] = {
+        "block_size": (16, 64, 256),  # its `shuffle_chunk_size`
+        "fetch_factor": (16, 64, 256),  # its `io_batch_size`, in minibatches
+    }
+
+    def open(self, configuration: Configuration) -> Iterable[Any]:
+        """Return the loader."""
+        import tiledbsoma  # noqa: PLC0415
+        from tiledbsoma_ml import ExperimentDataset, experiment_dataloader  # noqa: PLC0415
+
+        query = tiledbsoma.Experiment.open(str(self.store)).axis_query(measurement_name="RNA")
+        rows = self.batch_size * configuration.fetch_factor
+        dataset = ExperimentDataset(
+            query,
+            layer_name="data",
+            obs_column_names=[self.label],
+            batch_size=self.batch_size,
+            io_batch_size=rows,
+            shuffle_chunk_size=min(configuration.block_size, rows),
+            shuffle=True,
+            seed=random.randrange(1 << 30),
+            return_sparse_X=True,
+        )
+        return experiment_dataloader(dataset)  # type: ignore[no-any-return]
+
+    def labels_of(self, minibatch: Any) -> Mapping[str, ArrayLike]:
+        """Return the labels."""
+        _, obs = minibatch
+        return {self.label: obs[self.label].to_numpy()}
+
+
+def _tensor(array: Any) -> Any:
+    """Return a CSR matrix as a sparse tensor."""
+    if not hasattr(array, "indptr"):
+        return torch.from_numpy(np.asarray(array))
+    parts = map(torch.from_numpy, (array.indptr, array.indices, array.data))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(*parts, size=array.shape, check_invariants=False)

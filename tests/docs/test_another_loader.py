@@ -1,0 +1,52 @@
+"""The code of the page on other loaders tunes one, with a training step."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cellfeed.synthetic import write_tahoe_like
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "how-to" / "another_loader.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the modules of the page, and plates."""
+    path = tmp_path_factory.mktemp("page")
+    write_tahoe_like(path / "plates", n_cells=1400, n_genes=2000, n_plates=14)
+    for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        name = re.match(r"# (\w+\.py)", code)
+        (path / (name[1] if name else "run.py")).write_text(code)
+    return path
+
+
+def run(folder, code):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, check=True, text=True,
+        capture_output=True,
+    )  # fmt: skip
+    return ran.stdout
+
+
+def test_it_tunes_the_loader(folder):
+    code = (folder / "run.py").read_text().replace("budget=20", "budget=8, entropy_floor=0.5")
+    printed = run(folder, code + "print(len(minibatch[0]))")
+    assert "<AutotuneResult: block size 1, fetch factor 1, " in printed
+    assert printed.splitlines()[-1] == "64"
+
+
+def test_it_tunes_for_the_training_step(folder):
+    code = (
+        "import my_training\n"
+        "from cellfeed_tuner import autotune\n"
+        "from other_loader import Plates\n"
+        "result = autotune(Plates('plates'), step=my_training.step, budget=8, entropy_floor=0.5)\n"
+        "print(result.constraints.step_seconds > 0, result.recommended.waiting is not None)"
+    )
+    assert run(folder, code).split() == ["True", "True"]

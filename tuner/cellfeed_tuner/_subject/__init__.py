@@ -1,0 +1,1 @@
+"""What is tuned: a loader, by what the tuner needs to know of it."""
