@@ -91,6 +91,8 @@ class Dataset:
     cache_bytes
         How much of what servers gave may be kept on this machine's disk, so that it may have been
         read from there; 0 if nothing.
+    direct_io
+        Whether files were read past the page cache.
     """
 
     paths: tuple[str, ...]
@@ -112,6 +114,7 @@ class Dataset:
     selection: Selection | None = None
     has_storage_options: bool = False
     cache_bytes: int = 0
+    direct_io: bool = False
 
     @property
     def n_visited(self) -> int:
@@ -165,6 +168,7 @@ def describe_dataset(
         further_labels={name: censuses[name] for name in others},
         has_storage_options=any(each.options.values for each in remote),
         cache_bytes=max((each.options.cache_bytes for each in remote), default=0),
+        direct_io=collection.direct_io,
         slow_reading=collection.slow_reading() or "",
         selection=None
         if selected.indices is None
