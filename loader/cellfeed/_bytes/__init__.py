@@ -1,5 +1,7 @@
 """Where bytes come from, and what tells that they are still the same."""
 
+from cellfeed._bytes._direct import DirectFiles
+from cellfeed._bytes._direct_support import check_direct
 from cellfeed._bytes._identity import (
     Identity,
     LastingIdentity,
@@ -9,19 +11,23 @@ from cellfeed._bytes._identity import (
     removed,
     replaced,
 )
-from cellfeed._bytes._location import SCHEMES, Location, StorageOptions
-from cellfeed._bytes._store import Arrival, ByteStore
+from cellfeed._bytes._location import NO_OPTIONS, SCHEMES, Location, StorageOptions
+from cellfeed._bytes._store import Arrival, ByteStore, UnreadableRangeError
 from cellfeed._bytes._waits import LOOK_UP_SECONDS, is_awaited, threads_until_left, until_left
 
 __all__ = [
     "LOOK_UP_SECONDS",
+    "NO_OPTIONS",
     "SCHEMES",
     "Arrival",
     "ByteStore",
+    "DirectFiles",
     "Identity",
     "LastingIdentity",
     "Location",
     "StorageOptions",
+    "UnreadableRangeError",
+    "check_direct",
     "digest_of",
     "identity",
     "is_awaited",

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from cellfeed._errors import PathError
 
-__all__ = ["SCHEMES", "Location", "StorageOptions"]
+__all__ = ["NO_OPTIONS", "SCHEMES", "Location", "StorageOptions"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss")  # of web servers, object stores
@@ -21,21 +21,24 @@ _SECRETS = ("password", "sslpassword")  # in the query of a database's URL
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StorageOptions:
-    """How a server is reached, and what is kept of it; never shown, as there are credentials in it.
+    """How something is reached, and read; never shown, as there are credentials in it.
 
     Parameters
     ----------
     values
-        What obstore takes, such as ``access_key_id`` or ``client_options``.
+        Of a server, what obstore takes, such as ``access_key_id`` or ``client_options``.
     cache_bytes
-        Bytes of this machine's disk that may hold what was read; 0 to keep none.
+        Bytes of this machine's disk that may hold what was read from a server; 0 to keep none.
+    direct
+        Whether files of this machine are read past the page cache.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
     cache_bytes: int = 0
+    direct: bool = False
 
 
-_NO_OPTIONS = StorageOptions()
+NO_OPTIONS = StorageOptions()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,7 +63,7 @@ class Location:
     """
 
     text: str
-    options: StorageOptions = field(default=_NO_OPTIONS, repr=False, compare=False)
+    options: StorageOptions = field(default=NO_OPTIONS, repr=False, compare=False)
 
     @classmethod
     def of(cls, where: "str | os.PathLike[str]") -> "Location":

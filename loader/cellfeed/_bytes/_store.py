@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes._identity import LastingIdentity
 from cellfeed._bytes._location import Location
 
-__all__ = ["Arrival", "ByteStore"]
+__all__ = ["Arrival", "ByteStore", "UnreadableRangeError"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +31,14 @@ class Arrival:
     ranges: NDArray[np.intp]
     is_here: Future[None]
     owner: object
+
+
+class UnreadableRangeError(OSError):
+    """The system cannot read a range of a file that is there; ``range`` says which of several."""
+
+    def __init__(self, range_: int) -> None:
+        super().__init__(f"range {range_} cannot be read")
+        self.range = range_
 
 
 class ByteStore(ABC):
@@ -145,5 +153,7 @@ class ByteStore(ABC):
         ------
         FormatError
             A file is not the one that was there when the array was opened, or cannot be read.
+        UnreadableRangeError
+            A range cannot be read, of which a message says where it is.
         """
         raise NotImplementedError(f"{type(self).__name__} has neither `handles` nor `read_ranges`")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import LOOK_UP_SECONDS, ByteStore, is_awaited
+from cellfeed._bytes import LOOK_UP_SECONDS, ByteStore, UnreadableRangeError, is_awaited
 from cellfeed._chunks import _kernels as kernels
 
 __all__ = ["Piece", "ShortRangeError", "are_brought", "brought_bytes", "expect", "pieces"]
@@ -123,14 +123,20 @@ def _read(chunks: NDArray[np.int64], arrived: Sequence[_Coming]) -> Piece:
     """Return chunks whose bytes are here."""
     rows = np.concatenate([each.rows for each in arrived])
     found, owners = chunks[rows], list[object]()
-    contents = (
-        content
-        for each in arrived
-        for content in each.store.read_ranges(*_ranges(chunks, each.rows))
-    )
+    contents = (content for each in arrived for content in _contents(chunks, each))
     for k, content in enumerate(contents):
         _put(found[k], int(rows[k]), content, owners)
     return Piece(rows, found, owners)
+
+
+def _contents(
+    chunks: NDArray[np.int64], arrived: _Coming
+) -> Sequence[bytes | memoryview | NDArray[np.uint8] | None]:
+    """Return the bytes of chunks that arrived together."""
+    try:
+        return arrived.store.read_ranges(*_ranges(chunks, arrived.rows))
+    except UnreadableRangeError as error:
+        raise ShortRangeError(int(arrived.rows[error.range]), kernels.UNREADABLE) from error
 
 
 def _wanted(chunks: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -199,6 +199,11 @@ class Collection:
         return any(location.is_remote for location in self.locations)
 
     @property
+    def direct_io(self) -> bool:
+        """Whether files are read past the page cache."""
+        return any(location.options.direct for location in self.locations)
+
+    @property
     def can_be_forked(self) -> bool:
         """Whether worker processes may be forked from a process that has read from it."""
         return not self.is_remote and all(source.can_be_forked for source in self._sources)

@@ -43,7 +43,7 @@ def open_sources_of(
     elements
         What is read of each.
     options
-        How servers are reached.
+        How servers are reached, and files are read.
 
     Raises
     ------
@@ -58,6 +58,8 @@ def open_sources_of(
     if not one_or_more:
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
         raise PathError(msg)
+    if options is not None and options.direct:
+        _check_closed(one_or_more)
     found = [each for where in one_or_more for each in _found(where, options)]
     seen = set[Location | Path]()
     for location in (each.location for each in found if isinstance(each, _Found)):
@@ -102,6 +104,14 @@ def _is_matrix(given: Any) -> bool:
     return shape is not None and not (len(shape) == 1 and kind in ("O", "U", "T"))
 
 
+def _check_closed(given: Sequence[Given]) -> None:
+    """Refuse sources that are open already, if files are to be read past the page cache."""
+    for each in given:
+        if isinstance(each, Source):
+            msg = f"`direct_io` says how paths are opened, but got `{type(each).__name__}`"
+            raise ParameterError(f"{msg}, which is open; give its path, or leave `direct_io` out")
+
+
 class _Found(NamedTuple):
     location: Location
     storage: Storage
@@ -110,7 +120,12 @@ class _Found(NamedTuple):
 def _found(where: Given, options: StorageOptions | None) -> "list[_Found | Source]":
     if isinstance(where, Source):
         return [where]
-    return [_Found(*each) for each in _expand(_located(where, options))]
+    location = _located(where, options)
+    found = [_Found(*each) for each in _expand(location)]
+    if location.path is None or not location.options.direct:
+        return [*found]
+    direct = StorageOptions(direct=True)
+    return [_Found(each.location.with_options(direct), each.storage) for each in found]
 
 
 def _open(found: _Found | Source, elements: Sequence[str]) -> list[Source]:

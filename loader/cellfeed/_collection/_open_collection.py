@@ -25,6 +25,7 @@ def open_collection(
     join_obs: JoinObs = "same",
     storage_options: Mapping[str, Any] | None = None,
     cache: int | str | None = None,
+    direct_io: bool = False,
 ) -> Collection:
     """Open files, stores and databases of cells as one collection.
 
@@ -73,6 +74,11 @@ def open_collection(
     cache
         How much of this machine's disk may hold what was read from servers, such as ``"20GB"``.
         It is shared by processes, and found again later. None keeps metadata alone.
+    direct_io
+        Whether chunks of ``.h5ad``, ``.h5mu`` and zarr on this machine are read past the page
+        cache (``O_DIRECT``), so that files far larger than memory push nothing else out of it.
+        Rows are the same. An epoch that the cache could hold is slower so; tables, obs, and what
+        `Collection.describe` says is read by h5py or zarr still go through the cache.
 
     Raises
     ------
@@ -86,7 +92,8 @@ def open_collection(
         that lacks cells.
     ParameterError
         An element is named in another way, or twice, or there is none; or ``join_vars``,
-        ``genes`` or ``join_obs`` is not what it may be.
+        ``genes`` or ``join_obs`` is not what it may be; or ``direct_io`` is asked for where the
+        system, the file system or the storage has none.
     MismatchError
         The files do not have the same genes, or lack one of ``genes``, or one of them has two of
         a name by which genes are put together or chosen; an ``obsm`` array has rows of another
@@ -114,7 +121,9 @@ def open_collection(
         raise ParameterError(msg)
     names, joint_genes = require_elements(elements), Genes(join_vars, genes)
     options = StorageOptions(
-        dict(storage_options or {}), 0 if cache is None else parse_size(cache, "cache")
+        dict(storage_options or {}),
+        0 if cache is None else parse_size(cache, "cache"),
+        direct=direct_io,
     )
     sources = open_sources_of(paths, names, options)
     return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs)

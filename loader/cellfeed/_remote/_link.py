@@ -3,7 +3,9 @@
 from collections import deque
 from statistics import median
 
-__all__ = ["Link", "Window", "begin_with_requests"]
+__all__ = ["LARGEST_REQUEST", "Link", "Window", "begin_with_requests"]
+
+LARGEST_REQUEST = 1 << 23  # more in one piece is late as a whole, and is kept as a whole
 
 _SMALLEST_GAP, _FIRST_GAP, _LARGEST_GAP = 1 << 12, 1 << 14, 1 << 18
 _SECONDS_OF_PROCESSORS = 5e-4  # of a request, at both ends

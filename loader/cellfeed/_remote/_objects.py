@@ -21,10 +21,11 @@ from cellfeed._bytes import (
     digest_of,
     is_awaited,
 )
+from cellfeed._bytes._joining import joined
 from cellfeed._errors import CellfeedError
 from cellfeed._remote._disk_cache import DiskCache, KeptObject
 from cellfeed._remote._failures import given_up
-from cellfeed._remote._joining import joined
+from cellfeed._remote._link import LARGEST_REQUEST
 from cellfeed._remote._opening import Version, disk_cache, stores_of
 from cellfeed._remote._scheduler import Batch, Counters, Request, scheduler_of
 
@@ -288,7 +289,7 @@ class RemoteObjects(ByteStore):
         if not some.size:
             return [], {}
         gap = scheduler_of(self._locations(int(files[0]))).link.worthwhile_gap
-        order, bounds = joined(files[some], offsets[some], there[some], gap)
+        order, bounds = joined(files[some], offsets[some], there[some], gap, LARGEST_REQUEST)
         order = some[order]
         for begin, end in pairwise(bounds.tolist()):
             own = order[begin:end]

@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
+from cellfeed._bytes._joining import joined
 from cellfeed._remote._asking import answer_of, ask_in_loop, ask_in_thread, open_object
 from cellfeed._remote._disk_cache import KeptObject
 from cellfeed._remote._failures import ShortError
-from cellfeed._remote._joining import joined
+from cellfeed._remote._link import LARGEST_REQUEST
 from cellfeed._remote._opening import Version, disk_cache, stores_of, version_of
 from cellfeed._remote._outside_lock import MissingError, at_end, brings_outside, opened_outside
 
@@ -184,7 +185,9 @@ class PagedFile(io.RawIOBase):
         pages = self._not_kept(pages)
         offsets = np.array(pages, np.int64) * PAGE_BYTES
         sizes = np.minimum(PAGE_BYTES, self._version.size - offsets)
-        order, bounds = joined(np.zeros(len(pages), np.int64), offsets, sizes, _GAP)
+        order, bounds = joined(
+            np.zeros(len(pages), np.int64), offsets, sizes, _GAP, LARGEST_REQUEST
+        )
         firsts = offsets[order[bounds[:-1]]]
         lasts = order[bounds[1:] - 1]
         contents = ask(firsts.tolist(), (offsets[lasts] + sizes[lasts]).tolist())

@@ -112,6 +112,11 @@ def listed(sizes: Sequence[int]) -> str:
               "choice is measured with such a loop.")  # fmt: skip
 @click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
               help="State of the page cache to measure in; not of files on servers.")  # fmt: skip
+@click.option(
+    "--direct-io",
+    is_flag=True,
+    help="Read files past the page cache, as `open_collection(direct_io=True)`.",
+)
 @click.option("--storage-options", type=click.Path(dir_okay=False, path_type=Path),
               metavar="FILE.json",
               help="How servers are reached, credentials too, which are not kept.")  # fmt: skip

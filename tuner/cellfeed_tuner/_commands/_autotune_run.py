@@ -41,6 +41,7 @@ def run(
     step_ms: float | None,
     cache: CacheState | None,
     storage_options: Path | None,
+    direct_io: bool,
     output: Path,
     as_json: bool,
     budget: float,
@@ -49,7 +50,9 @@ def run(
     """Measure, report, and write; see the command."""
     obs = dict.fromkeys(each for each in (*label, given, balance) if each)
     options = None if storage_options is None else read_storage_options(storage_options)
-    collection = open_collection(paths, obs=list(obs), elements=elements, storage_options=options)
+    collection = open_collection(
+        paths, obs=list(obs), elements=elements, storage_options=options, direct_io=direct_io
+    )
     _require_writable(output)  # which had better be known before measuring
     try:
         with LiveDisplay() as display:

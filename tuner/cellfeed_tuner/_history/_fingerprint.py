@@ -68,6 +68,8 @@ def data_fingerprint(
     selected: dict[str, Any] = {} if indices is None else {"rows": _digest_of_numbers(indices)}
     if strategy is not None:
         selected["strategy"] = _strategy_facts(strategy)
+    if collection.direct_io:
+        selected["direct_io"] = True
     if collection.is_remote:
         selected["files"] = _digest_of_sources(collection)
         sizes = np.array([source.file_bytes() for source in collection.sources])

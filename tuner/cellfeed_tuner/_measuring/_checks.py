@@ -131,6 +131,9 @@ def cache_state(collection: Collection, asked: CacheState | None) -> CacheState:
                 "give 'cold' or 'warm'"
             )
             raise ParameterError(msg)
+        if asked == "warm" and collection.direct_io:
+            msg = f"cache='warm', but {collection.locations[0]} is read past the page cache"
+            raise ParameterError(f"{msg}; leave `cache` out, or open it without `direct_io`")
         return asked or "cold"
     if asked in {"cold", "warm"}:
         first = next(each for each in collection.locations if each.is_remote)

@@ -40,6 +40,8 @@ def code_to_paste(result: AutotuneResult, saved_as: Path, *, elements: Sequence[
         arguments += f", elements={list(elements)!r}"
     if dataset.has_storage_options:
         arguments += ", storage_options=..."
+    if dataset.direct_io:
+        arguments += ", direct_io=True"
     rows = ""
     if selection is not None:
         rows = f"collection.where({selection.where!r})" if selection.where else "rows"

@@ -106,6 +106,8 @@ def cache_in_words(result: AutotuneResult) -> list[str]:
     if result.dataset.cache_bytes:
         kept = format_bytes(result.dataset.cache_bytes)
         return [said, f"(up to {kept} of it were kept on this machine's disk, and read from there)"]
+    if result.dataset.direct_io and result.cache == "cold":
+        return ["not used: files are read past it"]
     fits = result.dataset.bytes_on_disk < result.machine.memory.available_bytes / 2
     if result.cache == "cold" and fits:
         return [said, "(these files fit in memory: see --cache warm for epochs after the first)"]

@@ -95,6 +95,8 @@ class Dataset:
     loader
         What read it, if that was not cellfeed: of that, columns and storage are not known, and are
         0 or empty.
+    direct_io
+        Whether files were read past the page cache.
     """
 
     paths: tuple[str, ...]
@@ -117,6 +119,7 @@ class Dataset:
     has_storage_options: bool = False
     cache_bytes: int = 0
     loader: str = ""
+    direct_io: bool = False
 
     @property
     def n_visited(self) -> int:
@@ -170,6 +173,7 @@ def describe_dataset(
         further_labels={name: censuses[name] for name in others},
         has_storage_options=any(each.options.values for each in remote),
         cache_bytes=max((each.options.cache_bytes for each in remote), default=0),
+        direct_io=collection.direct_io,
         slow_reading=collection.slow_reading() or "",
         selection=None
         if selected.indices is None

@@ -114,8 +114,12 @@ class H5File(ByteStore):
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
         """Return an array as chunks, None where `slow_read` gives a reason."""
         return hdf5_array(
-            self()[name], name, self, self.kept_tables(name), lost_is_zero=lost_is_zero
+            self()[name], name, self._bytes(), self.kept_tables(name), lost_is_zero=lost_is_zero
         )
+
+    def _bytes(self) -> ByteStore:
+        """Return what brings, or opens, the bytes of chunks."""
+        return self
 
     def kept_tables(self, name: str) -> KeptTables:
         """Return where tables that are made of an array are kept from one opening to the next."""

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import weakref
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import h5py
@@ -11,9 +13,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import (
+    NO_OPTIONS,
+    ByteStore,
+    DirectFiles,
     Identity,
     LastingIdentity,
     Location,
+    StorageOptions,
     identity,
     lasting_identity,
     removed,
@@ -32,13 +38,29 @@ class LocalH5File(H5File):
     ----------
     path
         The file.
+    options
+        Whether chunks are read past the page cache.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(Location.of(path))
+    def __init__(self, path: Path, options: StorageOptions = NO_OPTIONS) -> None:
+        super().__init__(Location.of(path).with_options(options))
         self._absolute = path.absolute()  # it stays the same file where the folder changes
         self._identity: Identity | None = None
         self._opened: LastingIdentity | None = None  # the file as this process opened it
+        self._direct: weakref.ref[DirectFiles] | None = None  # which refers to this
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_direct": None}
+
+    def _bytes(self) -> ByteStore:
+        """Return what brings, or opens, the bytes of chunks; the same for all arrays."""
+        if not self.location.options.direct:
+            return self
+        direct = None if self._direct is None else self._direct()
+        if direct is None:
+            direct = DirectFiles(self)
+            self._direct = weakref.ref(direct)
+        return direct
 
     def _open(self) -> h5py.File:
         file = _open(self.location, self._absolute)

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import zarr
 
-from cellfeed._bytes import Identity, LastingIdentity, Location, identity, removed, replaced
+from cellfeed._bytes import (
+    NO_OPTIONS,
+    ByteStore,
+    DirectFiles,
+    Identity,
+    LastingIdentity,
+    Location,
+    StorageOptions,
+    identity,
+    removed,
+    replaced,
+)
 from cellfeed._chunks import ZarrFiles, ZarrLayout, chunk_grid, identity_of_files
 from cellfeed._sources._anndata._zarr_groups import open_group
 from cellfeed._sources._anndata._zarr_store import ZarrStore
@@ -27,10 +38,12 @@ class LocalZarrStore(ZarrStore):
     ----------
     path
         The folder of the group.
+    options
+        Whether chunks are read past the page cache.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(Location.of(path))
+    def __init__(self, path: Path, options: StorageOptions = NO_OPTIONS) -> None:
+        super().__init__(Location.of(path).with_options(options))
         self._path = path
         self._absolute = path.absolute()  # it stays the same where the working folder changes
         self._identities: dict[Path, Identity] = {}
@@ -47,8 +60,9 @@ class LocalZarrStore(ZarrStore):
         metadata = Path(name) / _METADATA[zarr_format]
         self._identities[metadata] = self._identity(metadata)
 
-    def _files_of(self, name: str, layout: ZarrLayout) -> ZarrFiles:
-        return ZarrFiles(self._path / name, layout)
+    def _files_of(self, name: str, layout: ZarrLayout) -> ByteStore:
+        files = ZarrFiles(self._path / name, layout)
+        return DirectFiles(files) if self.location.options.direct else files
 
     def _identity_of(self, name: str) -> LastingIdentity | None:
         return identity_of_files(self._absolute / name)

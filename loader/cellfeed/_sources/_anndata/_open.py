@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import SCHEMES, Location
+from cellfeed._bytes import SCHEMES, Location, check_direct
 from cellfeed._errors import FormatError
 from cellfeed._sources._anndata._csr import StoredCsr
 from cellfeed._sources._anndata._damage import damage_named
@@ -28,7 +28,7 @@ from cellfeed._sources._anndata._mudata import (
 from cellfeed._sources._anndata._remote_h5file import RemoteH5File
 from cellfeed._sources._anndata._remote_zarr import RemoteZarrStore, remote_groups
 from cellfeed._sources._anndata._source import AnnDataSource
-from cellfeed._sources._anndata._zarr_groups import anndata_groups, is_zarr
+from cellfeed._sources._anndata._zarr_groups import anndata_groups, is_zarr, metadata_of
 from cellfeed._sources._base import Source, Storage, StorageFacts, StoredElement
 
 __all__ = ["ANNDATA", "open_sources"]
@@ -65,9 +65,13 @@ def _files(location: Location) -> Sequence[AnnDataFile]:
         if location.name.endswith((".h5ad", ".h5mu", ".h5", ".hdf5")):
             return [RemoteH5File(location)]
         return [RemoteZarrStore(group) for group in remote_groups(location)]
-    if is_zarr(location.path):
-        return [LocalZarrStore(group) for group in anndata_groups(location.path)]
-    return [LocalH5File(location.path)]
+    metadata = metadata_of(location.path)
+    if location.options.direct:
+        check_direct(metadata or location.path)
+    if metadata is not None:
+        groups = anndata_groups(location.path)
+        return [LocalZarrStore(group, location.options) for group in groups]
+    return [LocalH5File(location.path, location.options)]
 
 
 def _is_anndata(path: Path) -> bool:
@@ -82,6 +86,7 @@ ANNDATA = Storage(
     schemes=SCHEMES,
     suffixes=(".h5ad", ".h5mu", ".zarr"),
     recognizes=_is_anndata,
+    reads_directly=True,
     facts=StorageFacts(
         recognized="`.h5ad`, `.h5mu` and zarr, by content; what `cellfeed preshuffle` wrote",
         reading="fast: chunks are decoded here (gzip, zstd, lz4, blosc, lzf or none); what "

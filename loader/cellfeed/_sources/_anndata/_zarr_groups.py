@@ -14,7 +14,7 @@ from cellfeed._chunks import expect_numcodecs
 from cellfeed._errors import FormatError
 from cellfeed._sources._anndata._damage import damage_named
 
-__all__ = ["COLLECTION", "anndata_groups", "is_zarr", "open_group"]
+__all__ = ["COLLECTION", "anndata_groups", "is_zarr", "metadata_of", "open_group"]
 
 _METADATA = ("zarr.json", ".zgroup", ".zarray")
 COLLECTION = "annbatch-preshuffled"
@@ -24,7 +24,12 @@ _UNFINISHED = ".cellfeed"  # what `cellfeed preshuffle` has in its output while 
 
 def is_zarr(path: Path) -> bool:
     """Return whether a folder is a zarr store, or a group in one."""
-    return any((path / name).is_file() for name in _METADATA)
+    return metadata_of(path) is not None
+
+
+def metadata_of(path: Path) -> Path | None:
+    """Return the file that says that a folder is a zarr store, None if it is none."""
+    return next((path / name for name in _METADATA if (path / name).is_file()), None)
 
 
 def open_group(path: Path, absolute: Path) -> zarr.Group:

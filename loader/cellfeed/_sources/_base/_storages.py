@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from cellfeed._bytes import Location
-from cellfeed._errors import FormatError, PathError
+from cellfeed._errors import FormatError, ParameterError, PathError
 from cellfeed._sources._base._source import Source
 
 __all__ = [
@@ -82,6 +82,8 @@ class Storage:
         what is taken out of a folder of several.
     extra
         The extra of cellfeed that installs the library it needs; empty if it needs none.
+    reads_directly
+        Whether it reads past the page cache where ``location.options.direct`` says so.
     facts
         What the page "What can be opened" says of a storage that comes with cellfeed.
 
@@ -99,6 +101,7 @@ class Storage:
     suffixes: tuple[str, ...] = ()
     recognizes: Callable[[Path], bool] | None = None
     extra: str = ""
+    reads_directly: bool = False
     facts: StorageFacts | None = None
 
     def opens(self, location: Location) -> bool:
@@ -175,9 +178,15 @@ def open_location(storage: Storage, location: Location, elements: Sequence[str])
 
     Raises
     ------
+    ParameterError
+        It is to be read past the page cache, and cannot.
     FormatError
         One of them lacks an element; and whatever the storage raises.
     """
+    if location.options.direct and (location.path is None or not storage.reads_directly):
+        whose = "is not on this machine" if location.path is None else f"is {storage.name}"
+        msg = f"{location.shown}: {whose}, and `direct_io` is for h5ad and zarr on this machine"
+        raise ParameterError(f"{msg}; open it without `direct_io`")
     return [select_elements(each, elements) for each in storage.open(location, elements)]
 
 

@@ -3,10 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LARGEST_REQUEST", "joined"]
+__all__ = ["joined"]
 
 _FILE_BITS = 44  # keep the bytes of different objects apart
-LARGEST_REQUEST = 1 << 23  # more in one piece is late as a whole, and is kept as a whole
 
 
 def joined(
@@ -14,6 +13,7 @@ def joined(
     offsets: NDArray[np.int64],
     sizes: NDArray[np.int64],
     gap: int,
+    largest: int,
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return which ranges are asked for together.
 
@@ -23,6 +23,8 @@ def joined(
         Number of the object, first byte and number of bytes of each range, int64, shape (n,).
     gap
         Bytes that may lie between two of them.
+    largest
+        Bytes that are asked for together at most, unless a single range has more.
 
     Returns
     -------
@@ -41,8 +43,8 @@ def joined(
     bounds = [0]
     for begin, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
         # What became too large is divided again, between ranges.
-        while ends[end - 1] - offsets[begin] > LARGEST_REQUEST and end - begin > 1:
-            fits = ends[begin:end] - offsets[begin] <= LARGEST_REQUEST
+        while ends[end - 1] - offsets[begin] > largest and end - begin > 1:
+            fits = ends[begin:end] - offsets[begin] <= largest
             begin += max(1, int(np.count_nonzero(fits)))  # noqa: PLW2901 - what is left of it
             if begin < end:
                 bounds.append(begin)

@@ -1,0 +1,362 @@
+"""Files of this machine that are read past the page cache (O_DIRECT), by threads that wait."""
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._bytes._descriptors import closed_with
+from cellfeed._bytes._identity import LastingIdentity
+from cellfeed._bytes._joining import joined
+from cellfeed._bytes._location import Location
+from cellfeed._bytes._store import Arrival, ByteStore, UnreadableRangeError
+from cellfeed._errors import PathError
+
+__all__ = ["ALIGNMENT", "DIRECT", "DirectFiles"]
+
+ALIGNMENT = 1 << 12
+"""Of offsets, lengths and memory, in bytes: a multiple of what devices and file systems ask for."""
+
+DIRECT = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
+
+_GAP = 1 << 14  # bytes read in vain cost less than another read
+_LARGEST_READ = 1 << 20
+_BYTES_OF_A_JOB = 1 << 21  # which arrive, and are decoded, together
+_N_THREADS = 16  # reads that the device has at a time
+_numbers = count()
+
+
+class DirectFiles(ByteStore):
+    """Files whose ranges are brought to memory by direct I/O, and leave no page in the cache.
+
+    Ranges are widened to `ALIGNMENT`, and those that lie near each other, or on one page, are
+    read together. Since the system reads nothing ahead, many reads are under way at a time.
+
+    Parameters
+    ----------
+    files
+        The same files as compiled threads would read them: its `handles` are opened once more.
+    """
+
+    def __init__(self, files: ByteStore) -> None:
+        self._files = files
+        self._process = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_files": self._files, "_process": -1}
+
+    def location_of(self, file: int) -> Location:
+        """Return where a file is, for messages."""
+        return self._files.location_of(file)
+
+    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes of files; see `ByteStore`."""
+        return self._files.sizes(files)
+
+    def identity(self) -> LastingIdentity | None:
+        """Return what tells these files from others; see `ByteStore`."""
+        return self._files.identity()
+
+    def expect(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> object | None:
+        """Begin to read ranges; see `ByteStore`."""
+        return self._begin(files, offsets, sizes)[0] if files.size else None
+
+    def arrivals(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> Sequence[Arrival]:
+        """Return how ranges arrive; see `ByteStore`."""
+        arrivals = list[Arrival]()
+        for coming, ranges, extents in self._sources(files, offsets, sizes):
+            jobs = coming.job_of[extents]
+            order = np.argsort(jobs, kind="stable")
+            distinct, begins = np.unique(jobs[order], return_index=True)
+            for job, own in zip(distinct.tolist(), np.split(order, begins[1:]), strict=True):
+                arrivals.append(Arrival(ranges[own], coming.jobs[job].is_read, coming))
+        return arrivals
+
+    def read_ranges(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> Sequence[NDArray[np.uint8] | None]:
+        """Return ranges that were expected, and read the others; see `ByteStore`."""
+        found: list[NDArray[np.uint8] | None] = [None] * files.size
+        for coming, ranges, extents in self._sources(files, offsets, sizes):
+            starts, lengths = offsets[ranges].tolist(), sizes[ranges].tolist()
+            for k, *where in zip(ranges.tolist(), extents.tolist(), starts, lengths, strict=True):
+                try:
+                    found[k] = coming.read(*where)
+                except OSError as error:
+                    raise UnreadableRangeError(k) from error
+        return found
+
+    def _sources(
+        self, files: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> Iterator[tuple["_Coming", NDArray[np.intp], NDArray[np.intp]]]:
+        """Iterate over what some ranges come with: which they are, and the extent of each."""
+        rest = np.arange(files.size)
+        with _lock:
+            self._enter_process()
+            # A chunk may be wanted by several fetches: the oldest has it first.
+            known = sorted(self._coming, key=lambda each: each.number)
+        for coming in known:
+            extents = coming.find(files[rest], offsets[rest], sizes[rest])
+            is_there = extents >= 0
+            if is_there.any():
+                yield coming, rest[is_there], extents[is_there]
+                rest = rest[~is_there]
+        if rest.size:
+            coming, extents = self._begin(files[rest], offsets[rest], sizes[rest])
+            yield coming, rest, extents
+
+    def _begin(
+        self, files: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple["_Coming", NDArray[np.intp]]:
+        """Let threads read ranges; return what they come with, and the extent of each."""
+        firsts = offsets // ALIGNMENT * ALIGNMENT
+        stops = -(-(offsets + sizes) // ALIGNMENT) * ALIGNMENT
+        order, bounds = joined(files, firsts, stops - firsts, _GAP, _LARGEST_READ)
+        begins = bounds[:-1]
+        extent_of = np.empty(files.size, np.intp)
+        extent_of[order] = np.repeat(np.arange(begins.size), np.diff(bounds))
+        leaders = order[begins]
+        with _lock:
+            self._enter_process()
+            handles, owner = self._direct_handles(files[leaders])
+            stops = np.maximum.reduceat(stops[order], begins)
+            coming = _Coming(files[leaders], firsts[leaders], stops, handles, owner)
+            self._coming.add(coming)
+        return coming, extent_of
+
+    def _enter_process(self) -> None:
+        """Leave descriptors, and what is under way, to the process that began them."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._coming = weakref.WeakSet[_Coming]()
+            self._open = dict[int, tuple[int, object]]()
+
+    def _direct_handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
+        """Return descriptors for direct I/O, or addresses of paths; see `ByteStore.handles`."""
+        distinct, number_of = np.unique(files, return_inverse=True)
+        found = self._files.handles(distinct)
+        if found is None:
+            raise TypeError(f"{type(self._files).__name__} has no `handles`")
+        handles, owner = found
+        for k in np.flatnonzero(handles >= 0).tolist():
+            handles[k] = self._descriptor(int(distinct[k]), int(handles[k]))
+        return handles[number_of], (owner, self._open)
+
+    def _descriptor(self, file: int, buffered: int) -> int:
+        if file not in self._open:
+            try:
+                # By its descriptor, so that it is the same file, whatever the path has become.
+                descriptor = os.open(f"/proc/self/fd/{buffered}", DIRECT)
+            except OSError as error:
+                where = self.location_of(file)
+                msg = f"{where}: cannot be opened for direct I/O ({error.strerror})"
+                remedy = "allow more open files, such as with `ulimit -n 65536`, or"
+                remedy = remedy if error.errno == errno.EMFILE else "check its permissions, or"
+                raise PathError(f"{msg}; {remedy} open it without `direct_io`") from error
+            self._open[file] = descriptor, closed_with(descriptor)
+        return self._open[file][0]
+
+
+class _Coming:
+    """Extents of files that threads read; what has not begun is given up with this object.
+
+    Parameters
+    ----------
+    files, firsts, stops
+        File, first byte and end of each extent, in this order, int64, shape (n,).
+    handles, owner
+        How each file is opened, and what keeps that valid.
+    """
+
+    def __init__(
+        self,
+        files: NDArray[np.int64],
+        firsts: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        handles: NDArray[np.int64],
+        owner: object,
+    ) -> None:
+        self.number = next(_numbers)
+        self._files, self._firsts, self._stops = files, firsts, stops
+        self._distinct = np.unique(files)
+        self._keys = self._key(files, firsts)
+        ends = np.cumsum(stops - firsts)
+        begins = ends - (stops - firsts)
+        _, first_of_job, self.job_of = np.unique(
+            begins // _BYTES_OF_A_JOB, return_index=True, return_inverse=True
+        )
+        self._places = begins - begins[first_of_job][self.job_of]
+        self.jobs = list[_Job]()
+        for first, stop in pairwise([*first_of_job.tolist(), len(files)]):
+            job = _Job(
+                first=first,
+                handles=handles[first:stop].tolist(),
+                offsets=firsts[first:stop].tolist(),
+                places=[*self._places[first:stop].tolist(), int(ends[stop - 1] - begins[first])],
+                owner=owner,
+            )
+            _threads().submit(job.read)
+            self.jobs.append(job)
+        giving_up = weakref.finalize(self, _give_up, self.jobs)
+        giving_up.atexit = False
+
+    def _key(self, files: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return numbers that ascend with files and bytes in them; of files that are known."""
+        return (np.searchsorted(self._distinct, files) << 44) + offsets
+
+    def find(
+        self, files: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> NDArray[np.intp]:
+        """Return which extent each range lies in, -1 if in none."""
+        extents = np.searchsorted(self._keys, self._key(files, offsets), side="right") - 1
+        is_there = (extents >= 0) & (self._files[extents] == files)
+        is_there &= offsets + sizes <= self._stops[extents]
+        return np.where(is_there, extents, -1)
+
+    def read(self, extent: int, offset: int, size: int) -> NDArray[np.uint8] | None:
+        """Return a range of an extent, fewer bytes where the file ends; waits for it.
+
+        Raises
+        ------
+        OSError
+            It cannot be read.
+        """
+        job = self.jobs[self.job_of[extent]]
+        job.is_read.result()
+        found = job.found[extent - job.first]
+        if isinstance(found, OSError):
+            raise OSError(found.errno, found.strerror)  # one's own: others raise it, too
+        if found is None:
+            return None
+        place, within = int(self._places[extent]), offset - int(self._firsts[extent])
+        stop = place + max(within, min(within + size, found))
+        content: NDArray[np.uint8] = job.memory[place + within : stop]
+        return content
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Job:
+    """Extents that one thread reads, one after the other.
+
+    Parameters
+    ----------
+    first
+        Number of the first of them.
+    handles, offsets
+        How each file is opened, and where each extent begins in it.
+    places
+        Where each begins in the memory, and where the last ends.
+    owner
+        What keeps handles valid.
+
+    Attributes
+    ----------
+    memory
+        The bytes, uint8.
+    found
+        How many bytes of each extent there are, None if its file is not there, or what went wrong.
+    is_read
+        Done at the end.
+    """
+
+    first: int
+    handles: list[int]
+    offsets: list[int]
+    places: list[int]
+    owner: object
+    memory: NDArray[np.uint8] = field(init=False)
+    found: list[int | OSError | None] = field(init=False, default_factory=list)
+    is_read: Future[None] = field(init=False, default_factory=Future)
+
+    def read(self) -> None:
+        if not self.is_read.set_running_or_notify_cancel():
+            return
+        try:
+            # Private memory, into which a device writes while the process forks, may end up as
+            # the child's; see NOTES of open(2).
+            shared = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
+            mapped = mmap.mmap(-1, max(self.places[-1], ALIGNMENT), flags=shared)
+            self.memory = np.frombuffer(mapped, np.uint8)
+            view = memoryview(mapped)
+            for handle, offset, bounds in zip(
+                self.handles, self.offsets, pairwise(self.places), strict=True
+            ):
+                self.found.append(_read(handle, offset, view[slice(*bounds)]))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the bytes are due
+            self.is_read.set_exception(error)
+        else:
+            self.is_read.set_result(None)
+
+
+def _give_up(jobs: Sequence[_Job]) -> None:
+    for job in jobs:
+        job.is_read.cancel()
+
+
+def _read(handle: int, offset: int, into: memoryview) -> int | OSError | None:
+    """Read up to the end of the file; see `_Job.found`."""
+    try:
+        if handle >= 0:
+            return _filled(handle, offset, into)
+        descriptor = os.open(ctypes.string_at(-handle), DIRECT)
+        try:
+            return _filled(descriptor, offset, into)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error.with_traceback(None)
+
+
+def _filled(descriptor: int, offset: int, into: memoryview) -> int:
+    done = 0
+    while done < len(into):
+        n = os.preadv(descriptor, [into[done:]], offset + done)
+        done += n
+        if n == 0 or done % ALIGNMENT:  # the end of the file
+            break
+    return done
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Return the threads that read, of this process."""
+    return ThreadPoolExecutor(_N_THREADS, thread_name_prefix="cellfeed-direct")
+
+
+_lock = threading.Lock()  # of all stores, while files are opened
+
+
+def _enter_process() -> None:
+    """Begin anew in a forked process, where a thread that is gone may hold the lock."""
+    global _lock  # noqa: PLW0603 - a lock cannot be taken from a thread
+    _lock = threading.Lock()
+    _threads.cache_clear()
+
+
+os.register_at_fork(after_in_child=_enter_process)
