@@ -1,6 +1,6 @@
 """What cellfeed's commands have in common: one-line errors, and figures that people can read."""
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -61,7 +61,13 @@ class OneLineErrorGroup(_OneLineErrors, click.Group):
     """A group of commands that does the same for each of them."""
 
 
-class ByteSize(click.ParamType[int]):
+if TYPE_CHECKING:
+    BytesParameter = click.ParamType[int]
+else:  # older ones say nothing of the type of values
+    BytesParameter = click.ParamType
+
+
+class ByteSize(BytesParameter):
     """A size on the command line, such as 800MB or 8GiB, in bytes.
 
     Examples

@@ -6,7 +6,7 @@ Modules of commands import what they do only when it is done, so that help is th
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,7 +25,13 @@ from cellfeed_tuner._defaults import (
 __all__ = ["Sizes", "listed", "main"]
 
 
-class Sizes(click.ParamType[Sequence[int]]):
+if TYPE_CHECKING:
+    SizesParameter = click.ParamType[Sequence[int]]
+else:  # older ones say nothing of the type of values
+    SizesParameter = click.ParamType
+
+
+class Sizes(SizesParameter):
     """Integers, separated by commas or blanks, or all from one to another, such as 1:4096.
 
     Parameters
