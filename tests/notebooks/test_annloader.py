@@ -20,6 +20,8 @@ def test_annloader_is_measured(small_collection, shuffle):
     assert measured.failure == ""
     assert measured.cells_per_round == BATCH_SIZE
     assert len(measured.round_seconds) >= LEAST_ROUNDS
+    assert measured.first_round_seconds is not None
+    assert measured.first_minibatch_seconds is not None
     assert measured.first_round_seconds >= measured.first_minibatch_seconds
 
 
