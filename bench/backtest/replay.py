@@ -84,6 +84,7 @@ class Replay:
         """Return plain values."""
         n_seeds = max(1, len(self.regrets))
         return asdict(self) | {
+            "chosen": [each and dict(each) for each in self.chosen],
             "within_5_percent": self.n_within() / n_seeds,
             "baselines_within_5_percent": {
                 name: self.n_baseline_within(name) / n_seeds for name in self.baseline_regrets
