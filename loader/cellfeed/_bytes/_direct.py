@@ -2,7 +2,6 @@
 
 import ctypes
 import errno
-import mmap
 import os
 import threading
 import weakref
@@ -16,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._buffers import BufferPool
 from cellfeed._bytes._descriptors import closed_with
+from cellfeed._bytes._device_memory import memory_for_devices, pool_for_devices
 from cellfeed._bytes._identity import LastingIdentity
 from cellfeed._bytes._joining import joined
 from cellfeed._bytes._location import Location
@@ -144,7 +145,7 @@ class DirectFiles(ByteStore):
             self._enter_process()
             handles, owner = self._direct_handles(files[leaders])
             stops = np.maximum.reduceat(stops[order], begins)
-            coming = _Coming(files[leaders], firsts[leaders], stops, handles, owner)
+            coming = _Coming(files[leaders], firsts[leaders], stops, handles, owner, self._pool)
             self._coming.add(coming)
         return coming, extent_of
 
@@ -154,6 +155,7 @@ class DirectFiles(ByteStore):
             self._process = os.getpid()
             self._coming = weakref.WeakSet[_Coming]()
             self._open = dict[int, tuple[int, object]]()
+            self._pool = pool_for_devices()
 
     def _direct_handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
         """Return descriptors for direct I/O, or addresses of paths; see `ByteStore.handles`."""
@@ -190,6 +192,8 @@ class _Coming:
         File, first byte and end of each extent, in this order, int64, shape (n,).
     handles, owner
         How each file is opened, and what keeps that valid.
+    pool
+        Where memory comes from.
     """
 
     def __init__(
@@ -199,6 +203,7 @@ class _Coming:
         stops: NDArray[np.int64],
         handles: NDArray[np.int64],
         owner: object,
+        pool: BufferPool,
     ) -> None:
         self.number = next(_numbers)
         self._files, self._firsts, self._stops = files, firsts, stops
@@ -218,6 +223,7 @@ class _Coming:
                 offsets=firsts[first:stop].tolist(),
                 places=[*self._places[first:stop].tolist(), int(ends[stop - 1] - begins[first])],
                 owner=owner,
+                pool=pool,
             )
             _threads().submit(job.read)
             self.jobs.append(job)
@@ -272,6 +278,8 @@ class _Job:
         Where each begins in the memory, and where the last ends.
     owner
         What keeps handles valid.
+    pool
+        Where the memory comes from.
 
     Attributes
     ----------
@@ -288,6 +296,7 @@ class _Job:
     offsets: list[int]
     places: list[int]
     owner: object
+    pool: BufferPool
     memory: NDArray[np.uint8] = field(init=False)
     found: list[int | OSError | None] = field(init=False, default_factory=list)
     is_read: Future[None] = field(init=False, default_factory=Future)
@@ -296,12 +305,8 @@ class _Job:
         if not self.is_read.set_running_or_notify_cancel():
             return
         try:
-            # Private memory, into which a device writes while the process forks, may end up as
-            # the child's; see NOTES of open(2).
-            shared = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
-            mapped = mmap.mmap(-1, max(self.places[-1], ALIGNMENT), flags=shared)
-            self.memory = np.frombuffer(mapped, np.uint8)
-            view = memoryview(mapped)
+            self.memory = memory_for_devices(self.pool, max(self.places[-1], ALIGNMENT))
+            view = self.memory.data
             for handle, offset, bounds in zip(
                 self.handles, self.offsets, pairwise(self.places), strict=True
             ):

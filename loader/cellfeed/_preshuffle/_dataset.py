@@ -1,7 +1,7 @@
 """One part as an AnnData group of a zarr store."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -105,13 +105,14 @@ def _write_csr(
     def written(before: int, n: int) -> None:
         on_share((before + n) / (2 * n_elements))
 
-    with ThreadPoolExecutor(usable_cpu_count(), thread_name_prefix="cellfeed-encode") as threads:
+    threads = ThreadPoolExecutor(usable_cpu_count(), thread_name_prefix="cellfeed-encode")
+    try:
         for n_before, name in ((0, "indices"), (n_elements, "data")):
             write_array(
                 X,
                 folder / "X",
                 name,
-                _encoding(job, matrix, name),
+                _encoding(job, matrix, name, threads),
                 partial(matrix.elements, name),
                 n_elements,
                 chunk=job.elements_per_chunk,
@@ -119,15 +120,18 @@ def _write_csr(
                 threads=threads,
                 on_written=partial(written, n_before),
             )
+    finally:
+        # Whoever interrupts it need not wait for the rest of a shard.
+        threads.shutdown(cancel_futures=True)
 
 
-def _encoding(job: Job, matrix: ShuffledCsr, name: str) -> Encoding:
+def _encoding(job: Job, matrix: ShuffledCsr, name: str, threads: Executor) -> Encoding:
     dtype = matrix.dtype(name)
     if job.codec == "annbatch":
         return plain_encoding(dtype)
     if name == "indices":
         return sums_encoding(dtype)
-    largest = matrix.largest_count()
+    largest = matrix.largest_count(threads)
     if largest is None:
         return plain_encoding(dtype)
     narrow = np.dtype(np.min_scalar_type(largest))

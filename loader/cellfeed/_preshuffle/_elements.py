@@ -1,5 +1,6 @@
 """The matrix of one part in memory: filled in storage order, taken out in shuffled order."""
 
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ __all__ = ["CsrPart", "DensePart", "Matrix"]
 
 _LARGEST_COUNT = np.iinfo(np.uint16).max
 _PIECE = 1 << 16  # elements; several arrays of as many are in the cache
+_PART = 1 << 22  # elements that one thread looks at
 
 _COPY = [
     f"void({word}[::1], int64[::1], int64[::1], int64, {word}[::1])"
@@ -41,6 +43,19 @@ def _are_counts(values: NDArray[np.floating[Any]]) -> bool:
     """Return whether values from 0 to 65,535 are integers, none of which is -0."""
     counts = values.astype(np.uint16)
     return bool((counts == values).all() and not np.signbit(values).any())
+
+
+def _largest_count(values: NDArray[Any]) -> int | None:
+    """Return the largest value if all are whole numbers from 0 to 65,535, else None."""
+    largest = 0
+    for start in range(0, values.size, _PIECE):
+        piece = values[start : start + _PIECE]
+        if not 0 <= piece.min() <= piece.max() <= _LARGEST_COUNT:  # not if one is NaN
+            return None
+        if piece.dtype.kind == "f" and not _are_counts(piece):
+            return None
+        largest = max(largest, int(piece.max()))
+    return largest
 
 
 class CsrPart:
@@ -109,18 +124,12 @@ class ShuffledCsr:
         """Return the dtype of ``data`` or ``indices``."""
         return self._arrays[name].dtype
 
-    def largest_count(self) -> int | None:
+    def largest_count(self, threads: Executor) -> int | None:
         """Return the largest value if all are whole numbers from 0 to 65,535, else None."""
         values = self._arrays["data"][: self.n_elements]
-        largest = 0
-        for start in range(0, values.size, _PIECE):
-            piece = values[start : start + _PIECE]
-            if not 0 <= piece.min() <= piece.max() <= _LARGEST_COUNT:  # not if one is NaN
-                return None
-            if piece.dtype.kind == "f" and not _are_counts(piece):
-                return None
-            largest = max(largest, int(piece.max()))
-        return largest
+        parts = (values[start : start + _PART] for start in range(0, values.size, _PART))
+        found = list(threads.map(_largest_count, parts))
+        return None if None in found else max((each for each in found if each), default=0)
 
     def elements(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Return elements ``[start, stop)`` of ``data`` or ``indices`` in the new order."""

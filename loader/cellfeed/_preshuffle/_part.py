@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from cellfeed._cells import Cells
 from cellfeed._collection import Collection, open_collection
 from cellfeed._errors import PathError
 from cellfeed._preshuffle._dataset import write_dataset
@@ -19,6 +21,7 @@ from cellfeed._preshuffle._elements import CsrPart, DensePart, Matrix
 from cellfeed._preshuffle._folder import OutputFolder
 from cellfeed._preshuffle._job import Job
 from cellfeed._preshuffle._obs_table import ObsTable
+from cellfeed._reading import PlannedRead, Reader, Stage, in_stages
 
 __all__ = ["Inputs", "peak_memory", "token_of", "write_part", "write_part_of"]
 
@@ -121,8 +124,21 @@ def _read(
         held = DensePart((n_rows, job.n_vars), dtype)
     else:
         held = CsrPart(n_rows, round(n_rows * job.elements_per_cell), dtype, job.index_dtype)
-    for start in range(0, n_rows, job.cells_per_piece):
-        piece = part.rows[start : start + job.cells_per_piece]
-        held.append(collection[piece].X)
-        on_share((start + piece.size) / n_rows)
+    n = job.cells_per_piece
+    pieces = (part.rows[start : start + n] for start in range(0, n_rows, n))
+    n_read = 0
+    with Reader(collection) as reader:
+
+        def planned(rows: NDArray[np.int64]) -> PlannedRead:
+            return reader.plan(rows, np.arange(rows.size), rows.size).readahead()
+
+        def read(plan: PlannedRead) -> Cells:
+            return next(reader.read_planned(plan)).to_scipy()
+
+        # One is read while the one before it is copied, and the one after it is on its way.
+        with in_stages(pieces, [Stage(planned, 1), Stage(read, 1)]) as found:
+            for cells in found:
+                held.append(cells[job.element])
+                n_read += len(cells)
+                on_share(n_read / n_rows)
     return held.shuffled(part.order)

@@ -1,0 +1,309 @@
+"""Small numbers that repeat each other, compressed to LZ4 in the frame of Blosc.
+
+Counts of single cells are mostly 1, 2 and 3: four of them, by which LZ4HC looks for matches, are
+found in hundreds of places of its window, of which it tries the nearest 64. Here matches are
+looked for by eight, of which there are few, so that the longest is found in less time.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from cellfeed._compiled import compiled
+
+__all__ = ["compress"]
+
+_HASH_BITS = 15
+_WINDOW = 1 << 16
+_LONG, _SHORT = 8, 5  # bytes by which matches are looked for
+_ATTEMPTS = 16
+_LONG_ENOUGH = 64  # to look no further
+_WORTH_A_LITERAL = 2  # bytes by which a match at the next place has to be longer
+_LEAST_MATCH = 4
+_LAST_LITERALS, _LAST_MATCH = 5, 12  # bytes at the end that are no match, and begin none
+_MOST_IN_TOKEN, _BYTE = 15, 255
+
+_HEADER_BYTES = 16
+_BLOSC_FORMAT, _LZ4_FORMAT = 2, 1
+_SHUFFLED, _STORED, _OF_LZ4 = 1, 2, 1 << 5
+_LEAST_SPLIT = 128  # elements of a block whose bytes are compressed apart
+_BLOCK_ELEMENTS = 1 << 17
+
+_I64 = ir.IntType(64)
+
+
+def _load_word(typingctx: Any, address: Any) -> Any:  # noqa: ARG001 - numba fixes what it takes
+    """Return the eight bytes at an address."""
+    signature = types.uint64(types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ARG001
+        return builder.load(builder.inttoptr(values[0], _I64.as_pointer()), align=1)
+
+    return signature, codegen
+
+
+def _count_trailing_zeros(typingctx: Any, word: Any) -> Any:  # noqa: ARG001
+    """Return how many of the lowest bits of a number that is not 0 are."""
+    signature = types.int64(types.uint64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ARG001
+        return builder.cttz(values[0], ir.Constant(ir.IntType(1), 1))
+
+    return signature, codegen
+
+
+_word, _trailing_zeros = intrinsic(_load_word), intrinsic(_count_trailing_zeros)
+
+
+@compiled("int64(uint64, int64)")
+def _hash(word: Any, n_bytes: int) -> Any:
+    """Return a number below 2^15 that follows from the first bytes of a word."""
+    shifted = word << np.uint64(64 - 8 * n_bytes)
+    return np.int64((shifted * np.uint64(0x9E3779B185EBCA87)) >> np.uint64(64 - _HASH_BITS))
+
+
+@compiled("int64(int64, int64, int64)")
+def _common(earlier: int, later: int, end: int) -> Any:
+    """Return how many bytes at two addresses are the same, up to where the later ones end."""
+    n = 0
+    while later + n + 8 <= end:
+        difference = _word(earlier + n) ^ _word(later + n)
+        if difference:
+            return n + (_trailing_zeros(difference) >> 3)
+        n += 8
+    rest = end - later - n
+    if rest > 0:  # there are more bytes behind the end, which count no more
+        difference = _word(earlier + n) ^ _word(later + n)
+        n += min(rest, _trailing_zeros(difference) >> 3) if difference else rest
+    return n
+
+
+@compiled("int64(uint8[::1], int64, int64)")
+def _put_length(out: NDArray[np.uint8], at: int, length: int) -> int:
+    """Write what of a length is not in its token; return where it ends."""
+    while length >= _BYTE:
+        out[at] = _BYTE
+        length -= _BYTE
+        at += 1
+    out[at] = length
+    return at + 1
+
+
+@compiled("int64(uint8[::1], int64, uint8[::1], int64, int64, int64, int64)")
+def _put_sequence(
+    out: NDArray[np.uint8],
+    at: int,
+    source: NDArray[np.uint8],
+    anchor: int,
+    first: int,
+    offset: int,
+    length: int,
+) -> int:
+    """Write literals from ``anchor`` up to ``first``, and a match if it is long; return the end."""
+    n_literals = first - anchor
+    further = length - _LEAST_MATCH
+    token = at
+    at += 1
+    out[token] = min(n_literals, _MOST_IN_TOKEN) << 4
+    if n_literals >= _MOST_IN_TOKEN:
+        at = _put_length(out, at, n_literals - _MOST_IN_TOKEN)
+    for k in range(n_literals):
+        out[at + k] = source[anchor + k]
+    at += n_literals
+    if length:
+        out[at] = offset & 255
+        out[at + 1] = offset >> 8
+        at += 2
+        out[token] |= min(further, _MOST_IN_TOKEN)
+        if further >= _MOST_IN_TOKEN:
+            at = _put_length(out, at, further - _MOST_IN_TOKEN)
+    return at
+
+
+@compiled("Tuple((int64, int64))(uint8[::1], int64, int64, int64, int32[:,::1], int32[::1])")
+def _longest_match(
+    source: NDArray[np.uint8],
+    n: int,
+    i: int,
+    least: int,
+    heads: NDArray[np.int32],
+    earlier: NDArray[np.int32],
+) -> Any:
+    """Return the length of the longest match at ``i`` above ``least``, and where it is; or that."""
+    base = source.ctypes.data
+    end = base + n - _LAST_LITERALS
+    word = _word(base + i)
+    length, best = least, -1
+    candidate = heads[0, _hash(word, _LONG)]
+    for _ in range(_ATTEMPTS):
+        if candidate < 0 or i - candidate >= _WINDOW:
+            break
+        # The byte behind the longest so far tells most of those that are no longer.
+        if source[candidate + length] == source[i + length]:
+            found = _common(base + candidate, base + i, end)
+            if found > length:
+                length, best = found, candidate
+                if length >= _LONG_ENOUGH:
+                    return length, best
+        candidate = earlier[candidate & (_WINDOW - 1)]
+    if length < _LONG:
+        candidate = heads[1, _hash(word, _SHORT)]
+        if candidate >= 0 and i - candidate < _WINDOW:
+            found = _common(base + candidate, base + i, end)
+            if found > length:
+                length, best = found, candidate
+    return length, best
+
+
+@compiled("int64(uint8[::1], int64, int64, int32[:,::1], int32[::1])")
+def _note_places(
+    source: NDArray[np.uint8],
+    first: int,
+    stop: int,
+    heads: NDArray[np.int32],
+    earlier: NDArray[np.int32],
+) -> int:
+    """Note places up to ``stop``, so that they are found; return where it went on to."""
+    base = source.ctypes.data
+    for place in range(first, stop):
+        word = _word(base + place)
+        hashed = _hash(word, _LONG)
+        earlier[place & (_WINDOW - 1)] = heads[0, hashed]
+        heads[0, hashed] = place
+        heads[1, _hash(word, _SHORT)] = place
+    return max(first, stop)
+
+
+@compiled("int64(uint8[::1], int64, uint8[::1], int64, int32[:,::1], int32[::1])")
+def _lz4(
+    source: NDArray[np.uint8],
+    n: int,
+    out: NDArray[np.uint8],
+    start: int,
+    heads: NDArray[np.int32],
+    earlier: NDArray[np.int32],
+) -> Any:
+    """Compress the first ``n`` bytes, behind which there are eight more; return where they end.
+
+    Parameters
+    ----------
+    source, n
+        What is compressed.
+    out, start
+        Where to, which has room for what does not compress.
+    heads
+        Room for the last place of each hash, of `_LONG` and of `_SHORT` bytes.
+    earlier
+        Room for the place before each one that has the same hash.
+    """
+    heads[:] = -1
+    at, anchor, i, noted = start, 0, 0, 0
+    while i <= n - _LAST_MATCH:
+        noted = _note_places(source, noted, i, heads, earlier)
+        length, match = _longest_match(source, n, i, _LEAST_MATCH - 1, heads, earlier)
+        if match < 0:
+            i += 1
+            continue
+        # A literal more takes a byte, which as much of a match as `_WORTH_A_LITERAL` saves.
+        while length < _LONG_ENOUGH and i < n - _LAST_MATCH - length:
+            noted = _note_places(source, noted, i + 1, heads, earlier)
+            least = length + _WORTH_A_LITERAL - 1
+            longer, better = _longest_match(source, n, i + 1, least, heads, earlier)
+            if better < 0:
+                break
+            length, match = longer, better
+            i += 1
+        at = _put_sequence(out, at, source, anchor, i, i - match, length)
+        i += length
+        anchor = i
+    return _put_sequence(out, at, source, anchor, n, 0, 0)
+
+
+@compiled("int64(uint8[::1], int64, uint8[::1], int64, int32[:,::1], int32[::1])")
+def _stream(
+    source: NDArray[np.uint8],
+    n: int,
+    out: NDArray[np.uint8],
+    start: int,
+    heads: NDArray[np.int32],
+    earlier: NDArray[np.int32],
+) -> Any:
+    """Write a stream of Blosc: its size, and what is compressed, or stored if that is no larger."""
+    end = _lz4(source, n, out, start + 4, heads, earlier)
+    if end - start - 4 >= n:
+        out[start + 4 : start + 4 + n] = source[:n]
+        end = start + 4 + n
+    out[start : start + 4].view(np.int32)[0] = end - start - 4
+    return end
+
+
+_frames = [
+    f"int64({word}[::1], uint8[::1], uint8[::1], int32[:,::1], int32[::1])"
+    for word in ("uint8", "uint16")
+]
+
+
+@compiled(*_frames)
+def _frame(
+    elements: Any,
+    out: NDArray[np.uint8],
+    plane: NDArray[np.uint8],
+    heads: NDArray[np.int32],
+    earlier: NDArray[np.int32],
+) -> Any:
+    """Write blocks behind the header of a frame; return where they end.
+
+    Bytes of an element are shuffled: the lowest of all come first. They are compressed apart but
+    in a last block that is shorter than the others, or in very short ones.
+    """
+    itemsize = elements.itemsize
+    block = min(elements.size, _BLOCK_ELEMENTS)
+    n_blocks = (elements.size + block - 1) // block
+    at = _HEADER_BYTES + 4 * n_blocks
+    for b in range(n_blocks):
+        out[_HEADER_BYTES + 4 * b : _HEADER_BYTES + 4 * b + 4].view(np.int32)[0] = at
+        first = b * block
+        n = min(block, elements.size - first)
+        is_split = n == block and n >= _LEAST_SPLIT
+        filled = 0
+        for k in range(itemsize):
+            for j in range(n):
+                plane[filled + j] = (elements[first + j] >> (8 * k)) & 255
+            filled += n
+            if is_split or k == itemsize - 1:
+                at = _stream(plane, filled, out, at, heads, earlier)
+                filled = 0
+    return at
+
+
+def compress(chunks: NDArray[np.unsignedinteger[Any]]) -> list[bytes]:
+    """Compress chunks as Blosc does with LZ4, for whatever decompresses that.
+
+    Parameters
+    ----------
+    chunks
+        uint8 or uint16, shape (n_chunks, n_elements), each of which is less than 1 GiB.
+    """
+    itemsize, n_bytes = chunks.itemsize, chunks.shape[1] * chunks.itemsize
+    block = min(chunks.shape[1], _BLOCK_ELEMENTS) * itemsize
+    n_blocks = -(-n_bytes // block)
+    room = _HEADER_BYTES + n_bytes + n_bytes // 255 + n_blocks * (4 + itemsize * 24)
+    out = np.empty(room, np.uint8)
+    plane = np.zeros(block + _LONG, np.uint8)
+    heads = np.empty((2, 1 << _HASH_BITS), np.int32)
+    earlier = np.empty(_WINDOW, np.int32)
+    compressed = list[bytes]()
+    for elements in chunks:
+        end = _frame(elements, out, plane, heads, earlier)
+        flags = _OF_LZ4 | (_SHUFFLED if itemsize > 1 else 0)
+        if end >= _HEADER_BYTES + n_bytes:
+            flags, end = flags | _STORED, _HEADER_BYTES + n_bytes
+            out[_HEADER_BYTES:end] = elements.view(np.uint8)
+        out[:4] = _BLOSC_FORMAT, _LZ4_FORMAT, flags, itemsize
+        out[4:_HEADER_BYTES].view("<u4")[:] = n_bytes, block, end
+        compressed.append(out[:end].tobytes())
+    return compressed
