@@ -31,8 +31,10 @@ def require_int64(what: str, values: NDArray[Any]) -> None:
     ColumnError
         One of them is above it.
     """
+    if values.dtype != np.uint64:
+        return
     largest = np.iinfo(np.int64).max
-    if values.dtype == np.uint64 and values.size and values.max() > largest:
+    if values.size and values.max() > largest:
         msg = (
             f"{what} holds {values.max()}, above the largest int64, {largest}, which tensors "
             "count with; store it as text or as a category"

@@ -355,7 +355,8 @@ class ChunkedArray:
         table[:, kernels.SIZE] = sizes
         table[:, kernels.FLAGS] = located.flags | in_memory
         table[:, kernels.FIRST_SEGMENT] = firsts
-        table[:, kernels.END_SEGMENT] = np.append(firsts[1:], len(segments))
+        table[:-1, kernels.END_SEGMENT] = firsts[1:]
+        table[-1:, kernels.END_SEGMENT] = len(segments)
         table[:, kernels.NUMBER] = chunks
         array[kernels.CODEC] = self.codec
         array[kernels.CHECKED] = self.checked.ctypes.data

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -109,14 +110,13 @@ class ChunkReads:
         if len(parts) == 1:
             return parts[0]
         chunks = np.concatenate([part.chunks for part in parts])
-        filled = first_array = first_segment = 0
-        for part in parts:
-            table = chunks[filled : filled + part.n_chunks]
-            table[:, kernels.ARRAY] += first_array
-            table[:, [kernels.FIRST_SEGMENT, kernels.END_SEGMENT]] += first_segment
-            filled += part.n_chunks
-            first_array += len(part.arrays)
-            first_segment += len(part.segments)
+        n_chunks = [part.n_chunks for part in parts]
+        first_arrays = accumulate((len(part.arrays) for part in parts[:-1]), initial=0)
+        chunks[:, kernels.ARRAY] += np.repeat(list(first_arrays), n_chunks)
+        first_segments = accumulate((len(part.segments) for part in parts[:-1]), initial=0)
+        before = np.repeat(list(first_segments), n_chunks)
+        chunks[:, kernels.FIRST_SEGMENT] += before
+        chunks[:, kernels.END_SEGMENT] += before
         return ChunkReads(
             arrays=np.concatenate([part.arrays for part in parts]),
             chunks=chunks,
@@ -190,9 +190,13 @@ class ChunkReads:
         -------
         What keeps bytes coming that stores bring; they are given up once it is let go.
         """
+        self.advise()
+        return expect(self.chunks, self._stores) if self.are_brought else []
+
+    def advise(self) -> None:
+        """Tell the system what will be read, so that it comes side by side."""
         if not seem_to_be_in_memory(self.chunks):
             kernels.advise(self.chunks, kernels.function_addresses())
-        return expect(self.chunks, self._stores) if self.are_brought else []
 
     def run(
         self,

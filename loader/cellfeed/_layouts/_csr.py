@@ -6,6 +6,7 @@ nothing is read.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,8 @@ class CsrGroup:
     ----------
     indptr
         Row pointer, shape (n_rows + 1,); int32, or int64 where that does not suffice.
+    n_elements, data_start
+        How many elements there are, and where values begin, in bytes.
     dtype
         Dtype of the values.
     n_vars
@@ -148,19 +151,15 @@ class CsrGroup:
     """
 
     indptr: NDArray[Any]
+    n_elements: int
+    data_start: int
     dtype: np.dtype[Any]
     n_vars: int
 
     @property
-    def data_start(self) -> int:
-        """Where values begin, in bytes."""
-        n_bytes = int(self.indptr[-1]) * self.indptr.itemsize
-        return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
-
-    @property
     def n_bytes(self) -> int:
         """Memory that is needed."""
-        return self.data_start + int(self.indptr[-1]) * self.dtype.itemsize
+        return self.data_start + self.n_elements * self.dtype.itemsize
 
     def sort(self, buffer: Buffer) -> bool:
         """Let the columns of each row ascend, as torch takes them to do.
@@ -205,9 +204,8 @@ class CsrGroup:
         )
 
     def _rows(self, buffer: Buffer) -> CsrRows:
-        n_elements = int(self.indptr[-1])
-        indices = buffer.array(self.indptr.dtype, n_elements)
-        data = buffer.array(self.dtype, n_elements, start=self.data_start)
+        indices = buffer.array(self.indptr.dtype, self.n_elements)
+        data = buffer.array(self.dtype, self.n_elements, start=self.data_start)
         return CsrRows(self.indptr, indices, data, self.n_vars)
 
 
@@ -249,18 +247,27 @@ def csr_groups(
     """
     ends = np.concatenate([[0], np.cumsum(lengths[order])])
     # SciPy and torch want one dtype for both; int32 halves the memory while it suffices.
-    most = max(np.diff(ends[bounds]).max(initial=0), n_vars)
+    sizes = np.diff(ends[bounds])
+    most = max(sizes.max(initial=0), n_vars)
     index_dtype = np.dtype(np.int32 if most <= np.iinfo(np.int32).max else np.int64)
-    groups = [
-        CsrGroup((ends[first : stop + 1] - ends[first]).astype(index_dtype), dtype, n_vars)
-        for first, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    ]
-    numbers = np.repeat(np.arange(len(groups)), np.diff(bounds))
+    data_starts = -(-sizes * index_dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    numbers = np.repeat(np.arange(sizes.size), np.diff(bounds))
     elements = ends[:-1] - ends[bounds[:-1]][numbers]
-    data_starts = np.array([group.data_start for group in groups], np.int64)[numbers]
-    numbers = numbers + first_number
-    index_destinations = destination(numbers, elements * index_dtype.itemsize)
-    data_destinations = destination(numbers, data_starts + elements * dtype.itemsize)
+    # One after the other, each with its end: cell k of group g at k + g.
+    pointers = np.empty(elements.size + sizes.size, index_dtype)
+    pointers[np.arange(elements.size) + numbers] = elements
+    pointers[bounds[1:] + np.arange(sizes.size)] = sizes
+    firsts = (bounds + np.arange(bounds.size)).tolist()
+    groups = [
+        CsrGroup(pointers[first:stop], n_elements, data_start, dtype, n_vars)
+        for (first, stop), n_elements, data_start in zip(
+            pairwise(firsts), sizes.tolist(), data_starts.tolist(), strict=True
+        )
+    ]
+    index_destinations = destination(numbers + first_number, elements * index_dtype.itemsize)
+    data_destinations = destination(
+        numbers + first_number, data_starts[numbers] + elements * dtype.itemsize
+    )
     first, again = first_deliveries(order, lengths.size)
     target = CsrTarget(
         lengths=lengths,

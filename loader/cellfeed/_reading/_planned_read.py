@@ -56,7 +56,7 @@ class PlannedRead:
             if reads.are_brought:
                 brought.append(reads.without_placing())
             else:
-                reads.readahead()
+                reads.advise()
         arriving = [part for each in self.elements.values() for part in each.arriving_parts]
         return replace(self, ahead=Ahead(brought, arriving))
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind
-from cellfeed._cells import Cells, CsrRows, ObsColumn, RaggedRows
+from cellfeed._cells import Cells, CsrRows, ObsColumn
 from cellfeed._chunks import (
     ChunkReads,
     Counter,
@@ -360,8 +360,9 @@ class Reader:
     ) -> Iterator[Cells]:
         for some in buffers.values():
             some.reverse()
-        for k, here in enumerate(map(slice, planned.bounds[:-1], planned.bounds[1:])):
-            elements = dict[str, CsrRows | RaggedRows | NDArray[Any]]()
+        bounds = planned.bounds.tolist()
+        for k, here in enumerate(map(slice, bounds[:-1], bounds[1:])):
+            elements: dict[str, Any] = {}
             for name, of_element in groups.items():
                 # Memory is popped, so that it is kept by nobody but the minibatch.
                 group, memory = of_element[k], buffers[name].pop()
