@@ -54,7 +54,7 @@ def _in_turns(plan: EpochPlan, num_workers: int, n_delivered: int = 0) -> Iterat
                 yield minibatch
 
 
-@settings(max_examples=5000, deadline=None)
+@settings(max_examples=2000, deadline=None)
 @given(sizes=_sizes, data=st.data())
 def test_no_row_comes_twice_and_none_is_missing(sizes, data):
     """Stopped up to three times, on other numbers of ranks and workers each time."""

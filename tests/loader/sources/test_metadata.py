@@ -44,7 +44,7 @@ def run(*arguments: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("storage", "n"), [("zarr", 2000), ("hdf5", 400)])
+@pytest.mark.parametrize(("storage", "n"), [("zarr", 1000), ("hdf5", 400)])
 def test_fuzzed(storage, n):
     outcome = run("-W", "error", "-m", f"tests.loader.sources.{storage}_metadata_fuzzing", n)
     lines = outcome.splitlines()
