@@ -269,7 +269,7 @@ def stored(tmp_path_factory):
 
 def damaged(stored, tmp_path, name, change):
     shutil.copytree(stored[0], tmp_path / "copy")
-    (file,) = (tmp_path / "copy" / ARRAY / "__fragments").rglob(name)
+    (file,) = (tmp_path / "copy" / ARRAY).rglob(name)
     content = bytearray(file.read_bytes())
     change(content)
     file.write_bytes(content)
@@ -308,7 +308,9 @@ def test_truncated(stored, tmp_path, name):
     deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    name=st.sampled_from(["d0.tdb", "d1.tdb", "a0.tdb", "__fragment_metadata.tdb"]),
+    name=st.sampled_from(
+        ["d0.tdb", "d1.tdb", "a0.tdb", "__fragment_metadata.tdb", "__schema/__[0-9]*"]
+    ),
     at=st.floats(0, 1, exclude_max=True),
     bit=st.integers(0, 7),
 )
@@ -321,7 +323,8 @@ def test_flipped_bits(stored, tmp_path_factory, name, at, bit):
     path = damaged(stored, tmp_path_factory.mktemp("flipped"), name, change)
     shape, said = (300, 200), ""
     try:
-        shape = open_collection(path)[:].X.shape
+        if x_of(path).chunked() is not None:
+            shape = open_collection(path)[:].X.shape
     except FormatError as error:
         said = str(error)
     assert shape == (300, 200)
