@@ -163,6 +163,13 @@ def test_many_fragments_of_several_schemas(tmp_path):
     assert_fast(path, matrix)
 
 
+def test_a_path_that_looks_escaped(tmp_path):
+    matrix = random_matrix(20, 10, 0.5)
+    path = write(tmp_path / "a %41 ü", matrix)
+    assert_fast(path, matrix)
+    assert x_of(path).stored_bytes() > 0
+
+
 def test_cells_of_a_query(tmp_path):
     matrix = random_matrix(100, 20, 0.5)
     path = write(tmp_path / "e", matrix, create={"dims": dims(16, 8)})
