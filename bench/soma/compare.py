@@ -12,6 +12,7 @@ import sys
 
 CELLFEED = """
 import sys, time, os
+import torch
 from cellfeed import BlockShuffling, CellDataset, open_collection
 def epochs(path, fetch, label, seed):
     collection = open_collection(path, obs=[label])

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,8 +81,8 @@ class SomaElement(StoredElement):
 
     def _folder(self) -> Path | None:
         """Return where it is on this machine, if it is there."""
-        uri = urlsplit(self._array().uri)
-        return Path(unquote(uri.path)) if uri.scheme in ("", "file") else None
+        uri: str = self._array().uri.removeprefix("file://")  # nothing in it is escaped
+        return None if "://" in uri else Path(uri)
 
     def _array(self) -> Any:
         return self._store.at(self._path)

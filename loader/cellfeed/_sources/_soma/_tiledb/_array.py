@@ -34,7 +34,7 @@ from cellfeed._sources._soma._tiledb._schema import Schema, read_schema
 __all__ = ["TiledCsr", "tiled_csr"]
 
 _SCHEMAS = "__schema"
-_DAMAGE = (OSError, ValueError, struct.error, zlib.error, RuntimeError)
+_DAMAGE = (OSError, ValueError, OverflowError, MemoryError, RuntimeError, struct.error, zlib.error)
 
 
 class TiledCsr(PiecedCsr):

@@ -15,7 +15,7 @@ from cellfeed._sources._soma._tiledb._generic import (
 
 __all__ = ["VERSIONS", "Schema", "read_schema"]
 
-VERSIONS = range(17, 24)  # of the format, in which what is read here is the same
+VERSIONS = range(20, 23)  # of the format, that what is read here was checked with
 _INT64 = 1
 _DTYPES = {
     0: "int32",
