@@ -229,7 +229,8 @@ def _facts(collection: Collection, label: Label, batch_size: int) -> dict[str, A
     counted = {label.name: label.counted}
     dataset = asdict(describe_dataset(Selected.of(collection), counted, batch_size))
     paths = dataset.pop("paths")
-    del dataset["slow_reading"], dataset["selection"]  # which names paths, and all are visited
+    # Which names paths; and all are visited, by cellfeed.
+    del dataset["slow_reading"], dataset["selection"], dataset["loader"]
     return {
         "schema": SCHEMA,
         "label": label.name,

@@ -84,6 +84,7 @@ class Replay:
         """Return plain values."""
         n_seeds = max(1, len(self.regrets))
         return asdict(self) | {
+            "best": self.best and dict(self.best),
             "chosen": [each and dict(each) for each in self.chosen],
             "within_5_percent": self.n_within() / n_seeds,
             "baselines_within_5_percent": {

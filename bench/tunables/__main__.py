@@ -46,4 +46,5 @@ def main(
     click.echo(table(found))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Other loaders deliver what they say, and the command tunes those that are installed."""
+
+import anndata as ad
+import numpy as np
+import pytest
+from bench.tunables.__main__ import main
+from bench.tunables.loaders import AnnLoader, OfPlates, PlainDataLoader, ScDataset, TileDBSOMAML
+from click.testing import CliRunner
+from tests.loader.sources.somas import write_experiment
+
+from cellfeed.synthetic import write_tahoe_like
+from cellfeed_tuner import Configuration, measure
+
+N_CELLS, BATCH_SIZE = 640, 16
+
+
+@pytest.fixture(scope="module")
+def plates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plates")
+    write_tahoe_like(folder, n_cells=N_CELLS, n_genes=40, n_plates=2)
+    return sorted(folder.glob("*.h5ad"))
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory, plates):
+    pytest.importorskip("tiledbsoma")
+    adata = ad.concat([ad.read_h5ad(path) for path in plates], index_unique="-")
+    folder = tmp_path_factory.mktemp("soma")
+    return write_experiment(folder / "experiment", adata)
+
+
+def loader_of(kind: type[OfPlates], plates, **settings) -> OfPlates:
+    if missing := kind.missing():
+        pytest.skip(f"{' and '.join(missing)} is not installed")
+    return kind(plates, "plate", batch_size=BATCH_SIZE, **settings)
+
+
+def delivered(loader, **settings):
+    """How often each label comes in an epoch of whole minibatches."""
+    labels = [
+        np.asarray(loader.labels_of(each)["plate"])
+        for each in loader.open(Configuration(**settings))
+    ]
+    assert {each.shape for each in labels} == {(BATCH_SIZE,)}
+    return np.sort(np.unique(np.concatenate(labels), return_counts=True)[1]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (PlainDataLoader, {}),
+        (AnnLoader, {}),
+        (ScDataset, {"block_size": 4, "fetch_factor": 4}),
+    ],
+)
+def test_each_delivers_all_cells_with_their_labels(kind, settings, plates):
+    loader = loader_of(kind, plates)
+    counts = np.sort(np.bincount(loader.labels["plate"])).tolist()
+    assert delivered(loader, **settings) == counts
+    found = measure(loader, Configuration(**settings), seconds=0.1)
+    assert found.failure == ""
+    assert found.entropy_bits["plate"].value > 0
+
+
+def test_so_does_soma(plates, experiment):
+    loader = loader_of(TileDBSOMAML, plates, store=experiment)
+    counts = np.sort(np.bincount(loader.labels["plate"])).tolist()
+    found = delivered(loader, block_size=16, fetch_factor=4)
+    assert sum(found) <= N_CELLS
+    assert found == pytest.approx(counts, abs=BATCH_SIZE)
+
+
+def test_the_command_says_which_is_the_fastest_and_what_is_left_out(plates):
+    ran = CliRunner().invoke(
+        main,
+        [*map(str, plates), "--label=plate", "--batch-size=16", "--budget=5", "--entropy-floor=0.5",
+         "--loader=cellfeed", "--loader=DataLoader", "--loader=annbatch"],
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    assert "annbatch: left out, since" in ran.stderr
+    rows = [line.split("|")[1].strip() for line in ran.stdout.splitlines() if "MB |" in line]
+    assert sorted(rows) == ["DataLoader", "cellfeed"]
