@@ -65,6 +65,8 @@ class BufferPool:
 
     def _take(self, capacity: int) -> Bytes:
         """Return memory that is free, or new memory."""
+        if self._free.get(capacity):
+            return self._free[capacity].pop()
         fitting = [size for size, free in self._free.items() if free and size >= capacity]
         if fitting and min(fitting) <= 2 * capacity:
             return self._free[min(fitting)].pop()

@@ -85,13 +85,11 @@ class ChunkTable:
         """Return where the chunks of these numbers lie."""
         offsets = self.offsets[chunks]
         files = np.zeros(len(chunks), np.int64) if self.files is None else self.files[chunks]
-        flags = self.flags[chunks].astype(np.int64)
-        return Located(
-            files=files.astype(np.int64),
-            offsets=offsets,
-            sizes=np.where(offsets < 0, 0, self.sizes[chunks]).astype(np.int64),
-            flags=np.where(offsets < 0, kernels.LOST, flags),
-        )
+        sizes, flags = self.sizes[chunks].astype(np.int64), self.flags[chunks].astype(np.int64)
+        are_lost = offsets < 0
+        if are_lost.any():
+            sizes[are_lost], flags[are_lost] = 0, kernels.LOST
+        return Located(files.astype(np.int64, copy=False), offsets, sizes, flags)
 
 
 @dataclass(frozen=True, slots=True)

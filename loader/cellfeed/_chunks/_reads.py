@@ -190,13 +190,16 @@ class ChunkReads:
         -------
         What keeps bytes coming that stores bring; they are given up once it is let go.
         """
-        self.advise()
+        ChunkReads.advise([self])
         return expect(self.chunks, self._stores) if self.are_brought else []
 
-    def advise(self) -> None:
+    @staticmethod
+    def advise(parts: Sequence["ChunkReads"]) -> None:
         """Tell the system what will be read, so that it comes side by side."""
-        if not seem_to_be_in_memory(self.chunks):
-            kernels.advise(self.chunks, kernels.function_addresses())
+        tables = [part.chunks for part in parts]
+        chunks = np.concatenate(tables) if len(tables) > 1 else tables[0]
+        if not seem_to_be_in_memory(chunks):
+            kernels.advise(chunks, kernels.function_addresses())
 
     def run(
         self,

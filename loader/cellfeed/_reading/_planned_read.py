@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,12 @@ class PlannedRead:
 
     def advised(self) -> "PlannedRead":
         """Tell the system what will be read soon; return the same read, with what is brought."""
-        brought = list[ChunkReads]()
-        for reads in self._reads:
-            if reads.are_brought:
-                brought.append(reads.without_placing())
-            else:
-                reads.advise()
+        reads = self._reads
+        are_brought = [each.are_brought for each in reads]
+        own = [each for each, is_brought in zip(reads, are_brought, strict=True) if not is_brought]
+        if own:
+            ChunkReads.advise(own)
+        brought = [each.without_placing() for each in compress(reads, are_brought)]
         arriving = [part for each in self.elements.values() for part in each.arriving_parts]
         return replace(self, ahead=Ahead(brought, arriving))
 
