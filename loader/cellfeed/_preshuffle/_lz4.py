@@ -22,7 +22,8 @@ _WINDOW = 1 << 16
 _LONG, _SHORT = 8, 5  # bytes by which matches are looked for
 _ATTEMPTS = 16
 _LONG_ENOUGH = 64  # to look no further
-_WORTH_A_LITERAL = 2  # bytes by which a match at the next place has to be longer
+_WORTH_A_LITERAL = 3  # bytes by which a match at the next place has to be longer
+_LONG_ENOUGH_TO_TAKE = 14  # without a look at the next place
 _LEAST_MATCH = 4
 _LAST_LITERALS, _LAST_MATCH = 5, 12  # bytes at the end that are no match, and begin none
 _MOST_IN_TOKEN, _BYTE = 15, 255
@@ -209,7 +210,7 @@ def _lz4(
             i += 1
             continue
         # A literal more takes a byte, which as much of a match as `_WORTH_A_LITERAL` saves.
-        while length < _LONG_ENOUGH and i < n - _LAST_MATCH - length:
+        while length < _LONG_ENOUGH_TO_TAKE and i < n - _LAST_MATCH - length:
             noted = _note_places(source, noted, i + 1, heads, earlier)
             least = length + _WORTH_A_LITERAL - 1
             longer, better = _longest_match(source, n, i + 1, least, heads, earlier)

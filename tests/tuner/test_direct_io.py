@@ -1,0 +1,63 @@
+"""Files that are read past the page cache are measured so, and told from others."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.tuner.conftest import RECOMMENDED
+
+from cellfeed import ParameterError, open_collection
+from cellfeed.synthetic import write_tahoe_like
+from cellfeed_tuner import Configuration, measure
+from cellfeed_tuner._history._fingerprint import data_fingerprint
+from cellfeed_tuner._machine._page_cache import resident_fraction
+from cellfeed_tuner._reports._code import code_to_paste
+from cellfeed_tuner._reports._wording import cache_in_words
+
+CONFIGURATION = Configuration(block_size=4, fetch_factor=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plates")
+    write_tahoe_like(folder, n_cells=2000, n_genes=500, n_plates=2, n_drugs=4)
+    try:
+        open_collection(folder, direct_io=True)
+    except ParameterError as error:
+        pytest.skip(str(error))
+    return folder
+
+
+def opened(folder, *, direct_io=True):
+    return open_collection(folder, obs=["plate"], direct_io=direct_io)
+
+
+def test_is_measured_cold(folder):
+    collection = opened(folder)
+    measured = measure(collection, CONFIGURATION, batch_size=16, label="plate", seconds=0.1)
+    assert measured.cache in ("cold", "unknown")
+    assert measured.cells_per_second is not None
+    assert not measured.delivery_fault
+    if measured.cache == "cold":
+        assert (resident_fraction(collection.files) or 0) < 0.5  # tables of small files, no chunks
+
+
+def test_is_not_measured_warm(folder):
+    with pytest.raises(ParameterError, match=r"cache='warm', but .* is read past the page cache;"):
+        measure(opened(folder), CONFIGURATION, batch_size=16, cache="warm", seconds=0.1)
+
+
+def test_is_not_taken_for_what_was_measured_with_buffered_reads(folder):
+    codes = np.zeros(2000, np.int64)
+    direct, buffered = (
+        data_fingerprint(opened(folder, direct_io=direct_io), codes) for direct_io in (True, False)
+    )
+    assert direct != buffered
+    assert data_fingerprint(opened(folder), codes) == direct
+
+
+def test_is_said_and_opened_so_again():
+    result = replace(RECOMMENDED, dataset=replace(RECOMMENDED.dataset, direct_io=True))
+    assert ", direct_io=True)" in code_to_paste(result, Path("autotune.json"), elements=["X"])
+    assert cache_in_words(replace(result, cache="cold")) == ["not used: files are read past it"]
