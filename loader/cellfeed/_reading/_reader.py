@@ -113,9 +113,9 @@ class Reader:
 
     def close(self) -> None:
         """Let the threads go; what was read stays valid."""
+        self._rest_thread.shutdown(wait=True, cancel_futures=True)  # which waits for the others
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._dense_threads.shutdown(wait=True, cancel_futures=True)
-        self._rest_thread.shutdown(wait=True, cancel_futures=True)
 
     def read(self, rows: NDArray[np.int64], order: NDArray[np.intp] | None = None) -> Cells:
         """Read rows as one group.

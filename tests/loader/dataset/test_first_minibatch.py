@@ -87,3 +87,13 @@ def test_it_may_be_all_that_is_used(path, matrix):
         own = dataset(path)
         assert next(iter(own)).rows.tolist() == first.tolist()
         assert own.state_dict()["epoch"] == 0
+
+
+def test_it_is_dropped_while_others_are_decoded(path):
+    """Nothing waits for ever for threads that are gone."""
+    collection = open_collection(path)
+    for seed in range(40):
+        own = CellDataset(collection, BlockShuffling(1), 4, N_CELLS // 4, seed=seed, num_threads=8)
+        minibatches = iter(own)
+        assert len(next(minibatches)) == 4
+        del minibatches
