@@ -22,8 +22,9 @@ class SomaSource(Source):
     """Cells of a TileDB-SOMA experiment, which `open_collection` takes in place of a path.
 
     A path alone will do for an experiment on this machine whose measurement is the only one or is
-    called "RNA", and whose layer is ``X["data"]`` or the only one. It is read by tiledbsoma (``pip
-    install 'cellfeed[soma]'``), which each process opens anew.
+    called "RNA", and whose layer is ``X["data"]`` or the only one. tiledbsoma (``pip install
+    'cellfeed[soma]'``), which each process opens anew, reads all but the elements of sparse
+    arrays on this machine, whose tiles are decoded by as many threads as are given.
 
     Parameters
     ----------
