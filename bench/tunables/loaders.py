@@ -68,7 +68,7 @@ class OfPlates(Tunable):
         self.plates, self.label, self.batch_size = tuple(plates), label, batch_size
         self.store = store
         self.files = self.plates if store is None else (store,)
-        self.labels = {label: _codes(plates, label)}
+        self.labels: dict[str, NDArray[np.intp]] = {label: _codes(plates, label)}
 
     @classmethod
     def missing(cls) -> list[str]:
@@ -180,6 +180,25 @@ class ScDataset(OfPlates):
             # What its documentation recommends; without workers nothing may be given.
             prefetch_factor=configuration.fetch_factor + 1 if n_workers else None,
         )
+
+    def planned_rows(
+        self, configuration: Configuration, n_minibatches: int
+    ) -> NDArray[np.int64] | None:
+        """Return rows in the order of its strategy, shuffled once more in each fetch, as it does.
+
+        Which rows come differs with the seed; how mixed they are does not.
+        """
+        strategy = _peer("scdataset").BlockShuffling(configuration.block_size)
+        n_rows, rng = len(self.labels[self.label]), np.random.default_rng(0)
+        rows = np.asarray(strategy.get_indices(range(n_rows), seed=0), dtype=np.int64)
+        fetch = configuration.fetch_factor
+        n_fetches = min(rows.size // (fetch * self.batch_size), -(-n_minibatches // fetch))
+        if not n_fetches:
+            return rows[: rows.size // self.batch_size * self.batch_size].reshape(
+                -1, self.batch_size
+            )
+        by_fetch = rows[: n_fetches * fetch * self.batch_size].reshape(n_fetches, -1)
+        return rng.permuted(by_fetch, axis=1).reshape(-1, self.batch_size)[:n_minibatches]
 
 
 def _fetched(cells: Any, label: str) -> tuple[Any, Any]:
