@@ -5,6 +5,7 @@ other: ``block_size`` rows are read together, and ``fetch_factor`` minibatches a
 """
 
 import functools
+import importlib
 import importlib.util
 import random
 import warnings
@@ -31,6 +32,11 @@ __all__ = [
     "ScDataset",
     "TileDBSOMAML",
 ]
+
+
+def _peer(name: str) -> Any:
+    """Import what may not be installed."""
+    return importlib.import_module(name)
 
 
 class OfPlates(Tunable):
@@ -62,7 +68,7 @@ class OfPlates(Tunable):
         self.plates, self.label, self.batch_size = tuple(plates), label, batch_size
         self.store = store
         self.files = self.plates if store is None else (store,)
-        self.labels = {label: _codes(plates, label)}
+        self.labels: dict[str, NDArray[np.intp]] = {label: _codes(plates, label)}
 
     @classmethod
     def missing(cls) -> list[str]:
@@ -129,15 +135,14 @@ class AnnLoader(OfPlates):
         """Return the loader."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from anndata.experimental import AnnLoader as Loader  # noqa: PLC0415 - warns
-
-            return Loader(  # type: ignore[no-any-return]
+            loader: Iterable[Any] = _peer("anndata.experimental").AnnLoader(
                 self.cells(convert={"X": _tensor}),
                 batch_size=self.batch_size,
                 shuffle=True,
                 drop_last=True,
                 num_workers=configuration.num_workers,
             )
+            return loader
 
     def labels_of(self, minibatch: Any) -> Mapping[str, ArrayLike]:
         """Return the labels, and read the expression, which is read only when it is asked for."""
@@ -157,11 +162,10 @@ class ScDataset(OfPlates):
 
     def open(self, configuration: Configuration) -> Iterable[Any]:
         """Return the loader."""
-        from scdataset import BlockShuffling, scDataset  # noqa: PLC0415
-
-        dataset = scDataset(
+        scdataset = _peer("scdataset")
+        dataset = scdataset.scDataset(
             self.cells(),
-            BlockShuffling(configuration.block_size),
+            scdataset.BlockShuffling(configuration.block_size),
             batch_size=self.batch_size,
             fetch_factor=configuration.fetch_factor,
             drop_last=True,
@@ -176,6 +180,25 @@ class ScDataset(OfPlates):
             # What its documentation recommends; without workers nothing may be given.
             prefetch_factor=configuration.fetch_factor + 1 if n_workers else None,
         )
+
+    def planned_rows(
+        self, configuration: Configuration, n_minibatches: int
+    ) -> NDArray[np.int64] | None:
+        """Return rows in the order of its strategy, shuffled once more in each fetch, as it does.
+
+        Which rows come differs with the seed; how mixed they are does not.
+        """
+        strategy = _peer("scdataset").BlockShuffling(configuration.block_size)
+        n_rows, rng = len(self.labels[self.label]), np.random.default_rng(0)
+        rows = np.asarray(strategy.get_indices(range(n_rows), seed=0), dtype=np.int64)
+        fetch = configuration.fetch_factor
+        n_fetches = min(rows.size // (fetch * self.batch_size), -(-n_minibatches // fetch))
+        if not n_fetches:
+            return rows[: rows.size // self.batch_size * self.batch_size].reshape(
+                -1, self.batch_size
+            )
+        by_fetch = rows[: n_fetches * fetch * self.batch_size].reshape(n_fetches, -1)
+        return rng.permuted(by_fetch, axis=1).reshape(-1, self.batch_size)[:n_minibatches]
 
 
 def _fetched(cells: Any, label: str) -> tuple[Any, Any]:
@@ -199,13 +222,11 @@ class Annbatch(OfPlates):
 
     def open(self, configuration: Configuration) -> Iterable[Any]:
         """Return the loader."""
-        import zarr  # noqa: PLC0415
-        from annbatch import DatasetCollection, Loader  # noqa: PLC0415
-
+        annbatch, zarr = _peer("annbatch"), _peer("zarr")
         if importlib.util.find_spec("zarrs") is not None:
             zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
         cells = self.batch_size * configuration.fetch_factor
-        loader = Loader(
+        loader: Any = annbatch.Loader(
             batch_size=self.batch_size,
             chunk_size=configuration.block_size,
             preload_nchunks=max(1, cells // configuration.block_size),
@@ -216,10 +237,11 @@ class Annbatch(OfPlates):
         )
         with anndata.settings.override(remove_unused_categories=False):
             loader.use_collection(
-                DatasetCollection(self.store),
+                annbatch.DatasetCollection(self.store),
                 load_adata=functools.partial(_matrix_and_label, label=self.label),
             )
-        return loader  # type: ignore[no-any-return]
+        opened: Iterable[Any] = loader
+        return opened
 
     def labels_of(self, minibatch: Any) -> Mapping[str, ArrayLike]:
         """Return the labels."""
@@ -244,12 +266,12 @@ class TileDBSOMAML(OfPlates):
 
     def open(self, configuration: Configuration) -> Iterable[Any]:
         """Return the loader."""
-        import tiledbsoma  # noqa: PLC0415
-        from tiledbsoma_ml import ExperimentDataset, experiment_dataloader  # noqa: PLC0415
-
-        query = tiledbsoma.Experiment.open(str(self.store)).axis_query(measurement_name="RNA")
+        soma_ml = _peer("tiledbsoma_ml")
+        query = (
+            _peer("tiledbsoma").Experiment.open(str(self.store)).axis_query(measurement_name="RNA")
+        )
         rows = self.batch_size * configuration.fetch_factor
-        dataset = ExperimentDataset(
+        dataset = soma_ml.ExperimentDataset(
             query,
             layer_name="data",
             obs_column_names=[self.label],
@@ -260,7 +282,8 @@ class TileDBSOMAML(OfPlates):
             seed=random.randrange(1 << 30),
             return_sparse_X=True,
         )
-        return experiment_dataloader(dataset)  # type: ignore[no-any-return]
+        loader: Iterable[Any] = soma_ml.experiment_dataloader(dataset)
+        return loader
 
     def labels_of(self, minibatch: Any) -> Mapping[str, ArrayLike]:
         """Return the labels."""
@@ -272,7 +295,9 @@ def _tensor(array: Any) -> Any:
     """Return a CSR matrix as a sparse tensor."""
     if not hasattr(array, "indptr"):
         return torch.from_numpy(np.asarray(array))
-    parts = map(torch.from_numpy, (array.indptr, array.indices, array.data))
+    indptr, indices, data = map(torch.from_numpy, (array.indptr, array.indices, array.data))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(*parts, size=array.shape, check_invariants=False)
+        return torch.sparse_csr_tensor(
+            indptr, indices, data, size=array.shape, check_invariants=False
+        )

@@ -62,6 +62,23 @@ def test_each_delivers_all_cells_with_their_labels(kind, settings, plates):
     assert found.entropy_bits["plate"].value > 0
 
 
+@pytest.mark.parametrize("settings", [(1, 1), (64, 2), (16, 8)])
+def test_the_plan_of_scdataset_mixes_as_what_it_delivers(settings, plates):
+    loader = loader_of(ScDataset, plates)
+    configuration = Configuration(block_size=settings[0], fetch_factor=settings[1])
+    planned = loader.planned_rows(configuration, 1000)
+    assert planned is not None
+    codes = loader.labels["plate"]
+    came = [np.asarray(labels) for _, labels in loader.open(configuration)]
+    values, counts = (found for found in np.unique(np.stack(came), return_counts=True))
+    assert planned.shape == (len(came), BATCH_SIZE)
+    assert values.size == codes.max() + 1
+    assert sorted(counts) == sorted(np.bincount(codes[planned].ravel()))
+    purity = [(each == each[0]).mean() for each in came]
+    of_plan = [(each == each[0]).mean() for each in codes[planned]]
+    assert np.mean(of_plan) == pytest.approx(np.mean(purity), abs=0.15)
+
+
 def test_so_does_soma(plates, experiment):
     loader = loader_of(TileDBSOMAML, plates, store=experiment)
     counts = np.sort(np.bincount(loader.labels["plate"])).tolist()

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from cellfeed import BlockShuffling, CellDataset, EpochPlan, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure, minibatch_entropies
+from cellfeed_tuner._commands._autotune_cli import main
 
 BATCH_SIZE = 32
 
@@ -58,6 +60,20 @@ def test_what_is_measured_alone_has_them(small_collection):
     found = measure(collection, settings, batch_size=BATCH_SIZE, label="plate", seconds=0.1)
     assert found.delivery_fault == ""
     assert found.n_threads == 1
+
+
+def test_the_command_tries_them(small_collection, tmp_path):
+    grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "5"]
+    ran = CliRunner().invoke(
+        main,
+        [str(small_collection), "--label", "plate", "--output", str(tmp_path), *grid,
+         "--num-threads", "1,2", "--align", "--entropy-floor", "0"],
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    found = AutotuneResult.load(tmp_path / "autotune.json")
+    assert {each.configuration["align"] for each in found.configurations} == {None, "chunks"}
+    assert {each.configuration["num_threads"] for each in found.configurations} == {1, 2}
+    assert "num threads" in ran.stdout
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,10 @@ def listed(sizes: Sequence[int]) -> str:
               help="Fetch factors to try; 1:512 is a range.")  # fmt: skip
 @click.option("--workers", type=Sizes(0), show_default="0 and powers of two up to the cores",
               help="Numbers of worker processes to try; of files on servers, 0.")  # fmt: skip
+@click.option("--num-threads", default=(), type=Sizes(1), show_default="chosen by the loader",
+              help="Threads of each process that reads to try.")  # fmt: skip
+@click.option("--align", "with_aligned", is_flag=True,
+              help="Try blocks that end where chunks do, too.")  # fmt: skip
 @click.option("--budget", default=DEFAULT_BUDGET_SECONDS, show_default=True,
               type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="Time to spend, all in all.")  # fmt: skip

@@ -45,6 +45,7 @@ def run(
     output: Path,
     as_json: bool,
     budget: float,
+    with_aligned: bool,
     **settings: Any,
 ) -> None:
     """Measure, report, and write; see the command."""
@@ -63,6 +64,7 @@ def run(
                 given=given,
                 indices=where,
                 strategy=ClassBalancedSampling(balance) if balance else None,
+                align=(None, "chunks") if with_aligned else (),
                 cache=cache,
                 budget=_left_of(budget),
                 on_progress=display.show,
