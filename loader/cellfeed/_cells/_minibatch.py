@@ -126,7 +126,9 @@ def minibatch_of(
 
 def _fields(name: str, rows: Any) -> Iterator[tuple[str, Any]]:
     """Yield rows whose values have fields as rows of each field, which torch does not have."""
-    if isinstance(rows, RaggedRows) and rows.dtype.names is not None:
+    if isinstance(rows, CsrRows):
+        yield name, rows
+    elif isinstance(rows, RaggedRows) and rows.dtype.names is not None:
         for field in rows.dtype.names:
             values = np.ascontiguousarray(rows.values[field])
             yield f"{name}/{field}", RaggedRows(rows.offsets, values)

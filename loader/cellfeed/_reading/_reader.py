@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Protocol, Self
 
@@ -103,6 +103,7 @@ class Reader:
             self._n_threads, thread_name_prefix="cellfeed-dense"
         )
         self._rest_thread = ThreadPoolExecutor(1, thread_name_prefix="cellfeed-rest")
+        self._rest: Future[Iterator[Cells]] | None = None
         self._pools = Pools() if pools is None else pools
 
     def __enter__(self) -> Self:
@@ -230,6 +231,9 @@ class Reader:
             planned.let_go()
 
     def _read(self, planned: PlannedRead, *, first_alone: bool) -> Iterator[Cells]:
+        if self._rest is not None:  # which is due before this
+            wait([self._rest])
+            self._rest = None
         with self._counters.processor_time(Counter.PLANNING):
             laid_out = {
                 name: each.lay_out(self._decoder) for name, each in planned.elements.items()
@@ -293,7 +297,8 @@ class Reader:
             return groups(slice(1, None), ascending=ascending and others_ascend)
 
         first = groups(slice(0, 1), ascending=ascending)
-        return _first_and_rest(first, self._rest_thread.submit(others))
+        self._rest = self._rest_thread.submit(others)
+        return _first_and_rest(first, self._rest)
 
     def _fill(
         self,
