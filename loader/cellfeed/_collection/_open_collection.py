@@ -77,8 +77,8 @@ def open_collection(
     direct_io
         Whether chunks of ``.h5ad``, ``.h5mu`` and zarr on this machine are read past the page
         cache (``O_DIRECT``), so that files far larger than memory push nothing else out of it.
-        Rows are the same. An epoch that the cache could hold is slower so; tables, obs, and what
-        `Collection.describe` says is read by h5py or zarr still go through the cache.
+        Rows are the same; what the cache could have held is read from the disk in each epoch.
+        obs, var, and what `Collection.describe` says is read by h5py or zarr go through the cache.
 
     Raises
     ------
