@@ -194,7 +194,9 @@ def exact_numbers(
     values: NDArray[Any]
     if pd.api.types.is_extension_array_dtype(series.dtype):
         values = series.to_numpy(dtype=dtype, na_value=np.nan)
-        integers = series.dropna().to_numpy() if series.dtype.kind in "iu" else np.empty(0)
+        integers = np.empty(0)
+        if series.dtype.kind in "iu":  # older versions of pandas give objects if not asked
+            integers = series.dropna().to_numpy(dtype=np.dtype(f"{series.dtype.kind}8"))
     else:
         integers = series.to_numpy()
         with np.errstate(invalid="ignore"):
