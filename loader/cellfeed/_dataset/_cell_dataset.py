@@ -361,7 +361,8 @@ class CellDataset(PlannedDataset):
         Two fetches: one is delivered while the next is read. It is kept from epoch to epoch, as
         long as the data set lives. Computed from the mean size of a
         cell, so that it holds for blocks of usual cells; dense minibatches that are made of
-        sparse ones ahead come on top, and up to ``prefetch_bytes`` that came from a server.
+        sparse ones ahead come on top, and up to ``prefetch_bytes`` that came from a server or by
+        direct I/O.
         """
         return int(2 * self.fetch_size * self.collection.mean_row_bytes(self.dtype))
 

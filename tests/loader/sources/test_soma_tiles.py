@@ -231,7 +231,7 @@ def test_fragments_of_the_same_rows(tmp_path):
 def test_values_that_are_there_twice(tmp_path):
     """They are added up, also where they lie in two tiles."""
     create = {"allows_duplicates": True, "capacity": 7, "dims": dims(16, 8)}
-    empty = sp.csr_matrix((30, 20), dtype=np.float32)
+    empty = sp.csr_matrix(np.zeros((30, 20), np.float32))
     path = write(tmp_path / "e", empty, create=create)
     rows, columns = np.random.default_rng(0).integers(0, [[30], [20]], (2, 400))
     append(path, sp.coo_matrix((np.ones(400, np.float32), (rows, columns)), (30, 20)))
