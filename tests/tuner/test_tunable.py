@@ -14,6 +14,7 @@ from cellfeed_tuner import AutotuneResult, Configuration, Tunable, autotune, mea
 from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
+from cellfeed_tuner._reports._wording import untimed_in_words
 
 RANDOM = theory.random_entropy_bits(np.full(4, N_ROWS // 4), BATCH_SIZE)
 
@@ -31,7 +32,7 @@ def true_bits(configuration: Configuration) -> float:
 @pytest.fixture(scope="module")
 def delivered():
     """A result of a loader whose entropies are not known before it is measured."""
-    return autotune(Plates(), budget=12.0, entropy_floor=0.9)
+    return autotune(Plates(), budget=25.0, entropy_floor=0.9)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,12 @@ class TestMeasured:
         assert chosen.cells_per_second.value <= 8 / Plates.seconds_per_block
         assert chosen.peak_memory_bytes > 0
 
-    def test_only_what_was_measured_is_shown(self, delivered):
+    def test_only_what_was_measured_is_shown_and_the_rest_is_counted(self, delivered):
         assert all(each.peak_memory_bytes is not None for each in delivered.configurations)
+        assert len(delivered.configurations) + delivered.n_unlisted == 6
+        said = " ".join(untimed_in_words(delivered))
+        unlisted = f"{delivered.n_unlisted} other configurations were not measured"
+        assert (unlisted in said) == (delivered.n_unlisted > 0)
 
 
 class TestPlanned:

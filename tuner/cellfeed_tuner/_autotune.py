@@ -285,6 +285,7 @@ def autotune(
         date=date,
         storage_order=order,
         ranges=None if proposals is None else _ranges(request, proposals),
+        n_unlisted=0 if proposals is not None else len(grid) - len(found.results),
         strategy=None if strategy is None else SearchedStrategy.of(strategy),
         **_as_found(found, search, mixing),
     )

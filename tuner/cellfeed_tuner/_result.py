@@ -105,6 +105,9 @@ class AutotuneResult:
     strategy
         How cells were visited, of which the block size was searched; in shuffled blocks
         (`cellfeed.BlockShuffling`) if None.
+    n_unlisted
+        Configurations that are not in ``configurations``, though all are listed, since nothing was
+        measured of them: of a loader whose entropies are known only then.
     """
 
     machine: Machine
@@ -129,6 +132,7 @@ class AutotuneResult:
     n_cells_compared: int = 0
     strategy: SearchedStrategy | None = None
     prefetch_results: tuple[PrefetchResult, ...] = ()
+    n_unlisted: int = 0
 
     def __post_init__(self) -> None:
         """Check that nothing is recommended of a loader that is wrong."""

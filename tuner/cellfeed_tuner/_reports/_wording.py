@@ -376,7 +376,15 @@ def untimed_in_words(result: AutotuneResult) -> list[str]:
         for each in result.configurations
         if each.note and (each.status == "failed" or each.note.startswith("killed"))
     )
-    return [*([f"Not measured: {reasons}."] if reasons else []), *list(notes)[:_MOST_REASONS]]
+    unlisted = (
+        f"{result.n_unlisted:,} other configurations were not measured: they mix less than what "
+        "mixes too little, are predicted slower, or the budget was exhausted."
+    )
+    return [
+        *([f"Not measured: {reasons}."] if reasons else []),
+        *([unlisted] if result.n_unlisted else []),
+        *list(notes)[:_MOST_REASONS],
+    ]
 
 
 def warnings_in_words(result: AutotuneResult) -> list[str]:
