@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
-from cellfeed import CellDataset, Collection, SamplingStrategy
-from cellfeed_tuner._configuration import Configuration
+from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._defaults import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_BUDGET_SECONDS,
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
+    DEFAULT_SAMPLER,
+    SAMPLERS,
 )
 from cellfeed_tuner._finding import Explaining, Found, find, since
 from cellfeed_tuner._history._notes import Notes
@@ -37,7 +38,7 @@ from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._searching._time_budget import TimeBudget
 
 if TYPE_CHECKING:  # it loads Optuna
-    from cellfeed_tuner._planning._proposals import Proposals
+    from optuna.samplers import BaseSampler
 
 __all__ = ["autotune"]
 
@@ -62,6 +63,7 @@ def autotune(
     step_seconds: float | None = None,
     cache: CacheState | None = None,
     seed: int = 0,
+    sampler: "str | BaseSampler" = DEFAULT_SAMPLER,
     fresh: bool = False,
     indices: ArrayLike | str | None = None,
     strategy: SamplingStrategy | None = None,
@@ -72,14 +74,17 @@ def autotune(
     """Measure a grid of configurations, or proposals from ranges, and recommend one.
 
     Entropy is computed for the whole grid from the labels alone; a configuration is as mixed as
-    the label that it mixes least, against random sampling. Then throughput is measured:
-    of a few configurations, from which a cost model ranks the others; of those that promise
-    more; then of the few that may be the best, in turns, until it is clear which is, or the
+    the label that it mixes least, against random sampling. Then throughput is measured: of a few
+    configurations of which a cost model expects most; then of two at a time, what is likeliest to
+    be the best and what may surpass it by most, in turns, until it is clear which is, or the
     budget is spent. What these turns do not tell apart is said to be undecided.
 
     Where there are more than 2,000 configurations, as in ranges, a coarse grid of them comes
-    first, and an Optuna study proposes more, by what the cost model expects of them. What is
-    known to miss a constraint is not timed there either.
+    first, and then what lies around the likeliest. What is known to miss a constraint is not timed.
+
+    Each search is an Optuna study: a configuration is a trial, each look at it an intermediate
+    value, and what drops out of the race is pruned. Later runs, and Optuna's plots and dashboard,
+    find it in a journal in the user's cache folder.
 
     Rows of all minibatches are compared with the plan, and their labels with the collection's; some
     cells are read once more through h5py or zarr, and compared value by value. Where anything is
@@ -127,6 +132,10 @@ def autotune(
         control.
     seed
         Seed of plans and of the order of measurements.
+    sampler
+        What proposes configurations: "cost-model", which knows what reading costs; "tpe", "gp" or
+        "random", Optuna's of these names; or any sampler of Optuna's. All propose nothing but what
+        meets the constraints, and are told seconds per cell.
     fresh
         Whether to ignore what earlier runs found; this one is kept all the same.
     indices
@@ -173,6 +182,9 @@ def autotune(
     """
     started = time.perf_counter()
     date = datetime.now(UTC).astimezone()
+    if isinstance(sampler, str) and sampler not in SAMPLERS:
+        msg = f"`sampler` must be one of {', '.join(SAMPLERS)}, but got {sampler!r}"
+        raise ParameterError(msg)
     request = Request.checked(
         collection,
         label=label,
@@ -206,7 +218,6 @@ def autotune(
         grid = list(dict.fromkeys([*grid, *recollection.trials_in(request.space)]))
         on_progress("start", 0, 1)
         process.start()
-        proposals = _proposals(request, grid)
         after = _PREFETCH_SHARE if collection.is_remote else _EXPLAIN_SHARE
         least, most = _LEAST_THROUGHPUT_SHARE * budget, (1 - after) * budget
         measurements = Measurements(
@@ -226,7 +237,8 @@ def autotune(
             geometry=request.geometry,
             on_race=on_race,
             recollection=recollection,
-            proposals=proposals,
+            space=request.space if request.space.is_large else None,
+            sampler=sampler,
         )
         explaining = Explaining(
             process=process,
@@ -249,7 +261,7 @@ def autotune(
         seconds=since(started),
         date=date,
         storage_order=order,
-        ranges=None if proposals is None else _ranges(request, proposals),
+        ranges=_ranges(request, search) if request.space.is_large else None,
         strategy=None if strategy is None else SearchedStrategy.of(strategy),
         **_as_found(found, search, mixing),
     )
@@ -286,16 +298,7 @@ def _as_found(found: Found, search: Search, mixing: Mixing) -> dict[str, Any]:
     }
 
 
-def _proposals(request: Request, grid: Sequence[Configuration]) -> "Proposals | None":
-    if not request.space.is_large:
-        return None
-    # Not above, since who imports this need not wait for Optuna, which only this needs.
-    from cellfeed_tuner._planning._proposals import Proposals  # noqa: PLC0415
-
-    return Proposals(request.space, known=grid, seed=request.seed)
-
-
-def _ranges(request: Request, proposals: "Proposals") -> Ranges:
+def _ranges(request: Request, search: Search) -> Ranges:
     space = request.space
     ends = [(sizes[0], sizes[-1]) for sizes in space.domains.values()]
     return Ranges(
@@ -303,5 +306,5 @@ def _ranges(request: Request, proposals: "Proposals") -> Ranges:
         fetch_factors=ends[1],
         workers=ends[2],
         n_configurations=space.size,
-        n_considered=proposals.n_considered,
+        n_considered=search.n_considered,
     )
