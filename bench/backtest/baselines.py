@@ -1,40 +1,40 @@
-"""Simpler searches, with as much time, to hold the search of ``autotune`` against."""
+"""Simpler searches, with as many looks, to hold the search of ``autotune`` against."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
+from cellfeed_tuner._planning._cost_model import CostModel, Geometry
 from cellfeed_tuner._searching._measurements import Measurements
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["BASELINES", "Baseline"]
+__all__ = ["BASELINES", "SEARCHES", "SIMPLER", "Baseline"]
 
 _N_LARGEST = 6
+# Standard deviation of the logarithm of a cost with each doubling of a setting.
+_SLOPE, _N_WORLDS = 0.3, 2000
 # What mixes too little costs no time, so that it might be proposed without end.
 _MOST_PROPOSED = 200
-_ROUNDS, _SECONDS = LEAST_ROUNDS // 4, 1.0
 
 Baseline = Callable[[Measurements, Sequence[Configuration], int], Configuration]
 """Measures some of the candidates until the budget is spent, and returns its choice."""
 
 
-def largest_in_turns(
+def six_largest(
     measurements: Measurements, candidates: Sequence[Configuration], seed: int
 ) -> Configuration:
-    """Measure the six with the largest fetches and blocks in turns, those without workers."""
-    alone = [each for each in candidates if each.num_workers == 0] or list(candidates)
-    alone.sort(key=lambda each: (each.fetch_factor, each.block_size), reverse=True)
-    racing, rng = alone[:_N_LARGEST], np.random.default_rng(seed)
+    """Measure the six with the largest fetches times blocks in turns, those without workers."""
+    racing, rng = _alone(candidates), np.random.default_rng(seed)
+    racing.sort(key=lambda each: (each.fetch_factor * each.block_size, each.fetch_factor))
+    racing = racing[-_N_LARGEST:]
     while measurements.budget.left > 0:
         rng.shuffle(racing)
-        for each in racing:
-            if measurements.budget.left > 0:
-                measurements.take(each, _ROUNDS, seconds=_SECONDS)
+        _measure(measurements, racing)
     return _fastest(measurements)
 
 
@@ -65,20 +65,102 @@ def tpe(
             if proposed not in place:
                 study.tell(trial, 0.0)
                 continue
-            found = measurements.take(proposed, _ROUNDS, seconds=_SECONDS)
-            study.tell(trial, found.rough_cells_per_second)
+            study.tell(trial, measurements.take(proposed).rough_cells_per_second)
     if not len(measurements):
-        measurements.take(candidates[0], _ROUNDS)
+        measurements.take(candidates[0])
     return _fastest(measurements)
 
 
-BASELINES: dict[str, Baseline] = {"six largest": largest_in_turns, "TPE": tpe}
+def halving(
+    measurements: Measurements, candidates: Sequence[Configuration], seed: int
+) -> Configuration:
+    """Measure half as many as there are looks, drawn at random, and again the faster half."""
+    rng = np.random.default_rng(seed)
+    # What a look takes is not known before the first.
+    racing = [candidates[place] for place in rng.permutation(len(candidates)).tolist()]
+    measurements.take(racing[0])
+    n_looks = round(measurements.budget.seconds / measurements.budget.spent)
+    racing = racing[: max(2, n_looks // 2)]
+    _measure(measurements, racing[1:])
+    while measurements.budget.left > 0:
+        costs = measurements.seconds_per_cell()
+        racing = sorted((each for each in racing if each in costs), key=costs.__getitem__)
+        racing = racing[: (len(racing) + 1) // 2]
+        _measure(measurements, racing)
+    return _fastest(measurements, racing)
+
+
+def at_random(
+    measurements: Measurements, candidates: Sequence[Configuration], seed: int
+) -> Configuration:
+    """Measure as many as there is time for, drawn at random."""
+    rng = np.random.default_rng(seed)
+    while measurements.budget.left > 0:
+        _measure(measurements, [candidates[int(rng.integers(len(candidates)))]])
+    return _fastest(measurements)
+
+
+def largest(
+    measurements: Measurements, candidates: Sequence[Configuration], seed: int
+) -> Configuration:
+    """Measure nothing: the largest fetch, of these the largest block, without workers."""
+    del measurements, seed
+    return max(_alone(candidates), key=lambda each: (each.fetch_factor, each.block_size))
+
+
+class WithoutTerms(CostModel):
+    """Knows of no cost but how it changes with each doubling of a setting, up or down."""
+
+    @staticmethod
+    def worlds(
+        configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
+    ) -> NDArray[np.float64]:
+        """Return logarithms of costs at slopes drawn at random, shape (n_worlds, n)."""
+        del batch_size, geometry
+        settings = [
+            (each.block_size, each.fetch_factor, 1 + each.num_workers) for each in configurations
+        ]
+        doublings = np.log2(np.array(settings, dtype=np.float64).reshape(-1, 3))
+        slopes = _SLOPE * np.random.default_rng(0).standard_normal((_N_WORLDS, 3))
+        worlds: NDArray[np.float64] = slopes @ doublings.T
+        return worlds
+
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "no cost terms": {"model": WithoutTerms},
+    "TPE proposes": {"sampler": "tpe"},
+}
+"""The search of ``autotune`` with something changed."""
+
+SIMPLER: dict[str, Baseline] = {
+    "six largest": six_largest,
+    "largest": largest,
+    "TPE": tpe,
+    "halving": halving,
+    "random": at_random,
+}
+
+BASELINES = (*SEARCHES, *SIMPLER)
+"""Names of all."""
+
+
+def _alone(candidates: Sequence[Configuration]) -> list[Configuration]:
+    """Return those without workers; all if there are none."""
+    return [each for each in candidates if each.num_workers == 0] or list(candidates)
+
+
+def _measure(measurements: Measurements, configurations: Sequence[Configuration]) -> None:
+    for each in configurations:
+        if measurements.budget.left > 0:
+            measurements.take(each)
 
 
 def _proposed(trial: "optuna.Trial", name: str, values: Sequence[int]) -> int:
     return values[trial.suggest_int(name, 0, len(values) - 1)]
 
 
-def _fastest(measurements: Measurements) -> Configuration:
+def _fastest(
+    measurements: Measurements, among: Sequence[Configuration] | None = None
+) -> Configuration:
     costs = measurements.seconds_per_cell()
-    return min(costs, key=costs.__getitem__)
+    return min(costs if among is None else among, key=costs.__getitem__)

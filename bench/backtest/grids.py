@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anndata as ad
 import click
+import numpy as np
 from bench.backtest.record_cli import record_command
 
 from cellfeed._cli import main as cellfeed
@@ -78,6 +79,35 @@ def as_dense(adata: ad.AnnData, path: Path) -> None:
     few.write_h5ad(path)
 
 
+def every_other_plate(
+    name: str, write: Callable[[ad.AnnData, Path], None]
+) -> Callable[[Path], Path]:
+    """Make one file or store of every other plate."""
+
+    def make(folder: Path) -> Path:
+        path = folder / name
+        if not path.exists():
+            paths = sorted(plates(28_000)(folder).glob("*.h5ad"))[::2]
+            write(ad.concat([ad.read_h5ad(each) for each in paths], merge="same"), path)
+        return path
+
+    return make
+
+
+def sorted_by_drug(adata: ad.AnnData, path: Path) -> None:
+    order = np.lexsort([adata.obs[name].astype(str) for name in ("cell_line", "drug")])
+    adata[order].copy().write_h5ad(path)
+
+
+def in_random_order(adata: ad.AnnData, path: Path) -> None:
+    order = np.random.default_rng(0).permutation(adata.n_obs)
+    adata[order].copy().write_h5ad(path, compression="gzip")
+
+
+def as_plain_zarr(adata: ad.AnnData, path: Path) -> None:
+    adata[:, : 2 * N_DENSE_GENES].copy().write_zarr(path)
+
+
 def scgen(folder: Path) -> Path:
     path = folder / "scgen_valid.h5ad"
     if not path.exists():
@@ -95,6 +125,8 @@ class Grid:
 PLATES = ("--label", "plate")
 BUSY = (*PLATES, "--note", "Another program kept each core busy.")
 UP_TO_64 = ("--fetch-factors", "1,4,16,64")
+FEW = ("--block-sizes", "4,16,64,256,1024", "--fetch-factors", "4,16,64", "--workers", "0,2")
+PLAIN = every_other_plate("plain.h5ad", sorted_by_drug)
 GRIDS = {
     "gzip-28k": Grid(plates(28_000), PLATES),
     "gzip-28k-busy": Grid(plates(28_000), BUSY, is_busy=True),
@@ -103,6 +135,22 @@ GRIDS = {
     "dense-28k": Grid(rewritten("dense", 28_000, as_dense), PLATES),
     "zarr-200k": Grid(shuffled_store(200_000), (*PLATES, *UP_TO_64)),
     "zarr-200k-busy": Grid(shuffled_store(200_000), (*BUSY, *UP_TO_64), is_busy=True),
+    "gzip-28k-cell-line": Grid(
+        plates(28_000),
+        (
+            *("--label", "cell_line", "--cache", "warm", "--workers", "0,2"),
+            *("--block-sizes", "4,16,64,256", "--fetch-factors", "4,16,64,256"),
+        ),
+    ),
+    "plain-14k-drug": Grid(PLAIN, ("--label", "drug", *FEW)),
+    "plain-14k-busy": Grid(
+        PLAIN, ("--label", "drug", "--cache", "warm", *FEW, *BUSY[-2:]), is_busy=True
+    ),
+    "mixed-14k": Grid(every_other_plate("mixed.h5ad", in_random_order), (*PLATES, *FEW)),
+    "zarr-14k-warm": Grid(
+        every_other_plate("plain.zarr", as_plain_zarr),
+        ("--label", "cell_line", "--cache", "warm", *FEW),
+    ),
     "scgen": Grid(scgen, ("--label", "cell_type", "--fetch-factors", "1,2,4,8,16")),
 }
 

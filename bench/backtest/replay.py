@@ -5,15 +5,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from bench.backtest.baselines import BASELINES
+from bench.backtest.baselines import SEARCHES, SIMPLER
 from bench.backtest.recorded_grid import RecordedGrid
-from bench.backtest.recorded_process import RecordedProcess
+from bench.backtest.recorded_process import LOOK_SECONDS, RecordedProcess
 
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
+from cellfeed_tuner._defaults import DEFAULT_LOOKS
 from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._planning._recommend import choose
 from cellfeed_tuner._results._configuration_result import EntropyBits
 from cellfeed_tuner._results._recommended import Constraints
 from cellfeed_tuner._searching._measurements import Measurements
@@ -72,23 +71,22 @@ class Replay:
     n_replicates: tuple[int, ...]
     baseline_regrets: Mapping[str, tuple[float, ...]]
 
-    def n_within(self, regret: float = GOOD_REGRET) -> int:
-        """Return with how many seeds the choice is at most so much slower than the best."""
-        return sum(each <= regret for each in self.regrets)
+    def share_within(self, baseline: str | None = None) -> float:
+        """Return in which share of searches the choice is at most 5 % slower than the best.
 
-    def n_baseline_within(self, name: str, regret: float = GOOD_REGRET) -> int:
-        """Return the same of a simpler search."""
-        return sum(each <= regret for each in self.baseline_regrets[name])
+        Of the search of `autotune`, or of a simpler one.
+        """
+        regrets = self.regrets if baseline is None else self.baseline_regrets[baseline]
+        return sum(each <= GOOD_REGRET for each in regrets) / max(1, len(regrets))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        n_seeds = max(1, len(self.regrets))
         return asdict(self) | {
             "best": self.best and dict(self.best),
             "chosen": [each and dict(each) for each in self.chosen],
-            "within_5_percent": self.n_within() / n_seeds,
+            "within_5_percent": self.share_within(),
             "baselines_within_5_percent": {
-                name: self.n_baseline_within(name) / n_seeds for name in self.baseline_regrets
+                name: self.share_within(name) for name in self.baseline_regrets
             },
         }
 
@@ -97,16 +95,15 @@ def replay(
     grid: RecordedGrid,
     *,
     floors: Sequence[float] = (0.9, 0.95, 0.99),
-    seconds: float = DEFAULT_REPLAY_SECONDS,
+    looks: Sequence[int] = DEFAULT_LOOKS,
     n_seeds: int = 100,
     spread: float | None = None,
     baselines: Sequence[str] = (),
 ) -> list[Replay]:
     """Search a recorded grid again and again, and compare what is chosen with the best.
 
-    It is the search that runs on a disk, with the rule by which it chooses: what is played is the
-    time that each replicate takes, and by how much it is off. What mixes too little is known
-    before, and never measured.
+    It is the search that runs on a disk, with the rule by which it chooses: what is played is
+    how far off each look is. What mixes too little is known before, and never measured.
 
     Parameters
     ----------
@@ -114,22 +111,21 @@ def replay(
         What was recorded.
     floors
         Least entropies, as shares of true random sampling's.
-    seconds
-        How long to measure.
+    looks
+        How many looks a search has: the first search the first number, the next one the next, and
+        so on again from the first.
     n_seeds
         How many searches to run at each floor.
     spread
-        Relative spread of replicates; if None, that of the grid's runs, and 5 % where there is
+        Relative spread of looks; if None, that of the grid's runs, and 5 % where there is
         one run only.
     baselines
-        Simpler searches to hold it against, with as much time: "six largest" measures the six
-        configurations with the largest fetches and blocks, without workers, in turns; "TPE" what
-        Optuna's sampler of that name proposes.
+        Simpler searches to hold it against, with as many looks, by their names in `BASELINES`.
 
     Raises
     ------
     ParameterError
-        A floor is not within 0 and 1, there are no seeds, or there is no time.
+        A floor is not within 0 and 1, there are no seeds, or no looks.
     """
     for floor in floors:
         if not 0 <= floor <= 1:
@@ -138,11 +134,11 @@ def replay(
     if n_seeds < 1:
         msg = f"`n_seeds >= 1` must hold, but got n_seeds={n_seeds}"
         raise ParameterError(msg)
-    if seconds <= 0:
-        msg = f"`seconds > 0` must hold, but got seconds={seconds}"
+    if not looks or min(looks) < 1:
+        msg = f"`looks` must be numbers of at least 1, but got looks={tuple(looks)}"
         raise ParameterError(msg)
     spread = grid.replicate_spread() if spread is None else spread
-    return [_replay_at(grid, floor, seconds, n_seeds, spread, baselines) for floor in floors]
+    return [_replay_at(grid, floor, looks, n_seeds, spread, baselines) for floor in floors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +154,7 @@ class _Found:
 def _replay_at(
     grid: RecordedGrid,
     floor: float,
-    seconds: float,
+    looks: Sequence[int],
     n_seeds: int,
     spread: float,
     baselines: Sequence[str],
@@ -166,14 +162,22 @@ def _replay_at(
     speeds, feasible = grid.cells_per_second(), grid.feasible(floor)
     best = max(feasible, key=speeds.__getitem__, default=None)
     seeds = range(n_seeds if feasible else 0)
-    found = [_search(grid, floor, _process(grid, spread, seed), seconds, seed) for seed in seeds]
+
+    def measured(seed: int) -> Measurements:
+        # Apart from the planner's chance, so that the two have nothing to do with each other.
+        rng = np.random.default_rng((seed, 1))
+        process = RecordedProcess(grid=grid, spread=spread, rng=rng)
+        return _measurements(process, looks[seed % len(looks)], seed)
+
+    found = [_search(grid, floor, measured(seed)) for seed in seeds]
 
     def regret(chosen: Configuration | None) -> float:
         return 1.0 if chosen is None or best is None else 1 - speeds[chosen] / speeds[best]
 
     def baseline(name: str, seed: int) -> float:
-        measurements = _measurements(_process(grid, spread, seed), seconds, seed)
-        return regret(BASELINES[name](measurements, feasible, seed))
+        if name in SEARCHES:
+            return regret(_search(grid, floor, measured(seed), **SEARCHES[name]).chosen)
+        return regret(SIMPLER[name](measured(seed), feasible, seed))
 
     return Replay(
         floor=floor,
@@ -195,30 +199,23 @@ def _replay_at(
     )
 
 
-def _process(grid: RecordedGrid, spread: float, seed: int) -> RecordedProcess:
-    # Apart from the planner's chance, so that the two have nothing to do with each other.
-    return RecordedProcess(grid=grid, spread=spread, rng=np.random.default_rng((seed, 1)))
-
-
-def _measurements(process: RecordedProcess, seconds: float, seed: int) -> Measurements:
+def _measurements(process: RecordedProcess, n_looks: int, seed: int) -> Measurements:
     return Measurements(
         process=process,
         labels=[_LABEL],
         batch_size=process.grid.batch_size,
         cache="cold",
         seed=seed,
-        budget=TimeBudget(seconds, process.clock),
+        budget=TimeBudget(n_looks * LOOK_SECONDS, process.clock),
     )
 
 
-def _search(
-    grid: RecordedGrid, floor: float, process: RecordedProcess, seconds: float, seed: int
-) -> _Found:
+def _search(grid: RecordedGrid, floor: float, measurements: Measurements, **changed: Any) -> _Found:
     constraints = Constraints(
         entropy_floor=floor, memory_bytes=_MEMORY_BYTES, need_cells_per_second=None
     )
     search = Search(
-        measurements=_measurements(process, seconds, seed),
+        measurements=measurements,
         requirements=Requirements(
             n_cells=grid.geometry.n_cells or _MEMORY_BYTES,
             row_bytes=1.0,
@@ -227,15 +224,16 @@ def _search(
             entropies=_entropies(grid),
         ),
         geometry=grid.geometry,
+        **changed,
     )
     search.run(grid.configurations)
-    choice = choose(search.results(grid.configurations), constraints, search.turns)
+    choice = search.choose(search.results(grid.configurations))
     rivals = () if choice is None else choice.rivals
     return _Found(
         chosen=None if choice is None else choice.result.configuration,
         undecided_between=tuple(each.configuration for each in rivals if each.is_undecided),
-        n_measured=len(search.measurements),
-        n_replicates=search.measurements.n_replicates,
+        n_measured=len(measurements),
+        n_replicates=measurements.n_replicates,
     )
 
 

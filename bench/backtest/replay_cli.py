@@ -15,18 +15,20 @@ from rich.table import Table
 
 from cellfeed import ParameterError
 from cellfeed.console import OneLineErrorCommand
-from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
+from cellfeed_tuner._defaults import DEFAULT_LOOKS
 from cellfeed_tuner._reports._console import report_console
 
 __all__ = ["replay_command"]
 
+_LEAST_WIDTH = 160
 _EXPLAINED = """
 floor: least entropy, as a share of random sampling's; feasible: what has it; best: the fastest of
-these, block size x fetch factor, workers; spread: of replicates, as played; within 5 %: of the
-best, in how many of the searches of {seconds:g} s; undecided: how many said so, of what is within
-5 % of the best; 95th: percentile of how much slower the choice is than the best; measured: mean
-share of the grid; the rest: simpler searches with as much time, within 5 % (the six configurations
-with the largest fetches and blocks, without workers, measured in turns; Optuna's TPE sampler)"""
+these, block size x fetch factor, workers; noise: relative spread of looks, as played; autotune: how
+many of its searches chose something within 5 % of the best; undecided: how many said so, and named
+what is; the rest: the same search without the terms of its cost model, or with Optuna's TPE sampler
+proposing; the six configurations with the largest fetches and blocks, without workers, in turns;
+the largest of them, unmeasured; Optuna's TPE sampler; successive halving; and drawing at random,
+all with as many looks"""
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
@@ -57,13 +59,13 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
 @click.option("--floors", default=(0.9, 0.95, 0.99), type=_Numbers(1),
               show_default="0.9,0.95,0.99",
               help="Least entropies, as shares of true random sampling's.")  # fmt: skip
-@click.option("--seconds", default=DEFAULT_REPLAY_SECONDS, show_default=True,
-              type=click.FloatRange(0, min_open=True),
-              help="How long each search measures.")  # fmt: skip
+@click.option("--looks", type=click.IntRange(min=1),
+              show_default=f"{DEFAULT_LOOKS[0]} to {DEFAULT_LOOKS[-1]}, one after the other",
+              help="How many looks each search takes.")  # fmt: skip
 @click.option("--seeds", default=100, show_default=True, type=click.IntRange(min=1),
               help="How many searches to run at each floor.")  # fmt: skip
 @click.option("--spread", type=click.FloatRange(min=0),
-              help="Relative spread of replicates; if not given, that of the recorded runs, and "
+              help="Relative spread of looks; if not given, that of the recorded runs, and "
               "0.05 where there is one run only.")  # fmt: skip
 @click.option("--plates", type=click.IntRange(min=2),
               help="Number of labels, all as frequent.")  # fmt: skip
@@ -77,7 +79,7 @@ def replay_command(
     *,
     grids: tuple[Path, ...],
     floors: tuple[float, ...],
-    seconds: float,
+    looks: int | None,
     seeds: int,
     spread: float | None,
     plates: int | None,
@@ -102,27 +104,26 @@ def replay_command(
         path: replay(
             grid,
             floors=floors,
-            seconds=seconds,
+            looks=DEFAULT_LOOKS if looks is None else (looks,),
             n_seeds=seeds,
             spread=spread,
-            baselines=tuple(BASELINES),
+            baselines=BASELINES,
         )
         for path, grid in zip(grids, recorded, strict=True)
     }
     if as_json:
-        click.echo(json.dumps(_json(replays, seconds), indent=1, allow_nan=False))
+        click.echo(json.dumps(_json(replays), indent=1, allow_nan=False))
         return
     rows = replay_rows({path.stem: found for path, found in replays.items()})
     if as_markdown:
         click.echo(markdown_table(rows))
     else:
-        _print(rows, seconds)
+        _print(rows)
 
 
-def _json(replays: Mapping[Path, list[Replay]], seconds: float) -> dict[str, Any]:
+def _json(replays: Mapping[Path, list[Replay]]) -> dict[str, Any]:
     return {
-        "schema": "cellfeed.replay/1",
-        "seconds": seconds,
+        "schema": "cellfeed.replay/2",
         "grids": [
             {"grid": str(path), "floors": [each.to_json() for each in found]}
             for path, found in replays.items()
@@ -130,8 +131,9 @@ def _json(replays: Mapping[Path, list[Replay]], seconds: float) -> dict[str, Any
     }
 
 
-def _print(rows: Sequence[Sequence[str]], seconds: float) -> None:
+def _print(rows: Sequence[Sequence[str]]) -> None:
     console = report_console()
+    console.width = max(console.width, _LEAST_WIDTH)
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for heading in HEADINGS:
         left = heading in {"grid", "best"}
@@ -139,4 +141,4 @@ def _print(rows: Sequence[Sequence[str]], seconds: float) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    click.echo(_EXPLAINED.format(seconds=seconds))
+    click.echo(_EXPLAINED)

@@ -14,11 +14,9 @@ HEADINGS = (
     "feasible",
     "best",
     "cells/s",
-    "spread",
-    "within 5 %",
+    "noise",
+    "autotune",
     "undecided",
-    "95th",
-    "measured",
     *BASELINES,
 )
 _LEFT_ALIGNED = {"grid", "best"}
@@ -26,18 +24,22 @@ _NONE = "-"
 
 
 def replay_rows(replays: Mapping[str, Sequence[Replay]]) -> list[list[str]]:
-    """Return a row for each grid and floor, in the order of the headings.
+    """Return a row for each grid and floor, in the order of the headings, and for all together.
 
     Parameters
     ----------
     replays
         What `replay` returned, by the name of the grid.
     """
-    return [
+    rows = [
         [name if number == 0 else "", *_row(found)]
         for name, of_grid in replays.items()
         for number, found in enumerate(of_grid)
     ]
+    by_noise: dict[str, list[Replay]] = {}
+    for found in (each for of_grid in replays.values() for each in of_grid if each.best):
+        by_noise.setdefault(f"{found.spread:.0%}", []).append(found)
+    return [*rows, *(_mean_row(noise, found) for noise, found in by_noise.items())]
 
 
 def markdown_table(rows: Iterable[Sequence[str]]) -> str:
@@ -51,15 +53,21 @@ def _row(found: Replay) -> list[str]:
     start = [f"{found.floor:.2f}", feasible]
     if found.best is None:
         return [*start, "none", *[_NONE] * (len(HEADINGS) - len(start) - 2)]
-    best, n_seeds = found.best, len(found.regrets)
+    best = found.best
     return [
         *start,
         f"{best.block_size} x {best.fetch_factor}, {best.num_workers}",
         f"{found.best_cells_per_second:,.0f}",
         f"{found.spread:.0%}",
-        f"{found.n_within()} of {n_seeds}",
-        f"{sum(found.undecided)}",
-        f"{np.quantile(found.regrets, 0.95):.1%}",
-        f"{np.mean(found.shares_measured):.0%}",
-        *(str(found.n_baseline_within(name)) for name in BASELINES),
+        f"{found.share_within():.0%}",
+        f"{sum(found.undecided)} of {len(found.undecided)}",
+        *(f"{found.share_within(name):.0%}" for name in BASELINES),
     ]
+
+
+def _mean_row(noise: str, found: Sequence[Replay]) -> list[str]:
+    """Return the mean shares over grids and floors."""
+    shares = [np.mean([each.share_within(name) for each in found]) for name in (None, *BASELINES)]
+    own, *others = (f"{share:.1%}" for share in shares)
+    blank = [""] * (len(HEADINGS) - len(others) - 4)
+    return ["all", *blank, noise, own, "", *others]

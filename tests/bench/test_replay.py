@@ -1,4 +1,4 @@
-"""The search on recorded grids: is the choice right, after a quarter of them?"""
+"""The search on recorded grids: is the choice right, after some ten looks?"""
 
 import json
 from dataclasses import replace
@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from bench.backtest.__main__ import main
+from bench.backtest.baselines import BASELINES
 from bench.backtest.recorded_grid import read_grid
 from bench.backtest.replay import Replay, replay
 from click.testing import CliRunner
 
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import Configuration, theory
-from cellfeed_tuner._defaults import DEFAULT_REPLAY_SECONDS
-from cellfeed_tuner._measuring._timing import SLICE_SECONDS
+from cellfeed_tuner._defaults import DEFAULT_LOOKS
 
 ROOT = Path(__file__).parents[2]
 RECORDED = [
@@ -87,44 +87,43 @@ def recorded(tmp_path):
     return read
 
 
-def seconds_for(path: Path) -> float:
-    """What was published was measured for two minutes each, on a slower disk."""
-    return 1800.0 if path.stem.startswith("published") else DEFAULT_REPLAY_SECONDS
-
-
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_on_recorded_grids_the_choice_is_within_5_percent(path):
-    """With replicates as far off as on a quiet machine, in the time that a default run has."""
-    found = replay(
-        read_grid(path), floors=(0.95, 0.99), n_seeds=5, spread=0.05, seconds=seconds_for(path)
-    )
-    assert [len(each.chosen) for each in found] == [5, 5]
-    assert all(each.n_within() >= 4 for each in found)
-    assert missed(found) == []
-    n_replicates = [most for each in found for most in each.n_replicates]
-    assert max(n_replicates) <= DEFAULT_REPLAY_SECONDS / SLICE_SECONDS
-
-
-def test_with_the_noise_that_was_recorded_a_miss_is_rare_and_it_does_as_well_as_six_in_turns():
-    """Replicates were 5 to 20 % apart: where several are as fast, it has to say so."""
-    found = [
+@pytest.fixture(scope="module", params=[0.05, 0.15], ids=["quiet", "busy"])
+def replayed(request):
+    """Each recorded grid, with as few looks and as much noise as real runs have."""
+    return request.param, [
         each
         for path in RECORDED
         for each in replay(
             read_grid(path),
-            floors=(0.95, 0.99),
-            n_seeds=5,
-            seconds=seconds_for(path),
-            baselines=["six largest"],
+            floors=(0.95,),
+            n_seeds=7,
+            spread=request.param,
+            baselines=["six largest", "largest", "random"],
         )
     ]
-    n = sum(len(each.chosen) for each in found)
-    assert n == 10 * len(RECORDED)
-    assert len(missed(found)) <= 0.1 * n
-    by_grid = [missed(found[k : k + 2]) for k in range(0, len(found), 2)]
-    assert max(map(len, by_grid)) <= 2, by_grid
-    by_six = sum(each.n_baseline_within("six largest") for each in found)
-    assert sum(each.n_within() for each in found) >= by_six
+
+
+def test_on_recorded_grids_nearly_all_choices_are_within_5_percent(replayed):
+    noise, found = replayed
+    shares = [each.share_within() for each in found]
+    is_quiet = noise <= 0.05
+    assert np.mean(shares) >= (0.95 if is_quiet else 0.85), shares
+    assert len(missed(found)) <= (0.05 if is_quiet else 0.1) * 7 * len(found)
+
+
+def test_no_simpler_search_does_as_well_on_all_grids_together(replayed):
+    _, found = replayed
+    own = np.mean([each.share_within() for each in found])
+    for name in found[0].baseline_regrets:
+        assert own >= np.mean([each.share_within(name) for each in found]), name
+
+
+def test_no_more_looks_are_taken_than_there_are(replayed):
+    _, found = replayed
+    for each in found:
+        assert all(
+            taken <= given for taken, given in zip(each.n_replicates, DEFAULT_LOOKS, strict=True)
+        )
 
 
 def missed(found: list[Replay]) -> list[float]:
@@ -137,14 +136,12 @@ def missed(found: list[Replay]) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("name", ["gzip-200k", "dense-28k"])
-def test_on_a_busy_machine_a_miss_is_rare_and_it_does_as_well_as_six_in_turns(name):
-    (path,) = (path for path in RECORDED if path.stem == name)
-    (found,) = replay(
-        read_grid(path), floors=[0.95], n_seeds=15, spread=0.15, baselines=["six largest"]
-    )
-    assert found.n_within() >= 13
-    assert found.n_within() >= found.n_baseline_within("six largest") - 1
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_simpler_search_has_as_many_looks_and_makes_a_choice(name):
+    (path,) = (path for path in RECORDED if path.stem == "dense-28k")
+    (found,) = replay(read_grid(path), floors=[0.99], n_seeds=2, spread=0.05, baselines=[name])
+    assert 0 <= found.share_within(name) <= 1
+    assert all(0 <= regret < 1 for regret in found.baseline_regrets[name])
 
 
 @pytest.mark.parametrize("character", CHARACTERS)
@@ -153,16 +150,9 @@ def test_in_worlds_of_any_character_the_choice_is_within_5_percent(character, re
     found = []
     for seed in range(6):
         grid = recorded(world(character, seed), distribution=[1] * PLATES)
-        found += replay(grid, floors=[FLOORS[seed % 3]], n_seeds=1, spread=0.05, seconds=120.0)
-    assert len(missed(found)) <= 1, found
-
-
-def test_where_there_is_time_for_a_few_fetches_the_choice_is_still_of_the_largest(recorded):
-    """Each takes 6 s, whatever its size: what is compared must leave time for a throughput."""
-    grid = recorded(world("many files", 6), distribution=[1] * PLATES)
-    (found,) = replay(grid, floors=[0.9], n_seeds=1, spread=0.05, seconds=120.0)
-    assert found.chosen[0] is not None
-    assert found.chosen[0].fetch_factor == 256
+        found += replay(grid, floors=[FLOORS[seed % 3]], n_seeds=1, spread=0.05, looks=[24])
+    # What departs from any sum by 15 %, each for itself, cannot be told from a few looks.
+    assert len(missed(found)) <= (2 if character == "not monotone" else 1), found
 
 
 def test_a_search_repeats_itself(recorded):
@@ -235,7 +225,9 @@ def test_replicates_differ_as_the_recorded_runs_do(recorded):
     assert recorded(table, distribution=[1] * 2).replicate_spread() == 0.05
 
 
-@pytest.mark.parametrize("wrong", [{"seconds": 0}, {"floors": [1.5]}, {"n_seeds": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"looks": []}, {"looks": [0]}, {"floors": [1.5]}, {"n_seeds": 0}]
+)
 def test_impossible_settings_are_refused(wrong, recorded):
     grid = recorded(world("plateau", 0), distribution=[1, 1])
     with pytest.raises(ParameterError, match=next(iter(wrong)).removesuffix("s")):
@@ -261,7 +253,7 @@ def test_the_command_prints_a_row_for_each_floor(grid_csv):
         theory.expected_entropy_bits([1] * PLATES, BATCH_SIZE, block, fetch) >= 0.989 * random
         for block, fetch, _ in GRID
     )
-    assert [line.split()[:2] for line in printed.stdout.splitlines() if "of 2" in line] == [
+    assert [line.split()[:2] for line in printed.stdout.splitlines() if " of 120 " in line] == [
         ["grid", "0.90"],
         ["0.99", str(n_feasible)],
     ]
@@ -270,7 +262,7 @@ def test_the_command_prints_a_row_for_each_floor(grid_csv):
 def test_the_command_prints_json(grid_csv):
     printed = run("replay", grid_csv, "--distribution", "3,1", "--seeds", 2, "--json")
     found = json.loads(printed.stdout)
-    assert found["schema"] == "cellfeed.replay/1"
+    assert found["schema"] == "cellfeed.replay/2"
     (of_grid,) = found["grids"]
     assert of_grid["grid"] == str(grid_csv)
     assert [each["floor"] for each in of_grid["floors"]] == list(FLOORS)

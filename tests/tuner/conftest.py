@@ -34,9 +34,11 @@ from cellfeed_tuner._explain._stage_model import StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._digest import fingerprint
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial, Key
+from cellfeed_tuner._history._study import record as keep_study
 from cellfeed_tuner._machine._description import Cpu, Memory, Packages, Platform
 from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._planning._space import Space
+from cellfeed_tuner._searching._trials import Trials
 
 SIZES = ("block_size", "fetch_factor", "num_workers")
 
@@ -47,6 +49,22 @@ def cache_folder(cache_folder_of_session, tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def record():
+    """Keep a run as a search keeps its own."""
+
+    def keep(folder, run):
+        costs = {each.configuration: each.replicates for each in run.trials}
+        posterior: Any = None
+        trials = Trials([*costs], sampler="random", posterior=posterior, n_first=0, seed=0)
+        for each, replicates in costs.items():
+            trials.report(each, replicates)
+            trials.close(each, replicates, is_racing=True, excesses={"memory": -1.0})
+        keep_study(folder, replace(run, trials=()), trials.ended())
+
+    return keep
 
 
 @pytest.fixture(scope="session")

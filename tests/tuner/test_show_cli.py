@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._commands._autotune_cli import main
-from cellfeed_tuner._history._study import cache_folder, record
+from cellfeed_tuner._history._study import cache_folder
 
 FAST = Configuration(block_size=64, fetch_factor=16)
 
@@ -24,7 +24,7 @@ def test_nothing_known_is_a_plain_line(cache_folder):
     assert json.loads(show("--json"))["runs"] == []
 
 
-def test_the_last_run_of_each_kind_is_listed(earlier_run):
+def test_the_last_run_of_each_kind_is_listed(earlier_run, record):
     record(cache_folder(), earlier_run({FAST: 1e-4}))
     record(
         cache_folder(),
@@ -46,7 +46,7 @@ def test_the_last_run_of_each_kind_is_listed(earlier_run):
     assert {"digest", "n_cells"} <= last["data"].keys()
 
 
-def test_a_run_without_a_choice_is_listed(earlier_run):
+def test_a_run_without_a_choice_is_listed(earlier_run, record):
     record(cache_folder(), earlier_run({FAST: 1e-4}, cells_per_second=None))
     assert "none" in show()
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from numpy.typing import ArrayLike
 
 from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy
-from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._defaults import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_BUDGET_SECONDS,
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
+    DEFAULT_SAMPLER,
+    SAMPLERS,
 )
 from cellfeed_tuner._finding import Explaining, Found, find, since
 from cellfeed_tuner._history._notes import Notes
@@ -38,7 +39,7 @@ from cellfeed_tuner._subject._tunable import Tunable
 from cellfeed_tuner._training_step import step_seconds_of
 
 if TYPE_CHECKING:  # it loads Optuna
-    from cellfeed_tuner._planning._proposals import Proposals
+    from optuna.samplers import BaseSampler
 
 __all__ = ["autotune"]
 
@@ -66,6 +67,7 @@ def autotune(
     step: Step | None = None,
     cache: CacheState | None = None,
     seed: int = 0,
+    sampler: "str | BaseSampler" = DEFAULT_SAMPLER,
     fresh: bool = False,
     indices: ArrayLike | str | None = None,
     strategy: SamplingStrategy | None = None,
@@ -76,14 +78,17 @@ def autotune(
     """Measure a grid of configurations, or proposals from ranges, and recommend one.
 
     Entropy is computed for the whole grid from the labels alone; a configuration is as mixed as
-    the label that it mixes least, against random sampling. Then throughput is measured:
-    of a few configurations, from which a cost model ranks the others; of those that promise
-    more; then of the few that may be the best, in turns, until it is clear which is, or the
+    the label that it mixes least, against random sampling. Then throughput is measured: of a few
+    configurations of which a cost model expects most; then of two at a time, what is likeliest to
+    be the best and what may surpass it by most, in turns, until it is clear which is, or the
     budget is spent. What these turns do not tell apart is said to be undecided.
 
     Where there are more than 2,000 configurations, as in ranges, a coarse grid of them comes
-    first, and an Optuna study proposes more, by what the cost model expects of them. What is
-    known to miss a constraint is not timed there either.
+    first, and then what lies around the likeliest. What is known to miss a constraint is not timed.
+
+    Each search is an Optuna study: a configuration is a trial, each look at it an intermediate
+    value, and what drops out of the race is pruned. Later runs, and Optuna's plots and dashboard,
+    find it in a journal in the user's cache folder.
 
     Rows of all minibatches are compared with the plan, and their labels with the collection's; some
     cells are read once more through h5py or zarr, and compared value by value. Where anything is
@@ -146,6 +151,10 @@ def autotune(
         control.
     seed
         Seed of plans and of the order of measurements.
+    sampler
+        What proposes configurations: "cost-model", which knows what reading costs; "tpe", "gp" or
+        "random", Optuna's of these names; or any sampler of Optuna's. All propose nothing but what
+        meets the constraints, and are told seconds per cell.
     fresh
         Whether to ignore what earlier runs found; this one is kept all the same.
     indices
@@ -194,6 +203,9 @@ def autotune(
     """
     started = time.perf_counter()
     date = datetime.now(UTC).astimezone()
+    if isinstance(sampler, str) and sampler not in SAMPLERS:
+        msg = f"`sampler` must be one of {', '.join(SAMPLERS)}, but got {sampler!r}"
+        raise ParameterError(msg)
     settings: dict[str, Any] = {
         "budget": budget,
         "entropy_floor": entropy_floor,
@@ -242,7 +254,6 @@ def autotune(
         process.start()
         if step is not None:
             request = request.with_step(step_seconds_of(step, process, request, make_dataset))
-        proposals = _proposals(request, grid)
         after = _PREFETCH_SHARE if request.cache == "remote" else _EXPLAIN_SHARE
         least, most = _LEAST_THROUGHPUT_SHARE * budget, (1 - after) * budget
         measurements = Measurements(
@@ -263,7 +274,8 @@ def autotune(
             geometry=request.geometry,
             on_race=on_race,
             recollection=recollection,
-            proposals=proposals,
+            space=request.space if request.space.is_large else None,
+            sampler=sampler,
         )
         explaining = Explaining(
             process=process,
@@ -284,8 +296,8 @@ def autotune(
         seconds=since(started),
         date=date,
         storage_order=order,
-        ranges=None if proposals is None else _ranges(request, proposals),
-        n_unlisted=0 if proposals is not None else len(grid) - len(found.results),
+        ranges=_ranges(request, search) if request.space.is_large else None,
+        n_unlisted=0 if request.space.is_large else len(grid) - len(found.results),
         strategy=None if strategy is None else SearchedStrategy.of(strategy),
         **_as_found(found, search, mixing),
     )
@@ -331,16 +343,7 @@ def _as_found(found: Found, search: Search, mixing: AnyMixing) -> dict[str, Any]
     }
 
 
-def _proposals(request: Request, grid: Sequence[Configuration]) -> "Proposals | None":
-    if not request.space.is_large:
-        return None
-    # Not above, since who imports this need not wait for Optuna, which only this needs.
-    from cellfeed_tuner._planning._proposals import Proposals  # noqa: PLC0415
-
-    return Proposals(request.space, known=grid, seed=request.seed)
-
-
-def _ranges(request: Request, proposals: "Proposals") -> Ranges:
+def _ranges(request: Request, search: Search) -> Ranges:
     space = request.space
     sizes = (space.block_sizes, space.fetch_factors, space.workers)
     ends = [(each[0], each[-1]) for each in sizes]
@@ -349,5 +352,5 @@ def _ranges(request: Request, proposals: "Proposals") -> Ranges:
         fetch_factors=ends[1],
         workers=ends[2],
         n_configurations=space.size,
-        n_considered=proposals.n_considered,
+        n_considered=search.n_considered,
     )

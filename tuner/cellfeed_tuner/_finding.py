@@ -12,7 +12,7 @@ from cellfeed_tuner._interruption import interrupts_held_back
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measure import Measurement
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._planning._recommend import Choice, choose
+from cellfeed_tuner._planning._recommend import Choice
 from cellfeed_tuner._progress import Progress
 from cellfeed_tuner._request import CollectionRequest, Request
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
@@ -97,7 +97,7 @@ def find(
 
     def results() -> list[ConfigurationResult]:
         # Of ranges, and where nothing else is known, only what was measured is shown.
-        is_known = search.proposals is None and search.requirements.is_planned
+        is_known = search.space is None and search.requirements.is_planned
         is_listed = is_known or not search.timed
         return search.results(grid if is_listed else search.timed)
 
@@ -107,7 +107,7 @@ def find(
     try:
         search.run(grid)
         search.survey()
-        choice = choose(results(), constraints, search.turns)
+        choice = search.choose(results())
         recommended = choice and _recommended(
             choice, search.with_step(choice), constraints, measurements
         )
@@ -122,13 +122,13 @@ def find(
             )
         with interrupts_held_back():
             if notes is not None and not measurements.faults:
-                notes.keep(measurements.by_replicate(), recommended, is_short=search.is_short)
+                notes.keep(search.study(), recommended, is_short=search.is_short)
     except KeyboardInterrupt:
         if not len(measurements):
             raise
         interrupted = True
     if interrupted and recommended is None:
-        choice = choose(results(), constraints, search.turns)
+        choice = search.choose(results())
         recommended = choice and _recommended(choice, None, constraints, measurements)
     return Found(
         results=results(),

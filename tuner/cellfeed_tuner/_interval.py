@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, hypot
 from statistics import NormalDist
 
 import numpy as np
@@ -107,10 +107,14 @@ class Spread:
         Standard deviation.
     freedom
         Degrees of freedom that it rests on.
+    common
+        Standard deviation of what replicates of one time have in common, and those of another
+        have not, so that more of them do not average it out.
     """
 
     relative: float
     freedom: float
+    common: float = 0.0
 
     @classmethod
     def of(cls, replicates: Iterable[Sequence[float]]) -> "Spread":
@@ -132,7 +136,7 @@ class Spread:
 
     def error(self, n: int) -> float:
         """Return the relative standard error of a mean of ``n`` replicates."""
-        return float(self.relative / n**0.5)
+        return hypot(self.relative / n**0.5, self.common)
 
     def estimate(self, mean: float, n: int) -> Estimate:
         """Return a mean of ``n`` replicates, above 0, with its 95 % interval."""

@@ -20,6 +20,8 @@ from cellfeed_tuner._defaults import (
     DEFAULT_BUDGET_SECONDS,
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
+    DEFAULT_SAMPLER,
+    SAMPLERS,
 )
 
 __all__ = ["Sizes", "listed", "main"]
@@ -133,6 +135,8 @@ def listed(sizes: Sequence[int]) -> str:
 @click.option("--output", default=Path(), type=click.Path(file_okay=False, path_type=Path),
               help="Folder for autotune.json, autotune.png and autotune.html.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the plans.")
+@click.option("--sampler", default=DEFAULT_SAMPLER, show_default=True, type=click.Choice(SAMPLERS),
+              help="What proposes configurations; all but the first are Optuna's.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
               help="Print the result as JSON on stdout, and the report on stderr.")  # fmt: skip
 @click.option("--fresh", is_flag=True, help="Ignore what earlier runs found.")
@@ -142,8 +146,8 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
 
     PATH is an .h5ad file, a folder of them, a pattern, or a URL; several make one collection. The
     throughput and the label entropy of minibatches are measured over a grid of block sizes,
-    fetch factors and workers, or, of ranges, where a study proposes; of files on servers, also how
-    many fetches are read ahead. Exits with 1 if no
+    fetch factors and workers, or, of ranges, around what promises most; of files on servers, also
+    how many fetches are read ahead. Exits with 1 if no
     configuration is feasible or the loader delivers other cells than it should, and with 2 if the
     input cannot be used. Ctrl-C ends it with what was measured by then, and 130.
     """

@@ -140,7 +140,7 @@ class EarlierRun:
     choice, cells_per_second
         What it recommended, and the throughput that it published; None if nothing.
     trials
-        What it measured.
+        What it measured; none as long as they are in its study alone.
     """
 
     key: Key
@@ -151,7 +151,7 @@ class EarlierRun:
     is_short: bool
     choice: Configuration | None
     cells_per_second: Estimate | None
-    trials: tuple[EarlierTrial, ...]
+    trials: tuple[EarlierTrial, ...] = ()
 
     def costs(self) -> dict[Configuration, Estimate]:
         """Return seconds per cell of each configuration, with their 95 % intervals."""

@@ -1,12 +1,11 @@
 """Looking up what earlier runs found, and keeping what this one finds."""
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial, Key
+from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, Key
 from cellfeed_tuner._history._fingerprint import (
     data_fingerprint,
     machine_fingerprint,
@@ -17,6 +16,9 @@ from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._measuring._labels import label_codes
 from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._results._recommended import Recommended
+
+if TYPE_CHECKING:
+    import optuna
 
 __all__ = ["Notes"]
 
@@ -75,18 +77,14 @@ class Notes:
         return Recollection.of(runs, self.key, self.asked)
 
     def keep(
-        self,
-        measured: Mapping[Configuration, Sequence[float]],
-        recommended: Recommended | None,
-        *,
-        is_short: bool,
+        self, study: "optuna.Study", recommended: Recommended | None, *, is_short: bool
     ) -> None:
         """Keep what was measured, and what was recommended, for later runs.
 
         Parameters
         ----------
-        measured
-            Seconds per cell of each replicate of each configuration.
+        study
+            The trials, all of which have ended.
         recommended
             The choice; None if there is none.
         is_short
@@ -103,9 +101,5 @@ class Notes:
             is_short=is_short,
             choice=None if recommended is None else recommended.configuration,
             cells_per_second=None if recommended is None else recommended.cells_per_second,
-            trials=tuple(
-                EarlierTrial(configuration=configuration, replicates=tuple(replicates))
-                for configuration, replicates in measured.items()
-            ),
         )
-        record(cache_folder(), run)
+        record(cache_folder(), run, study)

@@ -1,10 +1,11 @@
 """The rule: which configuration to use, and why."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._planning._turns import Turns
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
@@ -59,7 +60,10 @@ class Choice(NamedTuple):
 
 
 def choose(
-    results: Sequence[ConfigurationResult], constraints: Constraints, turns: Turns | None = None
+    results: Sequence[ConfigurationResult],
+    constraints: Constraints,
+    turns: Turns | None = None,
+    costs: Mapping[Configuration, float] | None = None,
 ) -> Choice | None:
     """Return the configuration to use, or None if none is feasible.
 
@@ -77,15 +81,18 @@ def choose(
         What the choice must meet.
     turns
         What was measured in turns. Where feasible configurations were, the fastest is one of
-        them, and it is by their ratios that they are compared.
+        them, and what is clearly slower by their ratios cannot be told to be as fast.
+    costs
+        Seconds per cell that all looks and the cost model together give, which decide what is
+        fastest: looks at the like of a configuration tell of it too. If None, the turns decide.
     """
     feasible = _feasible(results, constraints)
     if not feasible and constraints.step_seconds is not None:
-        return _although_too_slow(results, constraints, turns)
+        return _although_too_slow(results, constraints, turns, costs)
     if not feasible:
         return None
     if constraints.need_cells_per_second is None:
-        return _cheapest_of_the_fastest(feasible, turns or Turns())
+        return _cheapest_of_the_fastest(feasible, turns or Turns(), costs or {})
     return _best_mixed(feasible, constraints.need_cells_per_second)
 
 
@@ -135,24 +142,35 @@ def _log_ratio(wanted: float, given: float) -> float:
     return math.log(wanted / given) if given > 0 else math.inf
 
 
-def _as_fast_as_the_fastest(finalists: Sequence[_Timed], turns: Turns) -> list[_Timed]:
+def _as_fast_as_the_fastest(
+    finalists: Sequence[_Timed], turns: Turns, costs: Mapping[Configuration, float]
+) -> list[_Timed]:
     """Return what cannot be told from the first, the fastest, and is at most 2 % slower."""
     fastest = finalists[0]
+    best = fastest.result.configuration
 
     def is_as_fast(each: _Timed) -> bool:
-        ratio = turns.ratio(each.result.configuration, fastest.result.configuration)
+        own = each.result.configuration
+        ratio = turns.ratio(own, best)
         if ratio is not None:
-            return ratio.value >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
+            share = min(ratio.value, costs[best] / costs[own] if costs else 1.0)
+            return share >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
         least = (1 - SAME_SPEED_SHARE) * fastest.speed.value
         return each.speed.value >= least and each.speed.overlaps(fastest.speed)
 
     return [each for each in finalists if each is fastest or is_as_fast(each)]
 
 
-def _finalists(feasible: Sequence[_Timed], turns: Turns) -> list[_Timed]:
+def _finalists(
+    feasible: Sequence[_Timed], turns: Turns, costs: Mapping[Configuration, float]
+) -> list[_Timed]:
     """Return what may be the fastest, that first: what was measured in turns, if anything was."""
     timed = {each.result.configuration: each for each in feasible}
-    in_turns = [timed[each] for each in turns.finalists() if each in timed]
+    if costs:
+        raced = [each for each in timed if each in costs and turns.count(each)]
+        in_turns = [timed[each] for each in sorted(raced, key=costs.__getitem__)]
+    else:
+        in_turns = [timed[each] for each in turns.finalists() if each in timed]
     return in_turns or sorted(feasible, key=lambda each: -each.speed.value)
 
 
@@ -171,9 +189,11 @@ def _cheapest(alike: Sequence[_Timed]) -> list[_Timed]:
     return [each for each in lean if each.num_workers == fewest]
 
 
-def _cheapest_of_the_fastest(feasible: Sequence[_Timed], turns: Turns) -> Choice:
-    finalists = _finalists(feasible, turns)
-    alike = _as_fast_as_the_fastest(finalists, turns)
+def _cheapest_of_the_fastest(
+    feasible: Sequence[_Timed], turns: Turns, costs: Mapping[Configuration, float]
+) -> Choice:
+    finalists = _finalists(feasible, turns, costs)
+    alike = _as_fast_as_the_fastest(finalists, turns, costs)
     cheapest = _cheapest(alike)
     chosen = min(_mixed_alike(cheapest), key=lambda each: each.memory)
     rivals = _rivals(chosen, finalists, turns)
@@ -198,11 +218,14 @@ def _cheapest_of_the_fastest(feasible: Sequence[_Timed], turns: Turns) -> Choice
 
 
 def _although_too_slow(
-    results: Sequence[ConfigurationResult], constraints: Constraints, turns: Turns | None
+    results: Sequence[ConfigurationResult],
+    constraints: Constraints,
+    turns: Turns | None,
+    costs: Mapping[Configuration, float] | None,
 ) -> Choice | None:
     """Return what makes training wait least."""
     unmet = replace(constraints, need_cells_per_second=None, step_seconds=None)
-    choice = choose(results, unmet, turns)
+    choice = choose(results, unmet, turns, costs)
     if choice is None:
         return None
     return choice._replace(reason=f"None is as fast as training. {choice.reason}")

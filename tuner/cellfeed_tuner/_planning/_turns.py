@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import exp, log
-from typing import Generic, TypeVar
+from math import exp, inf, log
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,12 @@ LEAST_TURNS = 4
 
 Setting = TypeVar("Setting")
 
+# How much turns may differ, as the variance of what a moment does to a whole turn by that of
+# looks within a turn.
+_TURN_VARIANCES = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0, 1e3, 1e4, 1e6)
+# Below this sum of squares, nothing differs; and what is so small beside the largest is rounding.
+_NOTHING, _NEXT_TO_NOTHING = 1e-15, 1e-10
+
 # Of turns of the configuration that has most: with fewer, one has left the race.
 _FINALIST_SHARE = 0.5
 
@@ -31,9 +37,10 @@ class TurnsOf(Generic[Setting]):
 
     In each turn, a few settings are measured one right after the other, in random order, so
     that what else the machine does meets them alike. The logarithm of a throughput is taken to be
-    that of the setting, plus what the moment does to the whole turn, plus an error: a
-    two-way analysis of variance, fitted by least squares, since not every setting is in
-    every turn.
+    that of the setting, plus what the moment does to the whole turn, plus an error. How much
+    moments differ is estimated (by restricted maximum likelihood): where they do not, settings
+    that were in different turns are compared as well as those in one. Errors are taken to be
+    independent from look to look, and turns from each other.
     """
 
     _turns: list[dict[Setting, float]] = field(default_factory=list)
@@ -43,7 +50,8 @@ class TurnsOf(Generic[Setting]):
 
     def note(self, cells_per_second: Mapping[Setting, float]) -> None:
         """Take note of the throughputs of one turn."""
-        self._turns.append(dict(cells_per_second))
+        if cells_per_second:
+            self._turns.append(dict(cells_per_second))
 
     def count(self, setting: Setting) -> int:
         """Return in how many turns a setting was."""
@@ -86,18 +94,15 @@ class TurnsOf(Generic[Setting]):
             for number, turn in enumerate(self._turns)
             for each, speed in turn.items()
         ]
-        n, n_effects = len(rows), len(place)
-        design = np.zeros((n, n_effects + len(self._turns)))
+        settings, turns = (np.zeros((len(rows), n)) for n in (len(place), len(self._turns)))
         for row, (turn, column, _) in enumerate(rows):
-            design[row, column] = design[row, n_effects + turn] = 1.0
+            settings[row, column] = turns[row, turn] = 1.0
         logs = np.array([each for *_, each in rows])
-        inverse = np.asarray(np.linalg.pinv(design.T @ design), dtype=np.float64)
-        fitted = np.asarray(inverse @ design.T @ logs, dtype=np.float64)
-        residuals = logs - design @ fitted
-        freedom = n - int(np.linalg.matrix_rank(design))
-        variance = float(residuals @ residuals) / freedom if freedom else 0.0
-        covariance = variance * inverse[:n_effects, :n_effects]
-        return _Fit(place, fitted[:n_effects], covariance, freedom)
+        fits = [_least_squares(settings, turns, logs, share) for share in _TURN_VARIANCES]
+        likeliest = max(fits, key=lambda each: each.log_likelihood)
+        if likeliest is fits[-1]:  # what turns have in common says nothing of settings
+            likeliest = _least_squares(settings, turns, logs, inf)
+        return _Fit(place, likeliest.effects, likeliest.covariance, likeliest.freedom)
 
 
 @dataclass(slots=True)
@@ -120,4 +125,44 @@ class _Fit(Generic[Setting]):
     place: Mapping[Setting, int]
     effects: NDArray[np.float64]
     covariance: NDArray[np.float64]
-    freedom: int
+    freedom: float
+
+
+class _LeastSquares(NamedTuple):
+    effects: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+    freedom: float
+    log_likelihood: float
+
+
+def _least_squares(
+    settings: NDArray[np.float64],
+    turns: NDArray[np.float64],
+    logs: NDArray[np.float64],
+    turn_variance: float,
+) -> _LeastSquares:
+    """Fit effects of settings, where those of turns have this variance, in errors' variances.
+
+    The likelihood is the restricted one, of what is left when settings are fitted.
+    """
+    n, n_settings = settings.shape
+    n_looks = turns.sum(axis=0)
+    shrunk = 1 / (n_looks + (1 / turn_variance if turn_variance else inf))
+    apart = np.eye(n) - (turns * shrunk) @ turns.T  # inverse of I + variance T T'
+    information = settings.T @ apart @ settings
+    # Where turns differ without end, nothing is known of what all settings have in common.
+    inverse = np.linalg.pinv(information, rcond=_NEXT_TO_NOTHING, hermitian=True)
+    effects: NDArray[np.float64] = inverse @ settings.T @ apart @ logs
+    left = logs - settings @ effects
+    squares, freedom = float(left @ apart @ left), n - n_settings
+    if freedom <= 0 or squares <= _NOTHING:
+        return _LeastSquares(effects, np.zeros_like(inverse), max(1.0, freedom), inf)
+    log_likelihood = -inf
+    if turn_variance < inf:
+        _, log_of_information = np.linalg.slogdet(information)
+        log_of_errors = -float(np.log1p(turn_variance * n_looks).sum())
+        log_likelihood = (log_of_errors - log_of_information - freedom * log(squares)) / 2
+    # Turns that matter are fitted too, and have to be paid for.
+    paid = float(shrunk @ n_looks) * (1 - 1 / n_looks.size)
+    freedom_left = max(1.0, freedom - min(paid, len(turns.T) - 1))
+    return _LeastSquares(effects, squares / freedom * inverse, freedom_left, log_likelihood)

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, log2
+from math import isfinite, log, log2
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,8 @@ from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE
 
 __all__ = ["Asked", "Why", "why"]
 
-_N_DRAWS = 400
 # Standard errors on either side of a mean that its interval covers.
-_HALF_WIDTH = 1.96
+_HALF_WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,25 +203,22 @@ def _predicted(result: AutotuneResult, configuration: Configuration) -> Estimate
         return None
     grid = [each.configuration for each in result.configurations]
     dataset = result.dataset
-    model = CostModel(
-        list(dict.fromkeys([*grid, configuration])),
-        dataset.batch_size,
-        Geometry(
-            n_cells=dataset.n_visited,
-            rows_per_chunk=dataset.visited_per_chunk,
-            n_files=len(dataset.paths),
-        ),
+    known = list(dict.fromkeys([*grid, configuration]))
+    geometry = Geometry(
+        n_cells=dataset.n_visited,
+        rows_per_chunk=dataset.visited_per_chunk,
+        n_files=len(dataset.paths),
     )
-    draws = model.draw(seen, _N_DRAWS, np.random.default_rng(0))
-    speeds = np.exp(-draws[:, model.configurations.index(configuration)])
-    tail = (1 - CONFIDENCE) / 2
-    low, middle, high = np.quantile(speeds, [tail, 0.5, 1 - tail]).tolist()
+    mean, covariance = CostModel(known, dataset.batch_size, geometry).posterior(seen)
+    place = known.index(configuration)
+    half = _HALF_WIDTH * covariance[place, place] ** 0.5
+    low, middle, high = np.exp(-mean[place] + half * np.array([-1.0, 0.0, 1.0])).tolist()
     return Estimate(middle, low, high)
 
 
 def _relative_error(speed: Estimate) -> float:
-    width = speed.high - speed.low
-    return width / (2 * _HALF_WIDTH * speed.value) if isfinite(width) else 1.0
+    """Return what an interval takes for the standard error, or more: its ends are Student's."""
+    return log(speed.high / speed.low) / (2 * _HALF_WIDTH) if isfinite(speed.high) else 1.0
 
 
 def _homogeneous_bits(result: AutotuneResult, configuration: Configuration) -> float | None:

@@ -1,21 +1,30 @@
-"""How long measuring something would take."""
+"""How long measuring something would take, and what there is time for."""
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
+from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
+from cellfeed_tuner._planning._cost_model import Observation
+from cellfeed_tuner._planning._posterior import Posterior
+from cellfeed_tuner._planning._turns import LEAST_TURNS
 from cellfeed_tuner._searching._measurements import Measurements
 
-__all__ = ["Durations", "roughly"]
+__all__ = ["TURN_ROUNDS", "TURN_SECONDS", "Durations", "roughly"]
 
-# What a slow disk gives: as long as nothing is known, so large fetches are not begun with.
-_UNKNOWN_CELLS_PER_SECOND = 1000.0
-# How far a throughput may be mistaken in reckoning what else costs; and draws to reckon from.
-_ROUGH_ERROR, _N_DRAWS = 0.1, 32
+TURN_SECONDS, TURN_ROUNDS = 1.0, LEAST_ROUNDS // LEAST_TURNS
+"""What one look takes in a turn, unless the rounds take longer: four turns make a throughput."""
+
+# Shares of the budget until which something is looked at for the first time, since the rest is for
+# pairs; until which there are turns, with a training step to measure the choice with afterwards;
+# and after which a first look is stopped as long as it is not known how slow a disk is.
+_PROPOSE_UNTIL, _TURNS_UNTIL_WITH_STEP, _FIRST_LIMIT = 0.6, 0.75, 0.125
+
+# What a slow disk gives to large fetches: as long as nothing is known, none is begun with that
+# would take too long there.
+_UNKNOWN_CELLS_PER_SECOND = 5000.0
+# How far a throughput may be mistaken in reckoning what else costs.
+_ROUGH_ERROR = 0.1
 
 
 def roughly(seconds_per_cell: Mapping[Configuration, float]) -> dict[Configuration, Observation]:
@@ -24,68 +33,77 @@ def roughly(seconds_per_cell: Mapping[Configuration, float]) -> dict[Configurati
 
 
 class Durations:
-    """Expects how long configurations take, by a cost model of what was measured.
+    """Expects how long configurations take, and so what the budget suffices for.
 
     Parameters
     ----------
-    configurations
-        What is asked about.
-    geometry
-        How the collection lies in storage.
+    posterior
+        What they cost, as far as that is known.
     measurements
         What was measured by now.
+    is_stepped
+        Whether the choice is measured with a training step afterwards.
     """
 
     def __init__(
-        self,
-        configurations: Sequence[Configuration],
-        geometry: Geometry,
-        measurements: Measurements,
+        self, posterior: Posterior, measurements: Measurements, *, is_stepped: bool = False
     ) -> None:
-        self._geometry, self._measurements = geometry, measurements
-        self._configurations = tuple(configurations)
-        self._believed: dict[Configuration, Observation] = {}
-        # Seconds per cell, as they are expected after so many replicates.
-        self._expected: dict[Configuration, float] = {}
-        self._n_replicates = 0
-
-    def add(self, configurations: Sequence[Configuration]) -> None:
-        """Take these in too."""
-        self._configurations += tuple(configurations)
-        self._expected = {}
-
-    def believe(self, costs: Mapping[Configuration, Observation]) -> None:
-        """Take these costs for true where nothing was measured."""
-        self._believed = dict(costs)
-        self._expected = {}
+        self._posterior, self._measurements = posterior, measurements
+        self._turns_until = _TURNS_UNTIL_WITH_STEP if is_stepped else 1.0
 
     def of(self, configuration: Configuration, n_rounds: int = LEAST_ROUNDS) -> float:
-        """Return about how many seconds rounds and the first take, by the cost model."""
+        """Return about how many seconds a look of so many rounds takes, start and all."""
         cells = (n_rounds + 1) * configuration.minibatches_per_round * self._measurements.batch_size
-        if not self._expected or self._n_replicates != self._measurements.n_replicates:
-            self._expected, self._n_replicates = (
-                self._seconds_per_cell(),
-                self._measurements.n_replicates,
-            )
-        if not self._expected:
+        cost = self._posterior.seconds_per_cell().get(configuration)
+        if cost is None:
             return cells / _UNKNOWN_CELLS_PER_SECOND
-        return max(SLICE_SECONDS, cells * self._expected[configuration])
+        return self._measurements.overhead_seconds + max(SLICE_SECONDS, cells * cost)
 
-    def _seconds_per_cell(self) -> dict[Configuration, float]:
-        """Return what is expected of each configuration; nothing where nothing is known."""
-        measurements = self._measurements
-        seen = self._believed | roughly(measurements.seconds_per_cell())
-        if not seen:
-            return {}
-        model = CostModel(self._configurations, measurements.batch_size, self._geometry)
-        draws = model.draw(seen, _N_DRAWS, np.random.default_rng(measurements.seed))
-        medians = np.exp(np.median(draws, axis=0)).tolist()
-        return dict(zip(self._configurations, medians, strict=True))
+    @property
+    def left(self) -> float:
+        """Seconds that are left for turns."""
+        return self._measurements.budget.left_until(self._turns_until)
 
-    def of_first_replicate(self, configuration: Configuration) -> float:
-        """Return about how many seconds it takes if cells take as long as at best so far."""
-        measurements = self._measurements
-        speeds = [measurements[each].rough_cells_per_second for each in measurements]
-        fastest = max(speeds, default=0.0) or _UNKNOWN_CELLS_PER_SECOND
-        cells = 2 * configuration.minibatches_per_round * measurements.batch_size
-        return max(SLICE_SECONDS, cells / fastest)
+    @property
+    def is_time_to_propose(self) -> bool:
+        """Whether something may be looked at for the first time that need not be."""
+        return self._measurements.budget.left_until(_PROPOSE_UNTIL) > 0
+
+    @property
+    def first_limit(self) -> float:
+        """After how many seconds a first look is stopped: early, until one has come so far."""
+        budget = self._measurements.budget
+        is_known = any(self.has_rounds(each) for each in self._measurements)
+        return budget.limit_seconds if is_known else _FIRST_LIMIT * budget.seconds
+
+    def affords_first(self, configuration: Configuration) -> bool:
+        """Return whether there is time to look at a configuration for the first time."""
+        budget = self._measurements.budget
+        until = min(budget.limit_seconds, budget.left_until(_PROPOSE_UNTIL))
+        return configuration not in self._measurements and self.of(configuration, 1) <= until
+
+    def affords(self, configuration: Configuration) -> bool:
+        """Return whether there is time for a turn, and what a throughput then lacks."""
+        if configuration in self._measurements and not self.has_rounds(configuration):
+            return False  # it was stopped before, or has failed
+        rounds = max(TURN_ROUNDS, self.missing_rounds(configuration))
+        return self.of(configuration, rounds) <= self.left
+
+    def is_time_for(self, turn: Sequence[Configuration]) -> bool:
+        """Return whether there is time for a turn, and for the rest of its first's throughput."""
+        seconds = sum(max(TURN_SECONDS, self.of(each, TURN_ROUNDS)) for each in turn)
+        missing = self.missing_rounds(turn[0], LEAST_ROUNDS) - TURN_ROUNDS if turn else 0
+        seconds += self.of(turn[0], missing) if missing > 0 else 0.0
+        return seconds <= self.left
+
+    def has_rounds(self, configuration: Configuration) -> bool:
+        """Return whether a configuration was measured, and came so far as to deliver anything."""
+        if configuration not in self._measurements:
+            return False
+        return self._measurements[configuration].first_round_seconds is not None
+
+    def missing_rounds(self, configuration: Configuration, enough: int = FEWEST_ROUNDS) -> int:
+        """Return how many rounds a throughput still lacks."""
+        if configuration not in self._measurements:
+            return enough
+        return max(0, enough - len(self._measurements[configuration].round_seconds))

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import sqrt
 
 import numpy as np
 
@@ -23,9 +25,18 @@ from cellfeed_tuner._measuring._measuring_process import Runs
 from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS, MakeDataset, Step, TimingRequest
 from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._results._configuration_result import (
+    ConfigurationResult,
+    EntropyBits,
+    LabelResult,
+    Status,
+)
 from cellfeed_tuner._searching._time_budget import TimeBudget
 
 __all__ = ["Measurements"]
+
+# Pairs of neighbouring looks without which nothing is said of what they have in common.
+_FEWEST_PRODUCTS = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +84,7 @@ class Measurements:
     step: Step | None = None
     faults: dict[Configuration, str] = field(default_factory=dict, init=False)
     n_replicates: int = field(default=0, init=False)
+    _overheads: list[float] = field(default_factory=list, init=False)
     others: OtherPrograms = field(default_factory=OtherPrograms, init=False)
     sampled: dict[Configuration, tuple[DeliveredCell, ...]] = field(
         default_factory=dict, init=False
@@ -80,6 +92,10 @@ class Measurements:
     # Requests under way that a server was found to take.
     _n_requests: int = field(default=0, init=False)
     _replicates: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
+    # The logarithm of the throughput of each look, in the order of time.
+    _logs: list[tuple[Configuration, float]] = field(default_factory=list, init=False)
+    # How long was waited for each at most, when it was measured last.
+    _waited: dict[Configuration, float] = field(default_factory=dict, init=False)
     # Those of them that were measured in turns with others.
     _in_turns: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
 
@@ -124,12 +140,21 @@ class Measurements:
         *,
         seconds: float = SLICE_SECONDS,
         in_turn: bool = False,
+        limit_seconds: float | None = None,
     ) -> Measurement:
         """Measure one more replicate of a configuration, keep it and return it."""
-        new = self.timed(configuration, least_rounds=least_rounds, seconds=seconds)
+        new = self.timed(
+            configuration,
+            least_rounds=least_rounds,
+            seconds=seconds,
+            limit_seconds=limit_seconds,
+        )
         self._replicates.setdefault(configuration, []).append(new)
         if in_turn:
             self._in_turns.setdefault(configuration, []).append(new)
+        if new.round_seconds:
+            self._logs.append((configuration, float(np.log(new.rough_cells_per_second))))
+        self._waited[configuration] = limit_seconds or self.budget.limit_seconds
         self.n_replicates += 1
         return new
 
@@ -162,9 +187,35 @@ class Measurements:
         return self.fair(configuration).cells_per_second_given(self.spread)
 
     @property
+    def overhead_seconds(self) -> float:
+        """What a look takes beside its rounds, at the median."""
+        return float(np.median(self._overheads)) if self._overheads else 0.0
+
+    @property
     def spread(self) -> Spread:
-        """How much replicates of one configuration differ."""
-        return Spread.of(self.replicates(each) for each in self)
+        """How much replicates of one configuration differ, and what those of a moment share."""
+        spread = Spread.of(self.replicates(each) for each in self)
+        return replace(spread, common=self._drift())
+
+    def _drift(self) -> float:
+        """Return the standard deviation of what comes by what looks of a time have in common.
+
+        The mean product of how far off neighbouring looks are: 0 on a machine that does not
+        change. What drifts ends twice as far from its mean, as a variance, as it is on average.
+        """
+        logs = {each: [log for one, log in self._logs if one == each] for each in self}
+        means = {each: np.mean(found) for each, found in logs.items() if len(found) > 1}
+        off = [
+            (each, (log - means[each]) * (len(logs[each]) / (len(logs[each]) - 1)) ** 0.5)
+            for each, log in self._logs
+            if each in means
+        ]
+        products = [
+            mine * other for (one, mine), (another, other) in pairwise(off) if one != another
+        ]
+        if len(products) < _FEWEST_PRODUCTS:
+            return 0.0
+        return sqrt(2 * max(0.0, float(np.mean(products))))
 
     @property
     def replicate_spread(self) -> float | None:
@@ -182,8 +233,8 @@ class Measurements:
         prefetch: int | None = None,
     ) -> Measurement:
         """Measure a configuration, apart from what is known of it."""
-        seconds_in_all = self.budget.seconds
-        self.on_progress("throughput", min(self.budget.spent, seconds_in_all), seconds_in_all)
+        seconds_in_all, begin = self.budget.seconds, self.budget.spent
+        self.on_progress("throughput", min(begin, seconds_in_all), seconds_in_all)
         found = measure_with(
             self.process,
             TimingRequest(
@@ -204,6 +255,9 @@ class Measurements:
             ),
             limit_seconds=limit_seconds or self.budget.limit_seconds,
         )
+        in_rounds = (found.first_round_seconds or 0.0) + sum(found.round_seconds)
+        if found.round_seconds:
+            self._overheads.append(max(0.0, self.budget.spent - begin - in_rounds))
         self.others += found.others
         self._n_requests = found.n_requests or self._n_requests
         if found.delivery_fault:
@@ -212,6 +266,52 @@ class Measurements:
             self.sampled.pop(configuration, None)
             self.sampled[configuration] = found.sampled
         return replace(found, sampled=())
+
+    def result(
+        self,
+        configuration: Configuration,
+        entropies: Mapping[str, EntropyBits],
+        not_timed: tuple[Status, str] | None,
+    ) -> ConfigurationResult:
+        """Return what is known of a configuration.
+
+        Parameters
+        ----------
+        configuration
+            Which one.
+        entropies
+            The entropy of each label, the first label first.
+        not_timed
+            Why it was not timed, and a note; None if it was.
+        """
+        if not_timed is not None:
+            status, note = not_timed
+            first, further = _by_label(entropies)
+            return ConfigurationResult(
+                configuration=configuration,
+                status=status,
+                note=note,
+                entropy_bits=first,
+                further_labels=further,
+            )
+        measurement = self[configuration]
+        measured = measurement.entropy_bits
+        first, further = _by_label(
+            {name: replace(each, measured=measured.get(name)) for name, each in entropies.items()}
+        )
+        return ConfigurationResult(
+            configuration=configuration,
+            status=measurement.status,
+            note=measurement.note,
+            cells_per_second=self.cells_per_second(configuration),
+            n_rounds=len(self.fair(configuration).round_seconds),
+            entropy_bits=first,
+            further_labels=further,
+            peak_memory_bytes=measurement.peak_memory_bytes,
+            bytes_read_per_cell=measurement.bytes_read_per_cell,
+            worker_start_seconds=measurement.worker_start_seconds,
+            first_minibatch_seconds=measurement.first_minibatch_seconds,
+        )
 
     def compare_with_files(self, collection: Collection) -> int:
         """Hold cells that came out against the files, note faults, and return how many they are."""
@@ -228,8 +328,16 @@ class Measurements:
         if found or measured[0].failure:
             return found
         # Where no round came in time, one takes at least as long as was waited for it.
-        return [(measured[0].first_round_seconds or self.budget.limit_seconds) / cells]
+        return [(measured[0].first_round_seconds or self._waited[configuration]) / cells]
 
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
         """Return the mean of all replicates, of each configuration that did not fail."""
         return {each: float(np.mean(found)) for each, found in self.by_replicate().items()}
+
+
+def _by_label(
+    entropies: Mapping[str, EntropyBits],
+) -> tuple[EntropyBits, dict[str, LabelResult]]:
+    """Return the first label's entropy, and the others' by name."""
+    first, *others = entropies
+    return entropies[first], {name: LabelResult(entropy_bits=entropies[name]) for name in others}

@@ -1,18 +1,16 @@
 """What a configuration must meet, as far as that is known without measuring it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import log
+from dataclasses import dataclass
+from math import log2
 from typing import Any, Protocol
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._grid import buffer_bytes, obstacle
-from cellfeed_tuner._measuring._checks import cells_needed
+from cellfeed_tuner._grid import obstacle
 from cellfeed_tuner._measuring._measure import Measurement
 from cellfeed_tuner._planning._goal import Goal, best_mixed, fastest
-from cellfeed_tuner._planning._nearby_shares import NearbyShares
 from cellfeed_tuner._results._configuration_result import EntropyBits, Status
-from cellfeed_tuner._results._recommended import Constraints, least_share
+from cellfeed_tuner._results._recommended import SAME_ENTROPY_SHARE, Constraints, least_share
 
 __all__ = ["Entropies", "Learn", "Requirements", "nothing_to_learn"]
 
@@ -25,8 +23,10 @@ def nothing_to_learn(found: Measurement) -> bool:
     return False
 
 
-# How far off something is that cannot be said as a ratio.
-_FAR = 100.0
+# What is looked for is faster than needed by this factor, since its interval has to be.
+_MARGIN = 1.05
+# What twice the memory is worth, in entropy.
+_MEMORY_SHARE = 2e-5
 
 
 class Entropies(Protocol):
@@ -65,8 +65,6 @@ class Requirements:
     entropies: Entropies
     is_planned: bool = True
     learn: Learn = nothing_to_learn
-    # As far as they were replayed.
-    _shares: NearbyShares = field(default_factory=NearbyShares, init=False)
 
     def entropies_of(self, configuration: Configuration) -> Mapping[str, EntropyBits]:
         """Return the entropy of each label, the first label first."""
@@ -74,9 +72,19 @@ class Requirements:
 
     def mixes(self, configuration: Configuration) -> bool:
         """Return whether every label is mixed as well as is asked for."""
-        share = min(each.share_of_random for each in self.entropies_of(configuration).values())
-        self._shares.note(configuration.block_size, configuration.fetch_factor, share)
-        return self.constraints.mixes(share)
+        return self.constraints.mixes(self.share(configuration))
+
+    def share(self, configuration: Configuration) -> float:
+        """Return the entropy of the label that is mixed least, as a share of random sampling's."""
+        return min(each.share_of_random for each in self.entropies_of(configuration).values())
+
+    def excesses(self, configuration: Configuration, peak_memory_bytes: int) -> dict[str, float]:
+        """Return by how much what was measured misses each constraint, at most 0 if it meets it."""
+        constraints = self.constraints
+        return {
+            "entropy": least_share(constraints.entropy_floor) - self.share(configuration),
+            "memory": float(peak_memory_bytes - constraints.memory_bytes),
+        }
 
     def obstacle(self, configuration: Configuration) -> tuple[Status, str] | None:
         """Return why a configuration cannot run at all, if it cannot."""
@@ -89,41 +97,13 @@ class Requirements:
         )
 
     def goal(self, candidates: Sequence[Configuration]) -> Goal:
-        """Return what a search among candidates, all of which were replayed, is after."""
+        """Return what a search among candidates is after."""
         need = self.constraints.need_cells_per_second
         if need is None:
             return fastest
-        shares = [self._shares.estimate(each.block_size, each.fetch_factor) for each in candidates]
-        return best_mixed(need, shares)
+        return best_mixed(_MARGIN * need, [self._worth(each) for each in candidates])
 
-    def shortfall(self, configuration: Configuration, found: Measurement | None) -> float:
-        """Return by how much a configuration misses what it must meet, 0 if it may meet all.
-
-        As the logarithm of a ratio.
-
-        Parameters
-        ----------
-        configuration
-            The settings, which need not be replayed; something must be.
-        found
-            What was measured of it; None if nothing was.
-        """
-        if found is not None:
-            if found.failure:
-                return _FAR
-            return _excess(found.peak_memory_bytes, self.constraints.memory_bytes)
-        cells = max(cells_needed(configuration, self.batch_size), configuration.block_size)
-        missed = _excess(cells, self.n_cells)
-        buffers = buffer_bytes(configuration, self.batch_size, self.row_bytes)
-        missed += _excess(buffers, self.constraints.memory_bytes)
-        if missed:
-            return missed
-        share = self._shares.estimate(configuration.block_size, configuration.fetch_factor)
-        return _excess(least_share(self.constraints.entropy_floor), share)
-
-
-def _excess(found: float, allowed: float) -> float:
-    """Return the logarithm of the ratio by which something exceeds what is allowed."""
-    if found <= allowed:
-        return 0.0
-    return log(found / allowed) if allowed > 0 else _FAR
+    def _worth(self, configuration: Configuration) -> float:
+        """Return how well a configuration mixes; of what mixes alike, the smaller is better."""
+        share = round(self.share(configuration) / SAME_ENTROPY_SHARE) * SAME_ENTROPY_SHARE
+        return share - _MEMORY_SHARE * log2(configuration.minibatches_in_memory)

@@ -1,0 +1,226 @@
+"""What each candidate may cost, by the cost model and all looks, and so which may be the best."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation, draws_of
+from cellfeed_tuner._planning._goal import Goal
+
+__all__ = ["LEAST_CHANCE", "Posterior"]
+
+LEAST_CHANCE = 0.05
+"""Below this probability of being the best, something is out of the race."""
+
+# Equally likely worlds; and of how many configurations they are drawn, the most promising ones.
+_N_DRAWS, _MOST_DRAWN = 512, 128
+# Quantile of the difference to the leader, that of one standard deviation.
+_OPTIMISM = 0.84
+# What a single look puts out of the race is looked at again where, without that look, so large a
+# gain over the best was expected.
+_DOUBTED_GAIN = 0.05
+
+
+class Posterior:
+    """What is known of the costs of configurations; it measures nothing itself.
+
+    Parameters
+    ----------
+    configurations
+        What can run.
+    candidates
+        Those of them that may be chosen: entropy and memory are known before.
+    batch_size
+        Cells of a minibatch.
+    geometry
+        What is known of the storage.
+    goal_of
+        Gives what is to be maximised over a list of configurations.
+    seed
+        Fixes all that is left to chance.
+    model
+        What predicts costs before any look.
+    """
+
+    def __init__(
+        self,
+        configurations: Sequence[Configuration],
+        candidates: Iterable[Configuration],
+        *,
+        batch_size: int,
+        geometry: Geometry,
+        goal_of: Callable[[Sequence[Configuration]], Goal],
+        seed: int,
+        model: Callable[[Sequence[Configuration], int, Geometry], CostModel] = CostModel,
+    ) -> None:
+        self._batch_size, self._geometry, self._new_model = batch_size, geometry, model
+        self._goal_of, self._seed = goal_of, seed
+        self._believed: dict[Configuration, Observation] = {}
+        # Seconds per cell of each look, and how many there were.
+        self._looks: dict[Configuration, tuple[float, ...]] = {}
+        self._n_told = 0
+        # What was doubted, whose first look does not count, and all that needs no more doubts.
+        self._taken_back: set[Configuration] = set()
+        self._trusted: set[Configuration] = set()
+        self._candidates = dict.fromkeys(candidates)
+        # What follows from them, until there are more.
+        self._moments: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        self._values: NDArray[np.float64] | None = None
+        self._costs: dict[Configuration, float] = {}
+        self._set(configurations)
+
+    @property
+    def candidates(self) -> list[Configuration]:
+        """What may still be chosen."""
+        return list(self._candidates)
+
+    def believe(self, costs: Mapping[Configuration, Observation]) -> None:
+        """Take these costs for true where nothing was measured."""
+        self._believed = {each: cost for each, cost in costs.items() if each in self._place}
+        self._forget()
+
+    def tell(self, configuration: Configuration, seconds_per_cell: Sequence[float]) -> None:
+        """Take note of all looks at a configuration by now; without any, it has failed."""
+        if configuration not in self._place:
+            self._set([*self._place, configuration])
+        if seconds_per_cell:
+            is_doubted = configuration in self._taken_back and len(seconds_per_cell) > 1
+            self._looks.pop(configuration, None)  # what was looked at last comes last
+            self._looks[configuration] = tuple(seconds_per_cell[is_doubted:])
+            self._n_told += 1
+            self._forget()
+        else:
+            self.withdraw(configuration)
+
+    def withdraw(self, configuration: Configuration) -> None:
+        """Leave a configuration out: it has failed, or turned out not to be feasible."""
+        self._candidates.pop(configuration, None)
+
+    def add(self, candidates: Iterable[Configuration]) -> None:
+        """Take in more candidates; those that are there already change nothing."""
+        new = [each for each in candidates if each not in self._place]
+        self._candidates |= dict.fromkeys(new)
+        self._set([*self._place, *new])
+
+    def seconds_per_cell(self) -> Mapping[Configuration, float]:
+        """Return the median cost of each configuration; nothing where nothing is known."""
+        if not self._costs and (self._looks or self._believed):
+            mean = np.exp(self._known()[0])
+            self._costs = dict(zip(self._place, mean.tolist(), strict=True))
+        return self._costs
+
+    def error(self, configuration: Configuration) -> float:
+        """Return the standard deviation of the logarithm of a cost."""
+        place = self._place[configuration]
+        return math.sqrt(max(0.0, self._known()[1][place, place]))
+
+    def most_promising(self, among: Iterable[Configuration]) -> Configuration | None:
+        """Return what most was expected of before any look.
+
+        After one look at the likeliest, most would be expected of those that are most like it.
+        """
+        mean = self._model.posterior(self._believed)[0] if self._believed else self._model.mean()
+        expected = self._goal(-mean)
+        return max(among, key=lambda each: expected[self._place[each]], default=None)
+
+    def leader(self, among: Collection[Configuration]) -> Configuration | None:
+        """Return what is expected to be the best by now."""
+        mean = self._drawn().mean(axis=0)
+        return max(among, key=lambda each: mean[self._place[each]], default=None)
+
+    def challenger(
+        self, leader: Configuration, among: Collection[Configuration]
+    ) -> Configuration | None:
+        """Return what may surpass the leader by most: in one world of six, by more than that."""
+        values = self._drawn()
+        ahead = np.quantile(values - values[:, [self._place[leader]]], _OPTIMISM, axis=0)
+        return max(among, key=lambda each: ahead[self._place[each]], default=None)
+
+    def chances(self) -> dict[Configuration, float]:
+        """Return how likely each candidate is the best, measured or not, the likeliest first."""
+        places = [self._place[each] for each in self._candidates]
+        if not places:
+            return {}
+        values = self._drawn()[:, places]
+        wins = np.bincount(np.argmax(values, axis=1), minlength=len(places)) / len(values)
+        # The mean decides among those that never win.
+        order = np.lexsort((-values.mean(axis=0), -wins)).tolist()
+        names = list(self._candidates)
+        return {names[place]: float(wins[place]) for place in order}
+
+    def doubted(self) -> Configuration | None:
+        """Return what a single look puts out of the race from which much was expected; or None.
+
+        Something else may have slowed it down. None is doubted twice.
+        """
+        chances = self.chances()
+        for each, chance in chances.items():
+            looks = self._looks.get(each, ())
+            if chance >= LEAST_CHANCE or len(looks) != 1 or each in self._trusted:
+                continue
+            self._trusted.add(each)
+            others = {one: looks for one, looks in self._looks.items() if one != each}
+            if others and self._gain_over(others, each) >= _DOUBTED_GAIN:
+                return each
+        return None
+
+    def _gain_over(
+        self, others: Mapping[Configuration, Sequence[float]], configuration: Configuration
+    ) -> float:
+        """Return the gain over the best of others that would be expected without any look."""
+        mean, covariance = self._model.posterior(self._observations(others))
+        places = [self._place[each] for each in [*others, configuration]]
+        rng = np.random.default_rng((self._seed, self._n_told))
+        logs = np.tile(mean, (_N_DRAWS, 1))
+        logs[:, places] = draws_of(mean[places], covariance[np.ix_(places, places)], _N_DRAWS, rng)
+        values = self._goal(-logs)[:, places]
+        gains = values[:, -1] - values[:, :-1].max(axis=1)
+        return float(np.maximum(0.0, gains).mean())
+
+    def take_back(self, configuration: Configuration) -> None:
+        """Leave out the first look at a configuration as soon as there is a second."""
+        self._taken_back.add(configuration)
+
+    def _set(self, configurations: Sequence[Configuration]) -> None:
+        self._place = {each: place for place, each in enumerate(configurations)}
+        self._model = self._new_model(configurations, self._batch_size, self._geometry)
+        self._goal = self._goal_of(configurations)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._values, self._costs, self._moments = None, {}, None
+
+    def _known(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        if self._moments is None:
+            self._moments = self._model.posterior(self._observations(self._looks))
+        return self._moments
+
+    def _drawn(self) -> NDArray[np.float64]:
+        """Return draws of what is to be maximised, shape (n_draws, n_configurations).
+
+        Of what promises little, only the mean.
+        """
+        if self._values is None:
+            mean, covariance = self._known()
+            rng = np.random.default_rng((self._seed, self._n_told))
+            promising = self._goal(-mean + 2 * np.sqrt(np.maximum(0.0, covariance.diagonal())))
+            drawn = np.argsort(-promising, kind="stable")[:_MOST_DRAWN]
+            logs = np.tile(mean, (_N_DRAWS, 1))
+            logs[:, drawn] = draws_of(mean[drawn], covariance[np.ix_(drawn, drawn)], _N_DRAWS, rng)
+            self._values = self._goal(-logs)
+        return self._values
+
+    def _observations(
+        self, looks: Mapping[Configuration, Sequence[float]]
+    ) -> dict[Configuration, Observation]:
+        """Return what is believed, and in its place what was measured."""
+        if not looks:
+            return self._believed
+        spread = self._model.spread(looks)
+        return self._believed | {
+            each: Observation(float(np.exp(np.mean(np.log(costs)))), spread / len(costs) ** 0.5)
+            for each, costs in looks.items()
+        }

@@ -1,0 +1,162 @@
+"""The Optuna study of one run: a configuration is a trial, each look at it an intermediate value.
+
+Only what searches imports this, and with it Optuna.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import Trial, TrialState
+
+from cellfeed_tuner._configuration import Configuration, Setting
+from cellfeed_tuner._planning._posterior import Posterior
+from cellfeed_tuner._planning._space import are_sizes
+from cellfeed_tuner._quiet_optuna import quiet
+from cellfeed_tuner._searching._race_pruner import RacePruner
+from cellfeed_tuner._searching._samplers import params_of, sampler_of
+
+__all__ = ["Trials", "distributions"]
+
+
+def distributions(configurations: Sequence[Configuration]) -> dict[str, BaseDistribution]:
+    """Return what each setting of some configurations may be: of sizes, all between their ends."""
+    return {
+        name: _distribution([each[name] for each in configurations]) for name in configurations[0]
+    }
+
+
+def _distribution(values: Sequence[Setting]) -> BaseDistribution:
+    if not are_sizes(values):
+        return CategoricalDistribution(list(dict.fromkeys(values)))
+    sizes = cast("Sequence[int]", values)
+    return IntDistribution(min(sizes), max(sizes), log=min(sizes) > 0)
+
+
+class Trials:
+    """The trials of one run; their values are seconds per cell, to be minimised.
+
+    They are kept in memory: nothing is written to a disk while it is measured. A trial that has
+    failed is FAIL, one that dropped out of the race PRUNED, and the others are COMPLETE when the
+    run is over.
+
+    Parameters
+    ----------
+    configurations
+        What there is to choose from, between the ends of its settings.
+    sampler
+        What proposes: see `sampler_of`.
+    posterior
+        What the cost model's sampler goes by.
+    n_first
+        How many that proposes before any look tells it of others.
+    seed
+        Fixes what is left to chance.
+    """
+
+    def __init__(
+        self,
+        configurations: Sequence[Configuration],
+        *,
+        sampler: str | BaseSampler,
+        posterior: Posterior,
+        n_first: int,
+        seed: int,
+    ) -> None:
+        space = distributions(configurations)
+        self._sampler = sampler_of(
+            sampler, space=space, posterior=posterior, n_first=n_first, seed=seed
+        )
+        self._trials: dict[Configuration, Trial] = {}
+        self._n_looks = 0
+        self._left: set[Configuration] = set()
+        with quiet():
+            self.study = optuna.create_study(sampler=self._sampler, pruner=RacePruner())
+
+    def __contains__(self, configuration: Configuration) -> bool:
+        return configuration in self._trials
+
+    def propose(self, candidates: Sequence[Configuration]) -> Configuration:
+        """Return which of some candidates to try next, all of which are new: a trial begins."""
+        self._sampler.candidates = candidates
+        with quiet():
+            trial = self.study.ask(self._sampler.space)
+        configuration = Configuration(**trial.params)
+        self._trials[configuration] = trial
+        return configuration
+
+    def report(self, configuration: Configuration, seconds_per_cell: Sequence[float]) -> bool:
+        """Take note of looks at a configuration; return whether it is still in the race.
+
+        Parameters
+        ----------
+        configuration
+            What was looked at, which need not have been proposed.
+        seconds_per_cell
+            Those of each look that was new, none if it failed.
+        """
+        with quiet():
+            trial = self._begun(configuration)
+            for value in seconds_per_cell:
+                trial.report(value, self._n_looks)
+                self._n_looks += 1
+            if not seconds_per_cell or trial.should_prune():
+                self._left.add(configuration)
+        return configuration not in self._left
+
+    def close(
+        self,
+        configuration: Configuration,
+        replicates: Sequence[float],
+        *,
+        is_racing: bool,
+        excesses: Mapping[str, float],
+        **facts: float,
+    ) -> None:
+        """End a trial.
+
+        Parameters
+        ----------
+        configuration
+            Which one.
+        replicates
+            Seconds per cell of each look; none if it failed.
+        is_racing
+            Whether it may still be the best.
+        excesses
+            By how much it misses each constraint, at most 0 where it meets it.
+        **facts
+            What else is known of it: its user attributes.
+        """
+        with quiet():
+            trial = self._begun(configuration)
+            for name, fact in {**facts, "replicates": [*replicates]}.items():
+                trial.set_user_attr(name, fact)
+            if hasattr(trial, "set_constraint"):  # since Optuna 5
+                for name, excess in excesses.items():
+                    trial.set_constraint(name, excess)
+            if not replicates:
+                self.study.tell(trial, state=TrialState.FAIL)
+            elif is_racing and configuration not in self._left:
+                self.study.tell(trial, float(np.mean(replicates)))
+            else:
+                self.study.tell(trial, state=TrialState.PRUNED)
+
+    def ended(self) -> optuna.Study:
+        """Return the study when all has ended; what was never looked at has failed."""
+        left = (TrialState.RUNNING, TrialState.WAITING)
+        with quiet():
+            for trial in self.study.get_trials(deepcopy=False, states=left):
+                self.study.tell(trial.number, state=TrialState.FAIL)
+        return self.study
+
+    def _begun(self, configuration: Configuration) -> Trial:
+        """Return the trial of a configuration, which begins if it has none."""
+        if configuration not in self._trials:
+            space = self._sampler.space
+            self.study.enqueue_trial(params_of(configuration, [*space]))
+            self._trials[configuration] = self.study.ask(space)
+        return self._trials[configuration]
