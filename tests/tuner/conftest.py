@@ -58,7 +58,9 @@ def record():
     def keep(folder, run):
         costs = {each.configuration: each.replicates for each in run.trials}
         posterior: Any = None
-        trials = Trials([*costs], sampler="random", posterior=posterior, n_first=0, seed=0)
+        trials = Trials(
+            [*costs], sampler="random", posterior=posterior, n_first=0, is_race=True, seed=0
+        )
         for each, replicates in costs.items():
             trials.report(each, replicates)
             trials.close(each, replicates, is_racing=True, excesses={"memory": -1.0})

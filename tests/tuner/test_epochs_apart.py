@@ -49,9 +49,9 @@ def note():
 def slowly_read(small_collection, monkeypatch):
     read_planned = Reader.read_planned
 
-    def slowly(self, planned):
+    def slowly(self, planned, **options):
         time.sleep(0.2)
-        return read_planned(self, planned)
+        return read_planned(self, planned, **options)
 
     monkeypatch.setattr(Reader, "read_planned", slowly)
     UNDER_WAY.clear()

@@ -33,7 +33,7 @@ def trials_of(sampler, seed=0):
     posterior = Posterior(
         GRID, GRID, batch_size=64, geometry=Geometry(), goal_of=lambda them: fastest, seed=seed
     )
-    trials = Trials(GRID, sampler=sampler, posterior=posterior, n_first=4, seed=seed)
+    trials = Trials(GRID, sampler=sampler, posterior=posterior, n_first=4, is_race=True, seed=seed)
     return trials, posterior
 
 

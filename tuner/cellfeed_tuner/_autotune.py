@@ -203,8 +203,12 @@ def autotune(
     """
     started = time.perf_counter()
     date = datetime.now(UTC).astimezone()
-    if isinstance(sampler, str) and sampler not in SAMPLERS:
-        msg = f"`sampler` must be one of {', '.join(SAMPLERS)}, but got {sampler!r}"
+    is_sampler = hasattr(sampler, "sample_relative") and not isinstance(sampler, type)
+    if sampler not in SAMPLERS and not is_sampler:
+        msg = (
+            f"`sampler` must be one of {', '.join(SAMPLERS)}, or a sampler of Optuna, but got "
+            f"{sampler!r}"
+        )
         raise ParameterError(msg)
     settings: dict[str, Any] = {
         "budget": budget,

@@ -8,13 +8,13 @@ from cellfeed import ParameterError
 if TYPE_CHECKING:
     from cellfeed import EpochPlan
 
-__all__ = ["Configuration", "Setting"]
+__all__ = ["SIZES", "Configuration", "Setting"]
 
 Setting = bool | int | float | str | None
 """A value of a setting."""
 
-# What every loader has, if it has only one value of it, and what it is at least.
-_COMMON = {"block_size": 1, "fetch_factor": 1, "num_workers": 0}
+SIZES = {"block_size": 1, "fetch_factor": 1, "num_workers": 0}
+"""What every loader has, if it has only one value of it, and what it is at least."""
 
 
 class Configuration(Mapping[str, Setting]):
@@ -59,10 +59,10 @@ class Configuration(Mapping[str, Setting]):
         **others: Setting,
     ) -> None:
         values = (block_size, fetch_factor, num_workers)
-        common = dict(zip(_COMMON, values, strict=True))
+        common = dict(zip(SIZES, values, strict=True))
         for name, value in common.items():
-            if value < _COMMON[name]:
-                msg = f"`{name} >= {_COMMON[name]}` must hold, but got {name}={value}"
+            if value < SIZES[name]:
+                msg = f"`{name} >= {SIZES[name]}` must hold, but got {name}={value}"
                 raise ParameterError(msg)
         self._settings: dict[str, Setting] = common | dict(sorted(others.items()))
         self._key = tuple((name, *_rank(value)) for name, value in self._settings.items())
@@ -108,7 +108,7 @@ class Configuration(Mapping[str, Setting]):
     @property
     def others(self) -> dict[str, Setting]:
         """Settings beside the three that every loader has."""
-        return {name: value for name, value in self.items() if name not in _COMMON}
+        return {name: value for name, value in self.items() if name not in SIZES}
 
     @property
     def others_in_words(self) -> str:

@@ -138,7 +138,12 @@ class TileChunks:
         for first in range(0, tiles.size, _TILES_AT_ONCE):
             some = tiles[first : first + _TILES_AT_ONCE]
             files, begins = of.files[some], of.offsets[some]
-            read = self._files.read_ranges(files, begins, of.ends[some] - begins)
+            try:
+                read = self._files.read_ranges(files, begins, of.ends[some] - begins)
+            except OSError as error:
+                where = self._files.location_of(int(files[0]))
+                msg = f"{where}: `{self._name}` cannot be read ({error.strerror or error})"
+                raise FormatError(f"{msg}; check the disk and its permissions") from error
             for tile, content in zip(some.tolist(), read, strict=True):
                 try:
                     self._list_chunks(tile, b"" if content is None else bytes(content))
@@ -162,6 +167,8 @@ class TileChunks:
             self._offsets[number] = self._tiles.offsets[tile] + first
             self._sizes[number] = size
             left, number = left - decoded, number + 1
+        if position != len(content):
+            raise ValueError(f"{len(content) - position} bytes beyond its chunks")
 
 
 def _chunk_at(content: bytes, position: int, filters: TileFilters) -> tuple[int, int, int, int]:
@@ -173,10 +180,14 @@ def _chunk_at(content: bytes, position: int, filters: TileFilters) -> tuple[int,
     if end > len(content):
         raise ValueError("a chunk goes beyond its end")
     if filters.codec == kernels.STORED:
+        if n_filtered != decoded:
+            raise ValueError(f"{n_filtered} bytes in a chunk of {decoded}")
         return decoded, first, n_filtered, end
     (part,) = parts_of_chunk(content, begin, first)
     if part[2] != decoded:
         raise ValueError(f"{part[2]} bytes in a chunk of {decoded}")
+    if part[0] + part[1] > end:
+        raise ValueError("a part goes beyond its chunk")
     return decoded, part[0], part[1], end
 
 

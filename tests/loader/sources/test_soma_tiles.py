@@ -305,7 +305,18 @@ def number_at(position, value):
 @pytest.mark.parametrize("name", ["d0.tdb", "d1.tdb", "a0.tdb"])
 @pytest.mark.parametrize(
     ("position", "value"),
-    [(0, 99), (8, 1), (12, 1 << 30), (12, 5), (16, 3), (20, 9), (32, 7), (36, 0), (40, 1 << 31)],
+    [
+        (0, 99),
+        (8, 1),
+        (12, 1 << 30),
+        (12, 5),
+        (16, 3),
+        (20, 9),
+        (32, 7),
+        (32, 1 << 31),
+        (36, 0),
+        (40, 1 << 31),
+    ],
 )
 def test_damaged_chunks(stored, tmp_path, name, position, value):
     """Numbers in the head of a tile, and of its first chunk, and what begins a frame."""

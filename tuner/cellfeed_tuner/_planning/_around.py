@@ -1,5 +1,6 @@
 """What else to look at in a space too large to list."""
 
+from itertools import product
 from typing import Any
 
 from cellfeed_tuner._configuration import Configuration
@@ -39,14 +40,11 @@ def around(space: Space, configuration: Configuration) -> list[Configuration]:
 def best_mixed(space: Space) -> list[Configuration]:
     """Return the smallest blocks, in the largest fetches first, with the fewest workers."""
     fetch, found = float(space.fetch_factors[-1]), list[Configuration]()
+    sizes = {"block_size": space.block_sizes[0], "num_workers": space.workers[0]}
     while fetch >= space.fetch_factors[0]:
-        found.append(
-            space.nearest(
-                block_size=space.block_sizes[0],
-                fetch_factor=round(fetch),
-                num_workers=space.workers[0],
-            )
-        )
+        for values in product(*space.others.values()):
+            others = dict(zip(space.others, values, strict=True))
+            found.append(space.nearest(fetch_factor=round(fetch), **sizes, **others))
         fetch /= _STEP
     return list(dict.fromkeys(found))
 

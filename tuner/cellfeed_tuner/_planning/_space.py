@@ -7,6 +7,8 @@ from itertools import product
 from math import prod
 from typing import Any, cast
 
+import numpy as np
+
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration, Setting
 
@@ -154,7 +156,9 @@ def are_sizes(values: Sequence[Setting]) -> bool:
 def _ascending(values: Sequence[Setting]) -> Sequence[Setting]:
     if isinstance(values, range):
         return values if values.step > 0 else values[::-1]
-    distinct = tuple(dict.fromkeys(values))
+    given: Sequence[Any] = values  # which may be NumPy's
+    plain = (each.item() if isinstance(each, np.generic) else each for each in given)
+    distinct = tuple(dict.fromkeys(plain))
     return tuple(sorted(cast("Any", distinct))) if are_sizes(distinct) else distinct
 
 

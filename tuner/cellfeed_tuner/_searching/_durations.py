@@ -19,6 +19,8 @@ TURN_SECONDS, TURN_ROUNDS = 1.0, LEAST_ROUNDS // LEAST_TURNS
 # pairs; until which there are turns, with a training step to measure the choice with afterwards;
 # and after which a first look is stopped as long as it is not known how slow a disk is.
 _PROPOSE_UNTIL, _TURNS_UNTIL_WITH_STEP, _FIRST_LIMIT = 0.6, 0.75, 0.125
+# What a first look has at least, of which its process takes a part to start.
+_LEAST_FIRST_LIMIT_SECONDS = 3 * TURN_SECONDS
 
 # What a slow disk gives to large fetches: as long as nothing is known, none is begun with that
 # would take too long there.
@@ -74,7 +76,8 @@ class Durations:
         """After how many seconds a first look is stopped: early, until one has come so far."""
         budget = self._measurements.budget
         is_known = any(self.has_rounds(each) for each in self._measurements)
-        return budget.limit_seconds if is_known else _FIRST_LIMIT * budget.seconds
+        limit = max(_FIRST_LIMIT * budget.seconds, _LEAST_FIRST_LIMIT_SECONDS)
+        return budget.limit_seconds if is_known else min(limit, budget.limit_seconds)
 
     def affords_first(self, configuration: Configuration) -> bool:
         """Return whether there is time to look at a configuration for the first time."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, create_trial
 
@@ -145,7 +145,22 @@ class NearestSampler(CandidateSampler):
                     create_trial(params=each.params, distributions=self.space, value=value)
                 )
         wanted = shown.ask(self.space).params
-        return min(self.candidates, key=lambda each: _distance(params_of(each, [*wanted]), wanted))
+        return min(self.candidates, key=lambda each: self._distance(each, wanted))
+
+    def _distance(self, configuration: Configuration, wanted: Mapping[str, Any]) -> float:
+        """Return how many doublings two settings are apart; workers are counted from 1.
+
+        What is no size is one apart where it differs.
+        """
+        own = params_of(configuration, [*self.space])
+        return hypot(
+            *(
+                log2((1 + own[name]) / (1 + wanted[name]))
+                if isinstance(each, IntDistribution) and each.low >= 0
+                else float(own[name] != wanted[name])
+                for name, each in self.space.items()
+            )
+        )
 
 
 def sampler_of(
@@ -162,18 +177,3 @@ def sampler_of(
     if isinstance(sampler, BaseSampler):
         return NearestSampler(space, sampler)
     return NearestSampler(space, _INNER[sampler](seed))
-
-
-def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """Return how many doublings two settings are apart; workers are counted from 1.
-
-    What is no size is one apart where it differs.
-    """
-    return hypot(
-        *(
-            log2((1 + value) / (1 + other[name]))
-            if type(value) is int
-            else float(value != other[name])
-            for name, value in one.items()
-        )
-    )

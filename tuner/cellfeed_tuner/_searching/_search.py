@@ -153,6 +153,8 @@ class Search:
     def choose(self, results: Sequence[ConfigurationResult]) -> Choice | None:
         """Return the configuration to use by what is known now; None if none is feasible."""
         costs = self._posterior.seconds_per_cell()
+        if not self.requirements.is_planned:  # what was stopped has no entropy
+            results = [each for each in results if each.entropy_bits.measured is not None]
         return choose(results, self.requirements.constraints, self.turns, costs)
 
     def with_step(self, choice: Choice) -> Measurement | None:
@@ -217,6 +219,7 @@ class Search:
             sampler=self.sampler,
             posterior=self._posterior,
             n_first=_FEW,
+            is_race=requirements.constraints.need_cells_per_second is None,
             seed=self.measurements.seed,
         )
 
@@ -343,7 +346,6 @@ class Search:
         self, configuration: Configuration, least_rounds: int, *, in_turn: bool = False
     ) -> Measurement:
         """Take a look at a configuration, and tell of it."""
-        before = configuration in self.measurements and self.measurements.replicates(configuration)
         found = self.measurements.take(
             configuration,
             least_rounds,
@@ -352,13 +354,16 @@ class Search:
             limit_seconds=self._durations.first_limit if least_rounds == 1 else None,
         )
         self._not_timed.pop(configuration, None)
-        after = self.measurements.replicates(configuration)
-        self._posterior.tell(configuration, after)
-        is_racing = self._trials.report(configuration, after[len(before or ()) :])
+        looks = self.measurements.replicates(configuration)
+        self._posterior.tell(configuration, looks)
+        cells = configuration.minibatches_per_round * self.measurements.batch_size
+        new = [each / cells for each in found.replicate_seconds]
+        is_racing = self._trials.report(configuration, [] if found.failure else new or looks)
         memory_bytes = self.requirements.constraints.memory_bytes
         if found.failure or found.peak_memory_bytes > memory_bytes or not is_racing:
             self._posterior.withdraw(configuration)
         if self.requirements.learn(found):
+            self._posterior.add(())  # what is looked for may be another one now
             for each in self._posterior.candidates:
                 if not self.requirements.mixes(each):
                     self._posterior.withdraw(each)

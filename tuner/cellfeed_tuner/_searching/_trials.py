@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.pruners import NopPruner
 from optuna.samplers import BaseSampler
 from optuna.trial import Trial, TrialState
 
@@ -53,6 +54,8 @@ class Trials:
         What the cost model's sampler goes by.
     n_first
         How many that proposes before any look tells it of others.
+    is_race
+        Whether the fastest is looked for, so that a slower one drops out.
     seed
         Fixes what is left to chance.
     """
@@ -64,6 +67,7 @@ class Trials:
         sampler: str | BaseSampler,
         posterior: Posterior,
         n_first: int,
+        is_race: bool,
         seed: int,
     ) -> None:
         space = distributions(configurations)
@@ -74,7 +78,8 @@ class Trials:
         self._n_looks = 0
         self._left: set[Configuration] = set()
         with quiet():
-            self.study = optuna.create_study(sampler=self._sampler, pruner=RacePruner())
+            pruner = RacePruner() if is_race else NopPruner()
+            self.study = optuna.create_study(sampler=self._sampler, pruner=pruner)
 
     def __contains__(self, configuration: Configuration) -> bool:
         return configuration in self._trials

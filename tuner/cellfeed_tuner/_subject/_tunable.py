@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import ParameterError
-from cellfeed_tuner._configuration import Configuration, Setting
+from cellfeed_tuner._configuration import SIZES, Configuration, Setting
 
 __all__ = ["Tunable"]
 
@@ -121,7 +121,7 @@ class Tunable(ABC):
         ------
         ParameterError
             It is of the script that is run, or ``batch_size`` is below one, or labels differ in
-            length.
+            length, or what a setting may be is no list of such values.
         """
         if type(self).__module__ == "__main__":
             msg = (
@@ -129,6 +129,8 @@ class Tunable(ABC):
                 "measuring process cannot import; move it to a module of its own"
             )
             raise ParameterError(msg)
+        for name, values in self.parameters.items():
+            _check_values(self.name, name, values)
         if self.batch_size < 1:
             msg = f"`batch_size >= 1` must hold, but {self.name} has {self.batch_size}"
             raise ParameterError(msg)
@@ -136,3 +138,15 @@ class Tunable(ABC):
         if len(set(sizes.values())) > 1:
             msg = f"labels of {self.name} must have a value for each row, but have {sizes} values"
             raise ParameterError(msg)
+
+
+def _check_values(tunable: str, name: str, values: Any) -> None:
+    """Refuse what a setting cannot be."""
+    if isinstance(values, range):
+        return
+    kinds = (int,) if name in SIZES else (bool, int, float, str, type(None))
+    is_list = isinstance(values, Sequence) and not isinstance(values, str)
+    if not is_list or not all(isinstance(each, kinds) for each in values):
+        what = "whole numbers" if name in SIZES else "numbers, words, True, False or None"
+        msg = f"parameters[{name!r}] of {tunable} must be a range or a list of {what}"
+        raise ParameterError(f"{msg}, but is {values!r}")

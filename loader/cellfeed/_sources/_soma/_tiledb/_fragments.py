@@ -125,12 +125,15 @@ def read_fragment(folder: Path, name: str) -> Fragment:
     ends = np.array([[sizes[k]] for k in _OF_FILES], np.int64)
     if n_tiles < 1 or (np.diff(offsets, append=ends) < 0).any() or (offsets[:, 0] < 0).any():
         raise ValueError("its tiles overlap")
+    tile_rows = _tile_rows(generic_tile(content, tree), n_tiles)
+    if (tile_rows[:, 0].min(), tile_rows[:, 1].max()) != (first, last):
+        raise ValueError("its tiles have other rows than it says")
     return Fragment(
         name=name,
         schema=schema,
         rows=(first, last),
         n_last=of_last,
-        tile_rows=_tile_rows(generic_tile(content, tree), n_tiles),
+        tile_rows=tile_rows,
         bounds=np.concatenate([offsets, ends], axis=1),
     )
 
