@@ -302,7 +302,8 @@ def _departures(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
     parts = (_fading(by_all), _fading(by_sizes), np.exp(-((by_all / _CLOSE) ** 2)))
     departures = sum(share * part for share, part in zip(shares, parts, strict=True))
     others = [tuple(each.others.items()) for each in configurations]
-    numbers = np.array([list(dict.fromkeys(others)).index(each) for each in others])
+    number_of = {each: number for number, each in enumerate(dict.fromkeys(others))}
+    numbers = np.array([number_of[each] for each in others])
     by_others = -(numbers[:, None] != numbers).astype(np.float64)  # up to a constant
     covariance: NDArray[np.float64] = _DEPARTURE**2 * departures + _BY_OTHERS**2 * by_others
     return covariance

@@ -102,8 +102,14 @@ class Posterior:
     def add(self, candidates: Iterable[Configuration]) -> None:
         """Take in more candidates; those that are there already change nothing."""
         new = [each for each in candidates if each not in self._place]
-        self._candidates |= dict.fromkeys(new)
-        self._set([*self._place, *new])
+        if new:
+            self._candidates |= dict.fromkeys(new)
+            self._set([*self._place, *new])
+
+    def aim_anew(self) -> None:
+        """Ask again what is to be maximised, since more is known of it."""
+        self._goal = self._goal_of(list(self._place))
+        self._forget()
 
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
         """Return the median cost of each configuration; nothing where nothing is known."""

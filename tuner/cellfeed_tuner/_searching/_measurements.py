@@ -323,12 +323,17 @@ class Measurements:
     def replicates(self, configuration: Configuration) -> list[float]:
         """Return seconds per cell of each replicate; empty where it failed."""
         measured = self._replicates[configuration]
-        cells = configuration.minibatches_per_round * self.batch_size
-        found = [seconds / cells for each in measured for seconds in each.replicate_seconds]
+        found = [look for each in measured for look in self.looks(each)]
         if found or measured[0].failure:
             return found
+        cells = configuration.minibatches_per_round * self.batch_size
         # Where no round came in time, one takes at least as long as was waited for it.
         return [(measured[0].first_round_seconds or self._waited[configuration]) / cells]
+
+    def looks(self, found: Measurement) -> list[float]:
+        """Return seconds per cell of what was measured, none where it was stopped or failed."""
+        cells = found.configuration.minibatches_per_round * self.batch_size
+        return [seconds / cells for seconds in found.replicate_seconds]
 
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
         """Return the mean of all replicates, of each configuration that did not fail."""

@@ -356,14 +356,13 @@ class Search:
         self._not_timed.pop(configuration, None)
         looks = self.measurements.replicates(configuration)
         self._posterior.tell(configuration, looks)
-        cells = configuration.minibatches_per_round * self.measurements.batch_size
-        new = [each / cells for each in found.replicate_seconds]
+        new = self.measurements.looks(found)
         is_racing = self._trials.report(configuration, [] if found.failure else new or looks)
         memory_bytes = self.requirements.constraints.memory_bytes
         if found.failure or found.peak_memory_bytes > memory_bytes or not is_racing:
             self._posterior.withdraw(configuration)
         if self.requirements.learn(found):
-            self._posterior.add(())  # what is looked for may be another one now
+            self._posterior.aim_anew()
             for each in self._posterior.candidates:
                 if not self.requirements.mixes(each):
                     self._posterior.withdraw(each)
