@@ -33,7 +33,8 @@ def test_every_round_has_counted_a_fetch(measured):
     assert 0 < together.bytes_used <= together.bytes_decompressed
     for stage in ("planning", "reading", "decompressing", "placing", "making_tensors"):
         assert getattr(together, stage) > 0
-    assert together.waiting == pytest.approx(sum(measured.round_waiting_seconds), rel=0.2, abs=0.01)
+    # What the data set counts as waiting lies within what the loop waited for its minibatches.
+    assert 0 < together.waiting <= sum(measured.round_waiting_seconds)
 
 
 @pytest.mark.parametrize(
