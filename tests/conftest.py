@@ -1,5 +1,6 @@
 """Settings of every test."""
 
+import gc
 import importlib.util
 import signal
 import subprocess
@@ -14,6 +15,12 @@ settings.register_profile("cellfeed", deadline=None)
 settings.load_profile("cellfeed")
 
 N_CELLS_PER_FILE = 1500
+
+
+def pytest_collection_finish():
+    """What was imported stays to the end: neither is it looked through, nor copied by forks."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

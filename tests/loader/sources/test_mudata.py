@@ -192,7 +192,7 @@ class TestModality(SourceConformance):
         return write_case
 
 
-@pytest.fixture(params=FORMATS)
+@pytest.fixture(scope="module", params=FORMATS)
 def two(request, new_folder):
     """Return a path, and what is there; rna has 3 of 4 cells."""
     path = new_folder() / f"cells.{request.param[:4]}"
