@@ -296,7 +296,7 @@ def test_workers_that_persist_are_refused_where_ranks_met_since(others):
         )
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_children_that_get_the_data_set_count_epochs_by_themselves(tmp_path, method):
     """As ranks that are started with the data set do, whose epochs must be the same."""
     script = tmp_path / "script.py"
@@ -327,7 +327,6 @@ def test_children_that_get_the_data_set_count_epochs_by_themselves(tmp_path, met
             if __name__ == "__main__":
                 dataset = CellDataset(np.arange(101), BlockShuffling(4), 8, 2)
                 dataset.set_epoch(5)
-                multiprocessing.set_forkserver_preload(["cellfeed._dataset", "torch.distributed"])
                 context = multiprocessing.get_context(sys.argv[1])
                 answers = context.Queue()
                 children = [
