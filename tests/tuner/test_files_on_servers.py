@@ -21,6 +21,8 @@ from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._history._fingerprint import data_fingerprint
 from cellfeed_tuner._measuring._labels import label_codes
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 N_CELLS = 2000
 TOKEN = "token-that-nobody-sees"
 GRID = ["--block-sizes", "4", "--fetch-factors", "2", "--entropy-floor", "0.5"]

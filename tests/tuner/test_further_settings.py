@@ -8,6 +8,8 @@ from cellfeed import BlockShuffling, CellDataset, EpochPlan, ParameterError, ope
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure, minibatch_entropies
 from cellfeed_tuner._commands._autotune_cli import main
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 BATCH_SIZE = 32
 
 

@@ -39,6 +39,8 @@ from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 TYPES = np.repeat([0, 1, 2], [40_000, 4_000, 400])
 PLATES = np.tile(np.repeat([0, 1, 2, 3], 100), 111)
 SIZES = [(16, 1), (16, 64), (64, 4)]

@@ -27,6 +27,8 @@ from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._measuring._timing import Sampled, TimingRequest
 from cellfeed_tuner._result import AutotuneResult
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 QUERY = "plate != 'p0' and cell_type in ['B', 'T']"
 FEW = [*range(10), *range(4000, 4005)]
 SMALL: dict[str, Any] = {

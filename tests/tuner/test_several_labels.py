@@ -19,6 +19,8 @@ from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._mixing import Label, Mixing
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 N_CELLS, BATCH_SIZE, N_EPOCHS, FLOOR = 3000, 16, 20, 0.8
 LABELS = {
     "line": np.arange(N_CELLS) // 10 % 4,
