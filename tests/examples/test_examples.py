@@ -49,7 +49,7 @@ def test_pytorch(plates):
 
 
 def test_tune_dataloader(plates):
-    printed = run(EXAMPLES / "tune_dataloader.py", plates, 6)
+    printed = run(EXAMPLES / "tune_dataloader.py", plates)
     assert "<AutotuneResult: block size 1, fetch factor 1, " in printed
     (share,) = re.findall(r"(\d+)% of random sampling's entropy", printed)
     assert 97 <= int(share) <= 103

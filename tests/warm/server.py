@@ -35,10 +35,7 @@ IMPORTED = (
     "cellfeed._preshuffle",
     "cellfeed.synthetic",
     "cellfeed_tuner._measuring._timing",
-    "ipykernel.kernelapp",
-    "matplotlib.pyplot",
     "scipy.sparse",
-    "torch._dynamo",  # which optimizers import
     "torch.distributed",
     "torch.utils.data",
 )
