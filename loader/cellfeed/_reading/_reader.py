@@ -116,6 +116,7 @@ class Reader:
         self._rest_thread.shutdown(wait=True, cancel_futures=True)  # which waits for the others
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._densifier.close()
+        self._rest = None  # which refers to this
 
     def read(self, rows: NDArray[np.int64], order: NDArray[np.intp] | None = None) -> Cells:
         """Read rows as one group.
