@@ -61,7 +61,9 @@ def _private_bytes(process: psutil.Process) -> int:
         return 0
 
 
-_MEMORY_EVERY_SECONDS = 0.05
+# How often memory is looked at: less often where that takes more than a share of the time, which
+# is the processors' own that are measured.
+_MEMORY_EVERY_SECONDS, _MEMORY_AT_LEAST_EVERY_SECONDS, _LOOKING_SHARE = 0.05, 0.5, 0.04
 # What torch raises in the process whose worker was killed, or ended without a word.
 _OF_KILLED_WORKER = "DataLoader worker (pid"
 
@@ -304,10 +306,12 @@ def _events(
 ) -> Iterator[object]:
     """Yield what the child reports until it ends, and None whenever to look at what it takes."""
     start = looked = time.monotonic()
+    every = _MEMORY_EVERY_SECONDS
     while (now := time.monotonic()) < start + limit_seconds and not abandoned():
-        if now > looked + _MEMORY_EVERY_SECONDS:
-            looked = now
+        if now > looked + every:
             yield None
+            looked = time.monotonic()
+            every = min(max(every, (looked - now) / _LOOKING_SHARE), _MEMORY_AT_LEAST_EVERY_SECONDS)
         if not receiver.poll(_MEMORY_EVERY_SECONDS):
             continue
         try:
