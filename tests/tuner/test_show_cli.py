@@ -46,6 +46,13 @@ def test_the_last_run_of_each_kind_is_listed(earlier_run, record):
     assert {"digest", "n_cells"} <= last["data"].keys()
 
 
+def test_runs_for_other_numbers_of_ranks_are_listed_apart(earlier_run, record):
+    for n_ranks in (1, 2):
+        record(cache_folder(), earlier_run({FAST: 1e-4}, n_ranks=n_ranks))
+    assert [each["asked"]["n_ranks"] for each in json.loads(show("--json"))["runs"]] == [1, 2]
+    assert " ".join(show().split()).count("ranks") == 1
+
+
 def test_a_run_without_a_choice_is_listed(earlier_run, record):
     record(cache_folder(), earlier_run({FAST: 1e-4}, cells_per_second=None))
     assert "none" in show()

@@ -35,6 +35,7 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._machine._busy import Busy
     from cellfeed_tuner._machine._description import Machine, describe_machine
     from cellfeed_tuner._measuring._measure import Measurement, measure
+    from cellfeed_tuner._ranks._world import Ranks
     from cellfeed_tuner._result import AutotuneResult, Ranges
     from cellfeed_tuner._results._configuration_result import (
         ConditionalEntropyBits,
@@ -77,6 +78,7 @@ __all__ = [
     "Nearest",
     "PrefetchResult",
     "Ranges",
+    "Ranks",
     "Recommended",
     "Rival",
     "Stage",
@@ -128,6 +130,7 @@ _IMPORTED_WHEN_USED = {
     "Nearest": "cellfeed_tuner._results._recommended",
     "PrefetchResult": "cellfeed_tuner._results._recommended",
     "Ranges": "cellfeed_tuner._result",
+    "Ranks": "cellfeed_tuner._ranks._world",
     "Recommended": "cellfeed_tuner._results._recommended",
     "Rival": "cellfeed_tuner._results._recommended",
     "Stage": "cellfeed_tuner._explain._bottleneck",

@@ -29,6 +29,7 @@ from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import MakeDataset, Step
 from cellfeed_tuner._planning._recommend import nearest
 from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
+from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._request import AnyMixing, CollectionRequest, Request
 from cellfeed_tuner._result import AutotuneResult, Ranges
 from cellfeed_tuner._results._searched_strategy import SearchedStrategy
@@ -36,6 +37,7 @@ from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._searching._time_budget import TimeBudget
 from cellfeed_tuner._subject._tunable import Tunable
+from cellfeed_tuner._together._tuned_once import tuned_once
 from cellfeed_tuner._training_step import step_seconds_of
 
 if TYPE_CHECKING:  # it loads Optuna
@@ -48,6 +50,7 @@ __all__ = ["autotune"]
 _EXPLAIN_SHARE, _PREFETCH_SHARE, _LEAST_THROUGHPUT_SHARE = 0.1, 0.35, 0.25
 
 
+@tuned_once
 def autotune(
     subject: Collection | Tunable,
     *,
@@ -72,6 +75,7 @@ def autotune(
     indices: ArrayLike | str | None = None,
     strategy: SamplingStrategy | None = None,
     make_dataset: MakeDataset = CellDataset,
+    ranks: int | None = None,
     on_progress: Progress = silent,
     on_race: RaceWatcher = unwatched,
 ) -> AutotuneResult:
@@ -101,6 +105,11 @@ def autotune(
     What is found is kept in the user's cache folder. A later run on the same machine, data and
     versions measures a few of these configurations again; if they still relate to each other as
     they did, it looks at little else. All figures are its own.
+
+    Of several ranks that call it, such as those that torchrun starts, the first measures, and all
+    return its result. As many processes as there are ranks on this machine read side by side then,
+    each its part of the epoch, with its share of the cores; in step, so that all wait for the
+    slowest. Figures are of these together. Ranks of other machines wait for the result.
 
     Of another loader, a `Tunable`, entropy is computed where the loader has a plan, and else
     measured with the throughput, from the labels of what it delivers: what mixes too little, and
@@ -172,6 +181,10 @@ def autotune(
         subclass, or a function of a module, but none that is defined in a notebook; such as
         ``functools.partial(CellDataset, transform=[Log1p()])``, whose values are not compared with
         those of the files. What others than `CellDataset` give is not kept for later runs.
+    ranks
+        How many ranks of this machine the choice is for, which are measured by this process alone.
+        If None, those that ``WORLD_SIZE`` and the other variables of torchrun say, all of which
+        have to call this alike; one where these are not set.
     on_progress
         Called with how far the work has come.
     on_race
@@ -196,7 +209,8 @@ def autotune(
     RemoteError
         A server does not give what is asked for.
     MeasuringError
-        The process in which configurations are timed has died.
+        The process in which configurations are timed has died; or a rank did not call this, or
+        has ended.
     AutotuneInterrupted
         Ctrl-C came after something was measured, and ``result`` of this `KeyboardInterrupt` is
         what was found by then. Later runs do not rely on it.
@@ -218,6 +232,7 @@ def autotune(
         "step_seconds": step_seconds,
         "cache": cache,
         "seed": seed,
+        "ranks": Ranks.of(ranks),
     }
     of_collection: dict[str, Any] = {
         "label": label,
@@ -271,6 +286,7 @@ def autotune(
             on_progress=on_progress,
             make_dataset=make_dataset,
             step=step,
+            ranks=request.ranks,
         )
         search = Search(
             measurements=measurements,
@@ -303,6 +319,7 @@ def autotune(
         ranges=_ranges(request, search) if request.space.is_large else None,
         n_unlisted=0 if request.space.is_large else len(grid) - len(found.results),
         strategy=None if strategy is None else SearchedStrategy.of(strategy),
+        ranks=request.ranks,
         **_as_found(found, search, mixing),
     )
     if found.interrupted:

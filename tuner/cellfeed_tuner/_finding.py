@@ -67,7 +67,8 @@ class Explaining:
     def explain(self, recommended: Recommended, measured: Measurement) -> Explained:
         """Return where the time goes, and, for shuffled blocks, what other storage may give."""
         request = self.request
-        if not isinstance(request, CollectionRequest):  # what others do meanwhile is not counted
+        # What other loaders, and several ranks, do meanwhile is not counted.
+        if not isinstance(request, CollectionRequest) or request.ranks.n_local > 1:
             return Explained()
         self.on_progress("explain", 0, 1)
         # How other strategies would read another layout is not known, nor how servers would.
@@ -155,8 +156,13 @@ def _read_ahead(
         ends=explaining.ends,
     )
     depths = depths_to_measure(
-        n_fetches=request.selected.n_drawn // fetch_size // configuration.fetches_per_round,
-        fetch_bytes=fetch_size * request.selected.collection.stored_row_bytes(),
+        n_fetches=request.selected.n_drawn
+        // request.ranks.n_total
+        // fetch_size
+        // configuration.fetches_per_round,
+        fetch_bytes=request.ranks.n_local
+        * fetch_size
+        * request.selected.collection.stored_row_bytes(),
         memory_bytes=memory_bytes,
     )
     # Who makes data sets with a depth of their own has chosen it.

@@ -18,6 +18,7 @@ from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._mixing import Label
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._space import Space
+from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._request import AnyMixing, Request, constraints_of
 from cellfeed_tuner._results._dataset import Dataset, dataset_of_loader
 from cellfeed_tuner._searching._requirements import Requirements
@@ -54,6 +55,7 @@ class LoaderRequest(Request):
         step_seconds: float | None,
         cache: CacheState | None,
         seed: int,
+        ranks: Ranks,
     ) -> "LoaderRequest":
         """Return a request of `autotune`, or raise what that raises for what cannot be done."""
         tunable.check()
@@ -68,14 +70,21 @@ class LoaderRequest(Request):
             labels=[_label(name, values) for name, values in tunable.labels.items()],
             space=_space(tunable),
             constraints=constraints_of(
-                entropy_floor, memory, need, step_seconds, tunable.batch_size, budget
+                entropy_floor,
+                memory,
+                need,
+                step_seconds,
+                ranks.n_local * tunable.batch_size,
+                budget,
             ),
             cache=cache or ("cold" if tunable.paths else "warm"),
             batch_size=tunable.batch_size,
             budget=budget,
             seed=seed,
+            ranks=ranks,
         )
-        needed = min(cells_needed(each, tunable.batch_size) for each in request.grid)
+        cells = min(cells_needed(each, tunable.batch_size) for each in request.grid)
+        needed = ranks.n_total * cells
         if needed > request.n_rows:
             msg = (
                 f"{tunable.name} has {request.n_rows:,} rows, but even the smallest configuration "
@@ -116,7 +125,7 @@ class LoaderRequest(Request):
         """Return what holds configurations against the constraints."""
         assert isinstance(mixing, LoaderMixing)  # noqa: S101 - what the method above returns
         return Requirements(
-            n_cells=self.n_rows,
+            n_cells=self.n_rows // self.ranks.n_total,
             row_bytes=0.0,  # not known before it is measured
             batch_size=self.batch_size,
             constraints=self.constraints,

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -27,6 +27,7 @@ from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._mixing_by_alignment import MixingByAlignment
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._space import Space
+from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._results._dataset import Dataset, describe_dataset
 from cellfeed_tuner._results._recommended import Constraints
 from cellfeed_tuner._searching._requirements import Requirements
@@ -52,6 +53,8 @@ class Request(ABC):
         State of caches to measure in.
     batch_size, budget, seed
         As in `autotune`.
+    ranks
+        How many are measured side by side, and divide an epoch.
     """
 
     labels: Sequence[Label]
@@ -62,6 +65,7 @@ class Request(ABC):
     batch_size: int
     budget: float
     seed: int
+    ranks: Ranks = field(default_factory=Ranks)
 
     @property
     def grid(self) -> list[Configuration]:
@@ -75,7 +79,7 @@ class Request(ABC):
 
     def with_step(self, seconds: float) -> Self:
         """Return the request with a training step that takes so long on a minibatch."""
-        need = self.batch_size / seconds
+        need = self.ranks.n_local * self.batch_size / seconds
         constraints = replace(self.constraints, step_seconds=seconds, need_cells_per_second=need)
         return replace(self, constraints=constraints)
 
@@ -148,6 +152,7 @@ class CollectionRequest(Request):
         step_seconds: float | None,
         cache: CacheState | None,
         seed: int,
+        ranks: Ranks,
     ) -> "CollectionRequest":
         """Return a request of `autotune`, or raise what that raises for what cannot be done."""
         selected = Selected.of(collection, indices, strategy)
@@ -161,19 +166,21 @@ class CollectionRequest(Request):
             space=Space.of(
                 selected.block_sizes(block_sizes),
                 fetch_factors,
-                default_workers(collection) if workers is None else workers,
+                default_workers(collection, ranks.n_local) if workers is None else workers,
                 **_further_settings(num_threads, align, strategy),
             ),
             constraints=constraints_of(
-                entropy_floor, memory, need, step_seconds, batch_size, budget
+                entropy_floor, memory, need, step_seconds, ranks.n_local * batch_size, budget
             ),
             cache=cache_state(collection, cache),
             batch_size=batch_size,
             budget=budget,
             seed=seed,
+            ranks=ranks,
         )
         is_whole = selected.indices is None and strategy is None
-        check_size(collection if is_whole else selected, request.grid, batch_size)
+        whole = collection if is_whole else selected
+        check_size(whole, request.grid, batch_size, ranks.n_total)
         check_cache(collection, request.cache)
         return request
 
@@ -231,8 +238,8 @@ class CollectionRequest(Request):
     def requirements(self, mixing: AnyMixing) -> Requirements:
         """Return what holds configurations against the constraints."""
         return Requirements(
-            n_cells=self.selected.n_drawn,
-            row_bytes=self.selected.collection.mean_row_bytes(),
+            n_cells=self.selected.n_drawn // self.ranks.n_total,
+            row_bytes=self.ranks.n_local * self.selected.collection.mean_row_bytes(),
             batch_size=self.batch_size,
             constraints=self.constraints,
             entropies=mixing,
@@ -251,6 +258,7 @@ class CollectionRequest(Request):
             fetch_factors=self.space.fetch_factors,
             workers=self.space.workers,
             others=self.space.others,
+            n_ranks=self.ranks.n_local,
         )
 
     @property
@@ -317,7 +325,7 @@ def constraints_of(
     memory: int | None,
     need: float | None,
     step_seconds: float | None,
-    batch_size: int,
+    cells_per_step: int,
     budget: float,
 ) -> Constraints:
     """Return what a choice must meet, or raise what `autotune` raises for what cannot be met."""
@@ -335,6 +343,6 @@ def constraints_of(
     return Constraints(
         entropy_floor=entropy_floor,
         memory_bytes=usable_memory_bytes() if memory is None else int(memory),
-        need_cells_per_second=need if step_seconds is None else batch_size / step_seconds,
+        need_cells_per_second=need if step_seconds is None else cells_per_step / step_seconds,
         step_seconds=step_seconds,
     )

@@ -20,6 +20,7 @@ from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._plain import from_plain, json_schema, to_plain
+from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, EntropyBits
 from cellfeed_tuner._results._dataset import Dataset
 from cellfeed_tuner._results._recommended import Constraints, Nearest, PrefetchResult, Recommended
@@ -105,6 +106,9 @@ class AutotuneResult:
     strategy
         How cells were visited, of which the block size was searched; in shuffled blocks
         (`cellfeed.BlockShuffling`) if None.
+    ranks
+        For how many it holds: those of one machine were measured side by side, and all figures
+        are of these together.
     n_unlisted
         Configurations that are not in ``configurations``, though all are listed, since nothing was
         measured of them: of a loader whose entropies are known only then.
@@ -133,6 +137,7 @@ class AutotuneResult:
     strategy: SearchedStrategy | None = None
     prefetch_results: tuple[PrefetchResult, ...] = ()
     n_unlisted: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
         """Check that nothing is recommended of a loader that is wrong."""
@@ -167,7 +172,7 @@ class AutotuneResult:
         elif self.recommended is not None:
             speed = interval(self.recommended.cells_per_second)
             few = f", from {self.n_few_rounds} rounds only" if self.n_few_rounds else ""
-            said = f"{self.recommended.settings}; {speed} cells/s{few}"
+            said = f"{self.recommended.settings}; {speed} cells/s{self.ranks.together}{few}"
         return f"<AutotuneResult: {said}>"
 
     def entropies(self, result: ConfigurationResult) -> dict[str, EntropyBits]:

@@ -51,6 +51,7 @@ def step_seconds_of(
             seconds=_SECONDS,
             step=step,
             make_dataset=make_dataset,
+            ranks=request.ranks,
         ),
         limit_seconds=limit_seconds(_SECONDS),
     )

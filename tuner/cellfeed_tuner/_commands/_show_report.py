@@ -39,7 +39,13 @@ def show(*, as_json: bool) -> None:
 def _latest(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
     """Return the last run of each kind, the last of all first."""
     by_kind = {
-        (run.key.name, *run.asked.labels, run.asked.batch_size, run.asked.cache): run
+        (
+            run.key.name,
+            *run.asked.labels,
+            run.asked.batch_size,
+            run.asked.cache,
+            run.asked.n_ranks,
+        ): run
         for run in runs
     }
     return sorted(by_kind.values(), key=lambda run: run.began, reverse=True)
@@ -71,11 +77,13 @@ def _print(runs: Sequence[EarlierRun]) -> None:
 
 
 def _data(run: EarlierRun) -> str:
-    facts = run.key.data.facts
+    facts, n_ranks = run.key.data.facts, run.asked.n_ranks
+    together = f", {n_ranks} ranks" if n_ranks > 1 else ""
     return (
         f"{run.path}, {facts['n_files']} file(s): {facts['n_cells']:,} cells x "
         f"{facts['n_vars']:,} genes, {format_bytes(facts['bytes_on_disk'])}; "
         f"{', '.join(run.asked.labels)}, minibatches of {run.asked.batch_size}, {run.asked.cache}"
+        f"{together}"
     )
 
 

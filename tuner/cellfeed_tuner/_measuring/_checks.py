@@ -66,7 +66,10 @@ def _has_fractions(values: NDArray[Any]) -> bool:
 
 
 def check_size(
-    collection: Collection | Selected, grid: Sequence[Configuration], batch_size: int
+    collection: Collection | Selected,
+    grid: Sequence[Configuration],
+    batch_size: int,
+    n_ranks: int = 1,
 ) -> None:
     """Refuse a collection, or a selection, too small for every configuration of a grid.
 
@@ -75,7 +78,7 @@ def check_size(
     ParameterError
         Not even the smallest can be timed.
     """
-    needed = min(cells_needed(configuration, batch_size) for configuration in grid)
+    needed = n_ranks * min(cells_needed(configuration, batch_size) for configuration in grid)
     what, n_cells = "collection", len(collection)
     if isinstance(collection, Selected):
         n_cells = collection.n_drawn
@@ -86,7 +89,8 @@ def check_size(
     if needed > n_cells:
         msg = (
             f"the {what} has {n_cells:,} cells, but even the smallest configuration "
-            f"needs {needed:,} to be timed; give smaller batch, fetch or worker numbers"
+            f"needs {needed:,} to be timed{f' on {n_ranks} ranks' if n_ranks > 1 else ''}; give "
+            "smaller batch, fetch or worker numbers"
         )
         raise ParameterError(msg)
 

@@ -368,7 +368,7 @@ def measure_with(
     empty = Measurement(
         configuration=request.configuration,
         cache=request.cache,
-        cells_per_round=request.configuration.minibatches_per_round * request.batch_size,
+        cells_per_round=request.cells_per_round,
     )
     return _filled(empty, process.run(request, limit_seconds=limit_seconds))
 
@@ -394,7 +394,7 @@ def _filled(empty: Measurement, outcome: Outcome) -> Measurement:
         first_minibatch_seconds=started[0].first_minibatch_seconds if started else None,
         round_entropy_bits={each.label: tuple(each.bits.tolist()) for each in entropies},
         peak_memory_bytes=outcome.peak_memory_bytes
-        + max((event.waiting_bytes for event in started), default=0),
+        + max((event.waiting_bytes + event.unshared_bytes for event in started), default=0),
         delivery_fault=next(filter(None, faults), ""),
         sampled=samples[0] if samples else (),
         failure=outcome.failure or "",

@@ -26,11 +26,13 @@ from cellfeed import CellfeedError
 from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock, tree_cpu_seconds
 
 __all__ = [
+    "ChildKilledError",
     "MeasuringError",
     "MeasuringProcess",
     "Outcome",
     "Request",
     "Runs",
+    "kill_tree",
     "serve",
     "tree_memory_bytes",
 ]
@@ -59,7 +61,9 @@ def _private_bytes(process: psutil.Process) -> int:
         return 0
 
 
-_MEMORY_EVERY_SECONDS = 0.05
+# How often memory is looked at: less often where that takes more than a share of the time, which
+# is the processors' own that are measured.
+_MEMORY_EVERY_SECONDS, _MEMORY_AT_LEAST_EVERY_SECONDS, _LOOKING_SHARE = 0.05, 0.5, 0.04
 # What torch raises in the process whose worker was killed, or ended without a word.
 _OF_KILLED_WORKER = "DataLoader worker (pid"
 
@@ -111,6 +115,10 @@ class Outcome:
     others: OtherPrograms = field(default_factory=OtherPrograms)
 
 
+class ChildKilledError(RuntimeError):
+    """A process that a request needs was killed."""
+
+
 class MeasuringError(CellfeedError, RuntimeError):
     """The process in which configurations are timed has died."""
 
@@ -149,7 +157,7 @@ class MeasuringProcess(Generic[Subject]):
     ) -> None:
         self._connection.close()  # it ends when its connection does
         if kind is not None:
-            _kill_tree(self._process.pid)
+            kill_tree(self._process.pid)
         self._process.wait()
 
     def start(self) -> None:
@@ -256,7 +264,7 @@ def _run_in_child(
         else:
             events.append(event)
     others = clock.others(max(cpu_seconds, tree_cpu_seconds(pid)))
-    _kill_tree(pid)
+    kill_tree(pid)
     os.waitpid(pid, 0)
     receiver.close()
     if isinstance(end.failure, CellfeedError):
@@ -287,7 +295,8 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
         sender.send(_Ended(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, it belongs in the report
         said = str(error) or repr(error)
-        sender.send(_Ended(said, was_killed=said.startswith(_OF_KILLED_WORKER)))
+        was_killed = isinstance(error, ChildKilledError) or said.startswith(_OF_KILLED_WORKER)
+        sender.send(_Ended(said, was_killed=was_killed))
     finally:
         os._exit(0)
 
@@ -297,10 +306,12 @@ def _events(
 ) -> Iterator[object]:
     """Yield what the child reports until it ends, and None whenever to look at what it takes."""
     start = looked = time.monotonic()
+    every = _MEMORY_EVERY_SECONDS
     while (now := time.monotonic()) < start + limit_seconds and not abandoned():
-        if now > looked + _MEMORY_EVERY_SECONDS:
-            looked = now
+        if now > looked + every:
             yield None
+            looked = time.monotonic()
+            every = min(max(every, (looked - now) / _LOOKING_SHARE), _MEMORY_AT_LEAST_EVERY_SECONDS)
         if not receiver.poll(_MEMORY_EVERY_SECONDS):
             continue
         try:
@@ -315,7 +326,8 @@ def _events(
         yield event
 
 
-def _kill_tree(pid: int) -> None:
+def kill_tree(pid: int) -> None:
+    """Kill a process and its descendants, those that are still there."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for member in [*process.children(recursive=True), process]:
