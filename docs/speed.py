@@ -89,8 +89,8 @@ def draw():
         axes.legend(bars, ["cellfeed, the same work", "the other loader"], loc="center right")
         figure.supxlabel(
             f"{run['collection']}. {run['machine'].split(', Linux')[0]}; {run['date']}.\n"
-            f"Minibatches of 64, as CSR if not dense, page cache cold; median of {run['rounds']} interleaved "
-            "rounds, whiskers to the smallest and largest.",
+            f"Minibatches of 64, as CSR if not dense, page cache cold; median of {run['rounds']} "
+            "interleaved rounds, whiskers to the smallest and largest.",
             x=0.01, ha="left", fontsize=7.5, color=BOUND,
         )  # fmt: skip
     return figure
