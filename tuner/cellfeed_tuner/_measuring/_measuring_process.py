@@ -309,9 +309,10 @@ def _events(
     every = _MEMORY_EVERY_SECONDS
     while (now := time.monotonic()) < start + limit_seconds and not abandoned():
         if now > looked + every:
+            began = time.thread_time()
             yield None
-            looked = time.monotonic()
-            every = min(max(every, (looked - now) / _LOOKING_SHARE), _MEMORY_AT_LEAST_EVERY_SECONDS)
+            looked, taken = time.monotonic(), time.thread_time() - began
+            every = min(max(every, taken / _LOOKING_SHARE), _MEMORY_AT_LEAST_EVERY_SECONDS)
         if not receiver.poll(_MEMORY_EVERY_SECONDS):
             continue
         try:
