@@ -1,6 +1,5 @@
 """Settings of every test."""
 
-import gc
 import importlib
 import importlib.util
 import os
@@ -18,12 +17,6 @@ settings.register_profile("cellfeed", deadline=None)
 settings.load_profile("cellfeed")
 
 N_CELLS_PER_FILE = 1500
-
-
-def pytest_collection_finish():
-    """What was imported stays to the end: neither is it looked through, nor copied by forks."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
