@@ -24,15 +24,14 @@ import psutil
 
 from cellfeed import CellfeedError
 from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock, tree_cpu_seconds
+from cellfeed_tuner._measuring._killing import ChildKilledError, kill_tree
 
 __all__ = [
-    "ChildKilledError",
     "MeasuringError",
     "MeasuringProcess",
     "Outcome",
     "Request",
     "Runs",
-    "kill_tree",
     "serve",
     "tree_memory_bytes",
 ]
@@ -113,10 +112,6 @@ class Outcome:
     failure: str | None
     n_killed: int = 0
     others: OtherPrograms = field(default_factory=OtherPrograms)
-
-
-class ChildKilledError(RuntimeError):
-    """A process that a request needs was killed."""
 
 
 class MeasuringError(CellfeedError, RuntimeError):
@@ -325,12 +320,3 @@ def _events(
             yield event
             return
         yield event
-
-
-def kill_tree(pid: int) -> None:
-    """Kill a process and its descendants, those that are still there."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for member in [*process.children(recursive=True), process]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()

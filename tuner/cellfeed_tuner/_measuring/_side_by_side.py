@@ -28,7 +28,7 @@ from cellfeed_tuner._measuring._events import (
     Sampled,
     Started,
 )
-from cellfeed_tuner._measuring._measuring_process import ChildKilledError, kill_tree
+from cellfeed_tuner._measuring._killing import ChildKilledError, kill_tree
 from cellfeed_tuner._ranks._pace import InStep, Pace, Shared
 
 __all__ = ["run_side_by_side"]
@@ -140,7 +140,7 @@ class _Together:
     """Makes one event of those of all ranks."""
 
     def __init__(self, n: int, report: Report, unshared_bytes: int) -> None:
-        self._n, self._report, self._unshared_bytes = n, report, unshared_bytes
+        self._report, self._unshared_bytes = report, unshared_bytes
         self._events = defaultdict[type, list[deque[Any]]](lambda: [deque() for _ in range(n)])
 
     def took(self, number: int, event: object) -> bool:
