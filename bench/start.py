@@ -13,7 +13,6 @@ STARTS = {
     "autotune --help": AUTOTUNE.format(["--help"]),
     "cellfeed --help": "from cellfeed._cli import main; main(['--help'])",
     "autotune explain --help": AUTOTUNE.format(["explain", "--help"]),
-    "autotune show": AUTOTUNE.format(["show"]),
 }
 COUNT_PACKAGES = """
 import atexit, sys
@@ -33,7 +32,7 @@ class Start:
 
     params = parameters(
         quick=["import torch, anndata", "import cellfeed", "all of cellfeed", "autotune --help"],
-        full=["cellfeed --help", "autotune explain --help", "autotune show"],
+        full=["cellfeed --help", "autotune explain --help"],
     )
     param_names = ("what",)
 

@@ -19,6 +19,7 @@ from tests.warm import python as warm
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneResult, autotune
 from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._history._study import cache_folder, read_runs
 from cellfeed_tuner._measuring import _measuring_process
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._reports._terminal import print_report
@@ -70,25 +71,12 @@ def test_it_writes_the_schema_that_was_promised(tuned):
             assert each["peak_memory_bytes"] > 0
 
 
-def test_every_measured_configuration_is_judged(tuned):
+def test_no_configuration_has_a_fault_and_files_are_said_not_to_be_shuffled(tuned):
     _, output = tuned
     result = json.loads((output / "autotune.json").read_text())
-    for each in result["configurations"]:
-        assert_judged_if_timed(each)
-        if each["verdict"] is not None:
-            assert each["verdict"]["kind"] in {"inside", "outside", "assumptions"}, each
-            assert {"bits", "error_bits", "assumptions", "sentence"} <= each["verdict"].keys()
-    chosen = AutotuneResult.load(output / "autotune.json").chosen
-    assert chosen is not None
+    assert {each["fault"] for each in result["configurations"]} == {""}
     page = html.unescape((output / "autotune.html").read_text(encoding="utf-8"))
-    assert chosen.verdict is None or chosen.verdict.sentence in page
     assert "The files are not shuffled" in page
-
-
-def assert_judged_if_timed(each):
-    """A slow machine may have too few whole fetches in the time, and nothing or little to judge."""
-    if each["status"] != "not enough samples":
-        assert (each["verdict"] is not None) == (each["status"] == "measured")
 
 
 def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, capfd):
@@ -103,7 +91,6 @@ def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, 
     assert order.already_shuffled
     page = html.unescape((tmp_path / "autotune.html").read_text(encoding="utf-8"))
     assert order.sentence in page
-    assert "Theory does not apply, since labels are mixed inside blocks" in page
     said = " ".join(printed.stdout.split())
     assert "`X` is read slowly, through h5py: its numbers are big-endian; write it as" in said
     assert "UserWarning" not in capfd.readouterr().err  # of processes that measure
@@ -137,7 +124,6 @@ def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path)
         assert 1 <= each["configuration"]["fetch_factor"] <= 16
         expected = each["entropy_bits"]["expected"]["value"]
         assert expected >= 0.8 * each["entropy_bits"]["random"]
-        assert_judged_if_timed(each)
     page = html.unescape((tmp_path / "autotune.html").read_text(encoding="utf-8"))
     assert "Of 4,096 configurations (block size 1 to 256," in page
     assert (tmp_path / "autotune.png").read_bytes().startswith(b"\x89PNG")
@@ -372,9 +358,7 @@ def test_a_second_run_knows_of_the_first(small_collection, tmp_path):
     assert use() in {"confirmed", "dropped"}
     assert use("--batch-size", "32") == "none"
     assert use("--fresh") == "none"
-    shown = json.loads(run("show", "--json").stdout)["runs"]
-    assert [each["asked"]["batch_size"] for each in shown] == [64, 32]
-    assert Path(shown[0]["path"]).parent == small_collection
+    assert [each.asked.batch_size for each in read_runs(cache_folder())] == [64, 64, 32, 64]
 
 
 def test_where_nothing_can_be_kept_the_search_goes_on(

@@ -81,12 +81,11 @@ def test_nothing_is_recommended(name, small_collection, tmp_path, monkeypatch, w
     (result,) = results
     assert result.recommended is None
     assert result.nearest is None
-    fault, verdict = result.loader_fault, result.configurations[0].verdict
+    fault = result.loader_fault
     assert fault is not None
     assert fault.startswith(str(CONFIGURATION))
     assert WRONG[name] in fault
-    assert verdict is not None
-    assert verdict.kind == "loader"
+    assert fault == f"{CONFIGURATION}: {result.configurations[0].fault}"
 
     said = " ".join(printed.stdout.split())
     assert said.startswith("THE LOADER IS WRONG")

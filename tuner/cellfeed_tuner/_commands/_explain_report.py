@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cellfeed_tuner._explain._bottleneck import Bottleneck, with_training_step
+from cellfeed_tuner._explain._bottleneck import Bottleneck, microseconds, with_training_step
 from cellfeed_tuner._interval import interval
 from cellfeed_tuner._plain import to_plain
 from cellfeed_tuner._reports._console import report_console
@@ -90,11 +90,9 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
     longest = max(each.seconds_per_cell.value for each in found.stages)
     for each in found.stages:
         seconds = each.seconds_per_cell
-        value, low, high = (1e6 * end for end in (seconds.value, seconds.low, seconds.high))
         bar = "█" * round(_BAR_WIDTH * max(0.0, seconds.value) / longest)
         style = "bold" if each.name == found.kind else ""
-        row = (each.label, f"{value:,.2f} [{low:,.2f}, {high:,.2f}]", bar)
-        table.add_row(*row, style=style)
+        table.add_row(each.label, microseconds(seconds), bar, style=style)
     console.print("", table)
     _say(
         console,
@@ -120,21 +118,10 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
 
 def _print_answer(console: Console, result: AutotuneResult, answer: Why) -> None:
     about, chosen = answer.about, result.recommended
-    if not answer.n_matching:
-        _say(console, f"{answer.asked} is not in the grid.", "bold")
-        _print_outside(console, answer)
-        measured = "" if about.cells_per_second is None else " of what was measured"
-        both = ", in block size and fetch factor together," if answer.outside else ""
-        _say(console, f"\nNearest{measured}{both} is {about.configuration}:")
-    elif answer.n_matching == 1:
-        _say(console, str(about.configuration), "bold")
-    else:
-        _say(
-            console,
-            f"Of {answer.n_matching} configurations with {answer.asked}, the best is "
-            f"{about.configuration}.",
-            "bold",
-        )
+    said = str(about.configuration)
+    if answer.n_matching > 1:
+        said = f"Of {answer.n_matching} configurations with {answer.asked}, the best is {said}."
+    _say(console, said, "bold")
     if answer.is_chosen:
         _say(console, "It is the recommended one.")
     elif chosen is not None:
@@ -142,22 +129,6 @@ def _print_answer(console: Console, result: AutotuneResult, answer: Why) -> None
     for reason in answer.reasons:
         _say(console, f"- {reason}")
     console.print("", _facts(result, answer))
-
-
-def _print_outside(console: Console, answer: Why) -> None:
-    if answer.outside is None:
-        return
-    _say(console, f"For {answer.outside}:")
-    if answer.homogeneous_bits is not None:
-        random = answer.about.entropy_bits.random
-        share = answer.homogeneous_bits / random if random else 1.0
-        _say(
-            console,
-            f"- If every block held one label, minibatches would have "
-            f"{answer.homogeneous_bits:.3f} bits, {share:.1%} of random sampling's.",
-        )
-    if answer.predicted is not None:
-        _say(console, f"- The cost model expects {interval(answer.predicted)} cells/s.")
 
 
 def _facts(result: AutotuneResult, answer: Why) -> Table:
@@ -170,16 +141,12 @@ def _facts(result: AutotuneResult, answer: Why) -> Table:
     ]
     if answer.speed_ratio is not None and not answer.is_chosen:
         rows.append(("", f"{answer.speed_ratio:.2f} times the chosen one's in the same search"))
-    if answer.predicted is not None and answer.n_matching:
-        rows.append(("by the cost model", f"{interval(answer.predicted)} cells/s"))
     share = f"{entropy.share_of_random:.1%} of random sampling's"
     floor = f"floor {constraints.entropy_floor:.0%}"
     rows.append(("entropy", f"{entropy.expected.value:.3f} bits, {share} ({floor})"))
     limit = f"of {constraints.memory_bytes / 1e6:,.0f} MB given"
     peak = about.peak_memory_bytes
     rows.append(("memory", f"{peak / 1e6:,.0f} MB {limit}" if peak else f"not known, {limit}"))
-    if about.verdict is not None:
-        rows.append(("proof", about.verdict.sentence))
     for name, value in rows:
         table.add_row(Text(name, style="dim"), Text(value))
     return table

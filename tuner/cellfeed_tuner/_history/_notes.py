@@ -1,7 +1,6 @@
 """Looking up what earlier runs found, and keeping what this one finds."""
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -33,17 +32,13 @@ class Notes:
         What it runs on.
     asked
         What it is asked for.
-    path
-        The first of its files, so that people know them again.
     began
         When it began.
     """
 
     key: Key
     asked: Asked
-    path: str
     began: datetime
-    _load: float = field(default_factory=lambda: os.getloadavg()[0], init=False)
 
     @classmethod
     def of(
@@ -66,7 +61,7 @@ class Notes:
             machine=machine_fingerprint(machine),
             versions=versions_fingerprint(),
         )
-        return cls(key=key, asked=asked, path=str(collection.locations[0]), began=began)
+        return cls(key=key, asked=asked, began=began)
 
     def recollection(self) -> Recollection:
         """Return which earlier runs bear on this one."""
@@ -79,25 +74,13 @@ class Notes:
     def keep(
         self, study: "optuna.Study", recommended: Recommended | None, *, is_short: bool
     ) -> None:
-        """Keep what was measured, and what was recommended, for later runs.
-
-        Parameters
-        ----------
-        study
-            The trials, all of which have ended.
-        recommended
-            The choice; None if there is none.
-        is_short
-            Whether an earlier run was only confirmed.
-        """
+        """Keep what was measured, and what was recommended, for later runs."""
         from cellfeed_tuner._history._study import cache_folder, record  # noqa: PLC0415 - as above
 
         run = EarlierRun(
             key=self.key,
             asked=self.asked,
             began=self.began.astimezone(UTC).isoformat(timespec="milliseconds"),
-            path=self.path,
-            load=self._load,
             is_short=is_short,
             choice=None if recommended is None else recommended.configuration,
             cells_per_second=None if recommended is None else recommended.cells_per_second,

@@ -23,6 +23,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import psutil
 
 from cellfeed import CellfeedError
+from cellfeed_tuner._constants import MEMORY_EVERY_SECONDS
 from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock, tree_cpu_seconds
 
 __all__ = [
@@ -59,7 +60,6 @@ def _private_bytes(process: psutil.Process) -> int:
         return 0
 
 
-_MEMORY_EVERY_SECONDS = 0.05
 # What torch raises in the process whose worker was killed, or ended without a word.
 _OF_KILLED_WORKER = "DataLoader worker (pid"
 
@@ -116,13 +116,7 @@ class MeasuringError(CellfeedError, RuntimeError):
 
 
 class MeasuringProcess(Generic[Subject]):
-    """The process, as its parent sees it; a context manager.
-
-    Parameters
-    ----------
-    subject
-        What requests are about, such as a collection; sent once.
-    """
+    """The process, as its parent sees it; a context manager."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -298,10 +292,10 @@ def _events(
     """Yield what the child reports until it ends, and None whenever to look at what it takes."""
     start = looked = time.monotonic()
     while (now := time.monotonic()) < start + limit_seconds and not abandoned():
-        if now > looked + _MEMORY_EVERY_SECONDS:
+        if now > looked + MEMORY_EVERY_SECONDS:
             looked = now
             yield None
-        if not receiver.poll(_MEMORY_EVERY_SECONDS):
+        if not receiver.poll(MEMORY_EVERY_SECONDS):
             continue
         try:
             event = receiver.recv()

@@ -20,13 +20,14 @@ from cellfeed_tuner._measuring._dropping import Dropping, closed_at_the_end, rou
 from cellfeed_tuner._measuring._events import (
     Delivery,
     Entropies,
+    Infeasible,
     Requests,
     Round,
     Sampled,
     Started,
 )
 from cellfeed_tuner._measuring._selected import Selected
-from cellfeed_tuner._measuring._session import Session
+from cellfeed_tuner._measuring._session import EpochTooShortError, Session
 from cellfeed_tuner._measuring._timing_settings import (
     SLICE_SECONDS,
     MakeDataset,
@@ -39,6 +40,7 @@ __all__ = [
     "SLICE_SECONDS",
     "Delivery",
     "Entropies",
+    "Infeasible",
     "MakeDataset",
     "Requests",
     "Round",
@@ -58,11 +60,15 @@ class TimingRequest(TimingSettings):
         self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
     ) -> None:
         """Time it; see `run_timing`."""
-        if isinstance(subject, Tunable):
-            session = Session(subject, self)
+        try:
+            if isinstance(subject, Tunable):
+                session = Session(subject, self)
+            else:
+                session = DatasetSession(Selected.of(subject), self)
+        except EpochTooShortError as error:
+            report(Infeasible(str(error)))
         else:
-            session = DatasetSession(Selected.of(subject), self)
-        run_timing(session, self, report)
+            run_timing(session, self, report)
 
 
 def run_timing(session: Session, request: TimingRequest, report: Callable[[object], None]) -> None:

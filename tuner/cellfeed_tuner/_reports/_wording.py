@@ -4,15 +4,15 @@ from collections import Counter
 from collections.abc import Iterable
 
 from cellfeed.console import format_bytes
+from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS, MUCH_SPREAD
 from cellfeed_tuner._defaults import REMOTE_PREFETCH
 from cellfeed_tuner._interval import interval
-from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import (
+    STATUS_WORDS,
     ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
-    Status,
 )
 from cellfeed_tuner._results._dataset import Dataset, LabelCensus
 from cellfeed_tuner._results._recommended import Recommended, Rival, Waiting
@@ -21,7 +21,6 @@ __all__ = [
     "busy_in_words",
     "cache_in_words",
     "cache_name",
-    "drifts_in_words",
     "few_rounds_in_words",
     "how_measured",
     "interruption_in_words",
@@ -45,19 +44,9 @@ __all__ = [
 ]
 
 _MOST_FAULTS = 3
-# What a machine that does little else stays below.
-_MUCH_SPREAD = 0.1
 _MOST_REASONS = 3
 # Share of cells that has a label if it is not called mostly missing.
 _MOSTLY = 0.5
-
-
-_STATUS: dict[Status, str] = {
-    "too slow": "predicted slower than the best",
-    "below entropy floor": "below the entropy floor",
-    "out of budget": "not timed (budget exhausted)",
-    "not enough samples": "timed for too few fetches",
-}
 
 
 def throughput(result: ConfigurationResult) -> str:
@@ -117,7 +106,7 @@ def cache_in_words(result: AutotuneResult) -> list[str]:
 def busy_in_words(result: AutotuneResult) -> list[str]:
     """Return warnings if other programs took much of the processors, or replicates differ much."""
     said = [result.busy.sentence] if result.busy is not None and result.busy.sentence else []
-    if result.replicate_spread is not None and result.replicate_spread > _MUCH_SPREAD:
+    if result.replicate_spread is not None and result.replicate_spread > MUCH_SPREAD:
         said.append(
             f"Measured again, a configuration gave figures {result.replicate_spread:.0%} apart "
             "(standard deviation): the machine or its disk is busy."
@@ -202,14 +191,11 @@ def loader_faults(result: AutotuneResult) -> list[str]:
     """Return what the loader delivered that it should not have, with the first few faults."""
     if result.loader_fault is None:
         return []
-    others = [
-        f"{each.configuration}: {each.verdict.sentence}"
-        for each in result.configurations
-        if each.verdict is not None
-        and each.verdict.kind == "loader"
-        and not result.loader_fault.startswith(f"{each.configuration}: ")
+    faults = [f"{each.configuration}: {each.fault}" for each in result.configurations if each.fault]
+    others = [each for each in faults if each != result.loader_fault]
+    return [
+        f"{each}; please report this." for each in [result.loader_fault, *others][:_MOST_FAULTS]
     ]
-    return [f"{result.loader_fault}; please report this.", *others[: _MOST_FAULTS - 1]]
 
 
 def missing_in_words(result: AutotuneResult) -> list[str]:
@@ -251,28 +237,16 @@ def _expected(name: str, entropy: EntropyBits | ConditionalEntropyBits) -> str:
 
 
 def proof_of_choice(result: AutotuneResult) -> list[str]:
-    """Return what the entropy of the choice proves, and whether it stays so over an epoch.
-
-    And whether files are shuffled already.
-    """
-    chosen = result.chosen
-    verdicts = {} if chosen is None else {result.dataset.label: chosen.verdict}
-    if chosen is not None:
-        verdicts |= {name: each.verdict for name, each in chosen.further_labels.items()}
-    lines = [
-        _of_label(result, name, each.sentence)
-        for name, each in verdicts.items()
-        if each is not None and each.kind != "loader"
-    ]
-    lines += _courses_in_words(result, drift=False)
+    """Return whether files are shuffled already, and what was read once more to compare it."""
+    lines = list[str]()
     if result.storage_order is not None and result.storage_order.already_shuffled:
         lines.append(result.storage_order.sentence)
-    if chosen is not None and result.n_cells_compared:
+    if result.chosen is not None and result.n_cells_compared:
         lines.append(
             f"{result.n_cells_compared} of the cells that came out were read from the files once "
             "more, without cellfeed, and are the same."
         )
-    elif chosen is not None and result.cache == "remote":
+    elif result.chosen is not None and result.cache == "remote":
         lines.append("Values were not read once more without cellfeed: files are on a server.")
     return lines
 
@@ -313,24 +287,6 @@ def _waiting(waiting: Waiting, result: AutotuneResult) -> str:
     )
 
 
-def drifts_in_words(result: AutotuneResult) -> list[str]:
-    """Return a warning for each label whose entropy drifts over an epoch of the choice."""
-    return _courses_in_words(result, drift=True)
-
-
-def _courses_in_words(result: AutotuneResult, *, drift: bool) -> list[str]:
-    return [
-        _of_label(result, name, course.sentence)
-        for name, course in result.entropy_over_epoch.items()
-        if course.drifts == drift
-    ]
-
-
-def _of_label(result: AutotuneResult, name: str, sentence: str) -> str:
-    """Return a sentence with the label that it is about, where there is more than one."""
-    return f"{name}: {sentence}" if result.dataset.further_labels else sentence
-
-
 def why_no_bottleneck(result: AutotuneResult) -> str:
     """Return why it is not known where the time of a cell goes."""
     if result.dataset.loader:
@@ -362,7 +318,7 @@ def ranges_in_words(result: AutotuneResult) -> list[str]:
 
 def status_in_words(result: ConfigurationResult) -> str:
     """Return the status of a configuration."""
-    return _STATUS.get(result.status, result.status)
+    return STATUS_WORDS[result.status].listed
 
 
 def untimed_in_words(result: AutotuneResult) -> list[str]:
@@ -393,9 +349,7 @@ def warnings_in_words(result: AutotuneResult) -> list[str]:
         *interruption_in_words(result),
         *filter(None, [result.dataset.slow_reading]),
         *_unknown_cache_in_words(result),
-        *_outside_in_words(result),
         *missing_in_words(result),
-        *drifts_in_words(result),
         *busy_in_words(result),
     ]
 
@@ -404,12 +358,6 @@ def _unknown_cache_in_words(result: AutotuneResult) -> list[str]:
     if result.cache != "unknown":
         return []
     return ["Files could not be dropped from the page cache: figures are of files that it holds."]
-
-
-def _outside_in_words(result: AutotuneResult) -> list[str]:
-    """Return the verdict on the choice where its entropy is not as theory has it."""
-    verdict = None if result.chosen is None else result.chosen.verdict
-    return [verdict.sentence] if verdict is not None and verdict.kind == "outside" else []
 
 
 def why_nothing(result: AutotuneResult) -> str:

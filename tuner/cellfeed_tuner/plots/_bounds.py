@@ -57,24 +57,13 @@ def title_of_block(block_size: int) -> str:
 _MOST_COLUMNS = 6
 # Measured values stand right of their place, one number of workers beside the other.
 _FIRST_STEP, _LAST_STEP = 0.2, 0.6
-_MEASURED: Any = {"ls": "", "mfc": "none", "ms": 5, "elinewidth": 1}
-_NOT_JUDGED: Any = {"marker": "o", "color": BOUND}
-_VERDICTS: dict[str, Any] = {
-    "inside": {"marker": "o", "color": "black"},
-    "outside": {"marker": "s", "color": "#7b3294"},
-    "assumptions": {"marker": "^", "color": "#0072b2"},
-    "loader": {"marker": "X", "color": "#c1121f"},
-}
+_MEASURED: Any = {
+    "ls": "", "marker": "o", "color": "black", "mfc": "none", "ms": 5, "elinewidth": 1,
+}  # fmt: skip
 
 
 def bounds_figure(result: AutotuneResult) -> Figure:
-    """Draw entropy over the fetch factor for each block size, with what theory says of it.
-
-    Parameters
-    ----------
-    result
-        What ``autotune`` found.
-    """
+    """Draw entropy over the fetch factor for each block size, with what theory says of it."""
     parts = _by_block(result)
     colours = block_colours(list(parts))
     n_columns = min(_MOST_COLUMNS, len(parts))
@@ -101,7 +90,7 @@ def bounds_figure(result: AutotuneResult) -> Figure:
             axes.set_xlabel("fetch factor\n(minibatches)")
         for axes in rows[:, 0]:
             axes.set_ylabel("minibatch label entropy (bits)")
-        _name_marks(figure, rows[0, 0], result)
+        _name_marks(figure, rows[0, 0])
     return figure
 
 
@@ -138,24 +127,16 @@ def _draw_measured(axes: Axes, part: Sequence[ConfigurationResult]) -> None:
         bits = each.entropy_bits.measured
         if bits is not None and each.status == "measured":
             place = each.configuration.fetch_factor * 2 ** steps[each.configuration.num_workers]
-            style = _VERDICTS[each.verdict.kind] if each.verdict else _NOT_JUDGED
-            axes.errorbar(place, bits.value, yerr=around(bits), **_MEASURED, **style)
+            axes.errorbar(place, bits.value, yerr=around(bits), **_MEASURED)
 
 
-def _name_marks(figure: Figure, axes: Axes, result: AutotuneResult) -> None:
+def _name_marks(figure: Figure, axes: Axes) -> None:
     """Say once what lines and marks mean; those of lines in grey, whatever their colour."""
     marks: dict[str, Any] = {
         "exact, homogeneous blocks": axes.plot([], [], lw=2, color=BOUND)[0],
         "plan replayed over labels, 95 % interval": axes.errorbar([], [], [], **REPLAYED),
         "upper bound": axes.plot([], [], **UPPER)[0],
         "lower bound of this block size": axes.plot([], [], **LOWER)[0],
+        "measured, 95 % interval": axes.errorbar([], [], [], **_MEASURED),
     }
-    found = {each.verdict.kind for each in result.configurations if each.verdict is not None}
-    for kind, style in _VERDICTS.items():
-        if kind in found:
-            label = f"measured, verdict: {kind}"
-            marks[label] = axes.errorbar([], [], [], **_MEASURED, **style)
-    measured = [each for each in result.configurations if each.status == "measured"]
-    if any(each.verdict is None for each in measured):
-        marks["measured, not judged"] = axes.errorbar([], [], [], **_MEASURED, **_NOT_JUDGED)
     figure.legend(list(marks.values()), list(marks), loc="outside upper left", ncols=3)
