@@ -74,6 +74,14 @@ def test_processes_that_are_stopped_and_go_on(plates, tmp_path):
     assert "3 ranks, 8 steps each: 2,000 of 2,000 cells" in torchrun(3, *command)
 
 
+def test_processes_that_are_tuned_together(plates):
+    printed = torchrun(2, EXAMPLES / "tune_ddp.py", plates)
+    assert "cells/s of 2 ranks together" in printed
+    (n_cells,) = re.findall(r"2 ranks trained on ([\d,]+) cells", printed)
+    # Whole minibatches of 32 on each rank.
+    assert int(n_cells.replace(",", "")) == N_CELLS // 64 * 64
+
+
 def test_accelerate(plates, tmp_path):
     printed = torchrun(2, EXAMPLES / "accelerate_training.py", plates, tmp_path / "run")
     assert "2 processes, 22 steps and 6 updates each" in printed

@@ -98,6 +98,7 @@ def earlier_run():
             fetch_factors=space.fetch_factors,
             workers=space.workers,
             further_labels=changes.pop("further_labels", ()),
+            n_ranks=changes.pop("n_ranks", 1),
         )
         choice = choice or min(costs, key=costs.__getitem__)
         speed = 1 / costs[choice]

@@ -63,7 +63,9 @@ def test_any_other_run_on_the_data_is_an_order_of_probes(earlier_run, held, chan
     assert found.first_probes(GRID)[0] == BEST
 
 
-@pytest.mark.parametrize("change", [{"data": "others"}, {"batch_size": 128}, {"cache": "warm"}])
+@pytest.mark.parametrize(
+    "change", [{"data": "others"}, {"batch_size": 128}, {"cache": "warm"}, {"n_ranks": 2}]
+)
 def test_what_measured_something_else_is_nothing(earlier_run, held, change):
     found = recollect([earlier_run(COSTS, **change)], held)
     assert (found.held, found.order, found.said.use) == (None, None, "none")

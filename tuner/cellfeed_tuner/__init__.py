@@ -25,6 +25,7 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._machine._description import Machine, describe_machine
     from cellfeed_tuner._measuring._measure import measure
     from cellfeed_tuner._measuring._measurement import Measurement
+    from cellfeed_tuner._ranks._world import Ranks
     from cellfeed_tuner._result import AutotuneResult, Ranges
     from cellfeed_tuner._results._configuration_result import (
         ConditionalEntropyBits,
@@ -62,6 +63,7 @@ _MODULE_OF = {
         "_machine._description": "Machine describe_machine",
         "_measuring._measure": "measure",
         "_measuring._measurement": "Measurement",
+        "_ranks._world": "Ranks",
         "_result": "AutotuneResult Ranges",
         "_results._configuration_result": "ConditionalEntropyBits ConfigurationResult EntropyBits "
         "LabelResult",
@@ -77,7 +79,7 @@ __all__ = [
     "AutotuneInterrupted", "AutotuneResult", "Bottleneck", "Busy", "Conditional",
     "ConditionalEntropyBits", "Configuration", "ConfigurationResult", "Constraints", "Dataset",
     "Earlier", "EntropyBits", "Estimate", "LabelCensus", "LabelEntropy", "LabelResult", "Machine",
-    "Measurement", "Nearest", "PrefetchResult", "Ranges", "Recommended", "Rival", "Stage",
+    "Measurement", "Nearest", "PrefetchResult", "Ranges", "Ranks", "Recommended", "Rival", "Stage",
     "StageModel", "StorageAdvice", "StorageOrder", "StrategyEntropy", "Tunable", "autotune",
     "describe_machine", "epochs_until_paid", "label_entropy", "measure", "minibatch_entropies",
     "plots", "strategy_entropy", "theory",

@@ -20,10 +20,12 @@ from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import MakeDataset, Step
 from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._request import collection_request, loader_request
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._run import Run
 from cellfeed_tuner._subject._tunable import Tunable
+from cellfeed_tuner._together._tuned_once import tuned_once
 
 if TYPE_CHECKING:  # it loads Optuna
     from optuna.samplers import BaseSampler
@@ -31,6 +33,7 @@ if TYPE_CHECKING:  # it loads Optuna
 __all__ = ["autotune"]
 
 
+@tuned_once
 def autotune(
     subject: Collection | Tunable,
     *,
@@ -55,6 +58,7 @@ def autotune(
     indices: ArrayLike | str | None = None,
     strategy: SamplingStrategy | None = None,
     make_dataset: MakeDataset = CellDataset,
+    ranks: int | None = None,
     on_progress: Progress = silent,
 ) -> AutotuneResult:
     """Measure a grid of configurations, or proposals from ranges, and recommend one.
@@ -83,6 +87,11 @@ def autotune(
     What is found is kept in the user's cache folder. A later run on the same machine, data and
     versions measures a few of these configurations again; if they still relate to each other as
     they did, it looks at little else. All figures are its own.
+
+    Of several ranks that call it, such as those that torchrun starts, the first measures, and all
+    return its result. As many processes as there are ranks on this machine read side by side then,
+    each its part of the epoch, with its share of the cores; in step, so that all wait for the
+    slowest. Figures are of these together. Ranks of other machines wait for the result.
 
     Of another loader, a `Tunable`, entropy is computed where the loader has a plan, and else
     measured with the throughput, from the labels of what it delivers: what mixes too little, and
@@ -154,6 +163,10 @@ def autotune(
         subclass, or a function of a module, but none that is defined in a notebook; such as
         ``functools.partial(CellDataset, transform=[Log1p()])``, whose values are not compared with
         those of the files. What others than `CellDataset` give is not kept for later runs.
+    ranks
+        How many ranks of this machine the choice is for, which are measured by this process alone.
+        If None, those that ``WORLD_SIZE`` and the other variables of torchrun say, all of which
+        have to call this alike; one where these are not set.
     on_progress
         Called with how far the work has come.
 
@@ -176,7 +189,8 @@ def autotune(
     RemoteError
         A server does not give what is asked for.
     MeasuringError
-        The process in which configurations are timed has died.
+        The process in which configurations are timed has died; or a rank did not call this, or
+        has ended.
     AutotuneInterrupted
         Ctrl-C came after something was measured, and ``result`` of this `KeyboardInterrupt` is
         what was found by then. Later runs do not rely on it.
@@ -206,6 +220,7 @@ def autotune(
         "sampler": sampler,
         "fresh": fresh,
         "make_dataset": make_dataset,
+        "ranks": Ranks.of(ranks),
     }
     if isinstance(subject, Tunable):
         _require_usual(subject, of_collection | {"make_dataset": make_dataset})

@@ -12,14 +12,15 @@ __all__ = ["buffer_bytes", "default_workers", "obstacle"]
 _MOST_WORKERS = 16
 
 
-def default_workers(collection: Collection) -> tuple[int, ...]:
-    """Return 0 and the powers of two up to the usable cores; of files on servers, 0 alone.
+def default_workers(collection: Collection, n_ranks: int = 1) -> tuple[int, ...]:
+    """Return 0 and the powers of two up to a rank's share of the usable cores.
 
-    There, it is many requests at a time that hide latency, and one process makes them.
+    Of files on servers, 0 alone: there, it is many requests at a time that hide latency, and one
+    process makes them.
     """
     if collection.is_remote:
         return (0,)
-    most = min(_MOST_WORKERS, usable_cpu_count())
+    most = min(_MOST_WORKERS, max(1, usable_cpu_count() // n_ranks))
     return (0, *(1 << power for power in range(most.bit_length())))
 
 

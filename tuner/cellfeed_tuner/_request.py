@@ -30,6 +30,7 @@ from cellfeed_tuner._measuring._timing import MakeDataset, Step
 from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._space import Space
+from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._results._dataset import Dataset, dataset_of_loader, describe_dataset
 from cellfeed_tuner._results._recommended import Constraints
 from cellfeed_tuner._searching._requirements import Requirements
@@ -54,6 +55,7 @@ class _Common(TypedDict):
     sampler: "str | BaseSampler"
     step: Step | None
     make_dataset: MakeDataset
+    ranks: Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,11 +77,14 @@ class Request:
     geometry
         How what is visited lies in storage.
     n_cells, row_bytes
-        Cells of an epoch, and the mean size of one in a fetch's buffer; 0 if that is not known.
+        Cells of an epoch of a rank, and the mean size of one in the buffers of all local ranks; 0
+        if that is not known.
     cache
         State of caches to measure in.
     batch_size, budget, seed, fresh, sampler, step, make_dataset
         As in `autotune`.
+    ranks
+        How many are measured side by side, and divide an epoch.
     """
 
     subject: Selected | Tunable
@@ -100,6 +105,7 @@ class Request:
     sampler: "str | BaseSampler"
     step: Step | None
     make_dataset: MakeDataset
+    ranks: Ranks
 
     @property
     def grid(self) -> list[Configuration]:
@@ -113,7 +119,7 @@ class Request:
 
     def with_step(self, seconds: float) -> "Request":
         """Return the request with a training step that takes so long on a minibatch."""
-        need = self.batch_size / seconds
+        need = self.ranks.n_local * self.batch_size / seconds
         constraints = replace(self.constraints, step_seconds=seconds, need_cells_per_second=need)
         return replace(self, constraints=constraints)
 
@@ -170,6 +176,7 @@ class Request:
             fetch_factors=self.space.fetch_factors,
             workers=self.space.workers,
             others=self.space.others,
+            n_ranks=self.ranks.n_local,
         )
 
 
@@ -190,6 +197,7 @@ def collection_request(
     **common: Unpack[_Common],
 ) -> Request:
     """Return a request to tune cellfeed's own loader, or raise what `autotune` raises."""
+    ranks = common["ranks"]
     selected = Selected.of(collection, indices, strategy)
     others = _further_settings(num_threads, align, strategy)
     drawn_rows = None if strategy is None and not align else selected.drawn_rows()
@@ -202,18 +210,18 @@ def collection_request(
         space=Space.of(
             selected.block_sizes(block_sizes),
             fetch_factors,
-            default_workers(collection) if workers is None else workers,
+            default_workers(collection, ranks.n_local) if workers is None else workers,
             **others,
         ),
-        constraints=_constraints(batch_size, **common),
+        constraints=_constraints(ranks.n_local * batch_size, **common),
         files=collection.files,
         geometry=Geometry(
             n_cells=len(selected),
             rows_per_chunk=selected.rows_per_chunk,
             n_files=len(collection.locations),
         ),
-        n_cells=selected.n_drawn,
-        row_bytes=collection.mean_row_bytes(),
+        n_cells=selected.n_drawn // ranks.n_total,
+        row_bytes=ranks.n_local * collection.mean_row_bytes(),
         cache=cache_state(collection, cache),
         batch_size=batch_size,
         **_kept(common),
@@ -221,7 +229,7 @@ def collection_request(
     what = "the collection" if selected.indices is None else "the selection"
     if strategy is not None:
         what = f"the epoch of {type(strategy).__name__}"
-    check_size(what, request.n_cells, request.grid, batch_size)
+    check_size(what, selected.n_drawn, request.grid, batch_size, ranks.n_total)
     check_cache(collection, request.cache)
     return request
 
@@ -230,6 +238,7 @@ def loader_request(
     tunable: Tunable, *, cache: CacheState | None, **common: Unpack[_Common]
 ) -> Request:
     """Return a request to tune another loader, or raise what `autotune` raises."""
+    ranks = common["ranks"]
     tunable.check()
     if not tunable.labels:
         msg = f"{tunable.name} has no `labels`; give it one that minibatches are to be mixed by"
@@ -245,19 +254,19 @@ def loader_request(
         subject=tunable,
         labels=labels,
         space=Space.of(*(settings.pop(name) for name in SIZES), **settings),
-        constraints=_constraints(tunable.batch_size, **common),
+        constraints=_constraints(ranks.n_local * tunable.batch_size, **common),
         files=tunable.paths,
         geometry=Geometry(
             n_cells=n_rows,
             rows_per_chunk=tunable.rows_per_chunk,
             n_files=max(1, len(tunable.paths)),
         ),
-        n_cells=n_rows,
+        n_cells=n_rows // ranks.n_total,
         cache=cache or ("cold" if tunable.paths else "warm"),
         batch_size=tunable.batch_size,
         **_kept(common),
     )
-    check_size(tunable.name, n_rows, request.grid, tunable.batch_size)
+    check_size(tunable.name, n_rows, request.grid, tunable.batch_size, ranks.n_total)
     return request
 
 
@@ -311,11 +320,11 @@ def _kept(common: _Common) -> dict[str, Any]:
             f"{common['sampler']!r}"
         )
         raise ParameterError(msg)
-    names = ("budget", "seed", "fresh", "sampler", "step", "make_dataset")
+    names = ("budget", "seed", "fresh", "sampler", "step", "make_dataset", "ranks")
     return {name: value for name, value in common.items() if name in names}
 
 
-def _constraints(batch_size: int, **asked: Unpack[_Common]) -> Constraints:
+def _constraints(cells_per_step: int, **asked: Unpack[_Common]) -> Constraints:
     """Return what a choice must meet, or raise what `autotune` raises for what cannot be met."""
     floor, need, step_seconds = asked["entropy_floor"], asked["need"], asked["step_seconds"]
     if not 0 <= floor <= 1:
@@ -336,6 +345,6 @@ def _constraints(batch_size: int, **asked: Unpack[_Common]) -> Constraints:
     return Constraints(
         entropy_floor=floor,
         memory_bytes=usable_memory_bytes() if memory is None else int(memory),
-        need_cells_per_second=need if step_seconds is None else batch_size / step_seconds,
+        need_cells_per_second=need if step_seconds is None else cells_per_step / step_seconds,
         step_seconds=step_seconds,
     )

@@ -1,7 +1,7 @@
 """All that ``autotune`` found."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._plain import from_plain, json_schema, to_plain
+from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, EntropyBits
 from cellfeed_tuner._results._dataset import Dataset
 from cellfeed_tuner._results._recommended import Constraints, Nearest, PrefetchResult, Recommended
@@ -100,6 +101,9 @@ class AutotuneResult:
     strategy
         How cells were visited, of which the block size was searched; in shuffled blocks
         (`cellfeed.BlockShuffling`) if None.
+    ranks
+        For how many it holds: those of one machine were measured side by side, and all figures
+        are of these together.
     n_unlisted
         Configurations that are not in ``configurations``, though all are listed, since nothing was
         measured of them: of a loader whose entropies are known only then.
@@ -127,6 +131,7 @@ class AutotuneResult:
     strategy: SearchedStrategy | None = None
     prefetch_results: tuple[PrefetchResult, ...] = ()
     n_unlisted: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
         """Check that nothing is recommended of a loader that is wrong."""
@@ -161,7 +166,7 @@ class AutotuneResult:
         elif self.recommended is not None:
             speed = interval(self.recommended.cells_per_second)
             few = f", from {self.n_few_rounds} rounds only" if self.n_few_rounds else ""
-            said = f"{self.recommended.settings}; {speed} cells/s{few}"
+            said = f"{self.recommended.settings}; {speed} cells/s{self.ranks.together}{few}"
         return f"<AutotuneResult: {said}>"
 
     def entropies(self, result: ConfigurationResult) -> dict[str, EntropyBits]:

@@ -116,6 +116,7 @@ class Run:
                 on_progress=self.on_progress,
                 make_dataset=request.make_dataset,
                 step=request.step,
+                ranks=request.ranks,
             ),
             requirements=request.requirements(self._mixing),
             geometry=request.geometry,
@@ -175,6 +176,7 @@ class Run:
             n_cells_compared=self._n_cells_compared,
             strategy=SearchedStrategy.of(strategy) if strategy else None,
             prefetch_results=self._prefetch_results,
+            ranks=request.ranks,
             n_unlisted=0 if request.space.is_large else len(self._grid) - len(results),
         )
 
@@ -229,7 +231,7 @@ class Run:
         )
         depths = depths_to_measure(
             n_fetches=request.n_cells // fetch_size // configuration.fetches_per_round,
-            fetch_bytes=fetch_size * selected.collection.stored_row_bytes(),
+            fetch_bytes=request.ranks.n_local * fetch_size * selected.collection.stored_row_bytes(),
             memory_bytes=memory_bytes,
         )
         # Who makes data sets with a depth of their own has chosen it.
@@ -249,9 +251,11 @@ class Run:
     def _explain(self) -> None:
         """Find where the time goes, and, for shuffled blocks, what other storage may give."""
         request, recommended, selected = self.request, self._recommended, self.request.selected
-        # What other loaders do meanwhile is not counted.
-        if recommended is None or selected is None or self._search.measurements.faults:
+        # What other loaders, and several ranks, do meanwhile is not counted.
+        is_counted = selected is not None and request.ranks.n_local == 1
+        if recommended is None or not is_counted or self._search.measurements.faults:
             return
+        assert selected is not None  # noqa: S101 - as is said above
         self.on_progress("explain", 0, 1)
         # How other strategies would read another layout is not known, nor how servers would; and
         # where a state of caches could not be had, nothing is known of the disk.

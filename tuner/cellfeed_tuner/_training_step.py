@@ -39,6 +39,7 @@ def step_seconds_of(step: Step, process: Runs[TimingRequest], request: Request) 
             seconds=STEP_SECONDS,
             step=step,
             make_dataset=request.make_dataset,
+            ranks=request.ranks,
         ),
         limit_seconds=limit_seconds(STEP_SECONDS),
     )

@@ -157,6 +157,8 @@ class _CommandWithSubcommands(OneLineErrorCommand):
 @click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), metavar="MS",
               help="How long training computes on a minibatch: what keeps up suffices, and the "
               "choice is measured with such a loop.")  # fmt: skip
+@click.option("--ranks", type=click.IntRange(min=1), show_default="those of torchrun, or 1",
+              help="Measure for so many ranks on this machine, which share it.")  # fmt: skip
 @click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
               help="State of the page cache to measure in; not of files on servers.")  # fmt: skip
 @click.option(

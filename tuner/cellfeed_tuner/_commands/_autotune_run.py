@@ -18,6 +18,7 @@ from cellfeed_tuner._commands._live import LiveDisplay
 from cellfeed_tuner._constants import LEAST_SHARE_LEFT, MOST_START_SECONDS, WRITING_SECONDS
 from cellfeed_tuner._interruption import AutotuneInterrupted
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._ranks._world import World
 from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
@@ -44,6 +45,7 @@ def run(
     as_json: bool,
     budget: float,
     with_aligned: bool,
+    ranks: int | None,
     **settings: Any,
 ) -> None:
     """Measure, report, and write; see the command."""
@@ -65,11 +67,15 @@ def run(
                 align=(None, "chunks") if with_aligned else (),
                 cache=cache,
                 budget=_left_of(budget),
+                ranks=ranks,
                 on_progress=display.show,
                 **settings,
             )
     except AutotuneInterrupted as interruption:
         result = interruption.result
+    world = World.here() if ranks is None else None
+    if world is not None and world.rank:  # the first says it for all
+        raise SystemExit(0 if result.recommended else 1)
     print_report(result, output / "autotune.json", elements=elements, to_stderr=as_json)
     if as_json:  # before files, which a full disk does not take
         click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))

@@ -43,6 +43,8 @@ class Asked:
         State of the page cache that was found.
     others
         What other settings may be, by name.
+    n_ranks
+        Ranks that were measured side by side.
     """
 
     label: str
@@ -55,6 +57,7 @@ class Asked:
     workers: Sequence[int]
     further_labels: tuple[str, ...] = ()
     others: Mapping[str, Sequence[Setting]] = field(default_factory=dict)
+    n_ranks: int = 1
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -68,7 +71,8 @@ class Asked:
 
     def is_like(self, other: "Asked") -> bool:
         """Return whether both measure the same thing."""
-        return (self.batch_size, self.cache) == (other.batch_size, other.cache)
+        mine, theirs = ((each.batch_size, each.cache, each.n_ranks) for each in (self, other))
+        return mine == theirs
 
     def covers(self, other: "Asked") -> bool:
         """Return whether who was asked this has looked for all that the other is to look for."""

@@ -64,7 +64,13 @@ def _has_fractions(values: NDArray[Any]) -> bool:
     return bool(np.any(known != np.floor(known)))
 
 
-def check_size(what: str, n_cells: int, grid: Sequence[Configuration], batch_size: int) -> None:
+def check_size(
+    what: str,
+    n_cells: int,
+    grid: Sequence[Configuration],
+    batch_size: int,
+    n_ranks: int = 1,
+) -> None:
     """Refuse what has too few cells for every configuration of a grid.
 
     Raises
@@ -72,11 +78,12 @@ def check_size(what: str, n_cells: int, grid: Sequence[Configuration], batch_siz
     ParameterError
         Not even the smallest can be timed.
     """
-    needed = min(cells_needed(configuration, batch_size) for configuration in grid)
+    needed = n_ranks * min(cells_needed(configuration, batch_size) for configuration in grid)
     if needed > n_cells:
         msg = (
             f"{what} has {n_cells:,} cells, but even the smallest configuration "
-            f"needs {needed:,} to be timed; give smaller batch, fetch or worker numbers"
+            f"needs {needed:,} to be timed{f' on {n_ranks} ranks' if n_ranks > 1 else ''}; give "
+            "smaller batch, fetch or worker numbers"
         )
         raise ParameterError(msg)
 

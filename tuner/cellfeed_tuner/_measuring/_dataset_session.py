@@ -39,6 +39,8 @@ class DatasetSession(Session):
         configuration, collection = request.configuration, selected.collection
         others = configuration.others
         asked = {"prefetch": request.prefetch, "num_threads": others.get("num_threads")}
+        if request.ranks.n_total > 1:
+            asked |= {"rank": request.rank, "world_size": request.ranks.n_total}
         given = {name: value for name, value in asked.items() if value is not None}
         self._request, self._collection = request, collection
         self.files = collection.files

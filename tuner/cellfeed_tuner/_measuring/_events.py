@@ -37,13 +37,16 @@ class Started:
         workers; 0 without workers.
     n_threads, n_function_threads
         Threads of each process that read, and that the user's functions have.
+    unshared_bytes
+        Memory that several ranks hold, each by itself, but the processes measured share.
     """
 
-    worker_seconds: float | None
-    first_minibatch_seconds: float | None
+    worker_seconds: float
+    first_minibatch_seconds: float
     waiting_bytes: int
     n_threads: int = 1
     n_function_threads: int = 0
+    unshared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

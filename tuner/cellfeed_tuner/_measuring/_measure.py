@@ -175,6 +175,6 @@ def measure_with(
     empty = Measurement(
         configuration=request.configuration,
         cache=request.cache,
-        cells_per_round=request.configuration.minibatches_per_round * request.batch_size,
+        cells_per_round=request.cells_per_round,
     )
     return filled(empty, process.run(request, limit_seconds=limit_seconds))

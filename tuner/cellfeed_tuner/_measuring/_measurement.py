@@ -208,7 +208,15 @@ class Measurement:
 
 def filled(empty: Measurement, outcome: Outcome) -> Measurement:
     """Return a measurement with what a child of the measuring process reported."""
-    started, *_ = *_all(Started, outcome), Started(None, None, 0)
+    peak_memory_bytes, start = outcome.peak_memory_bytes, dict[str, Any]()
+    for started in _all(Started, outcome):
+        peak_memory_bytes += started.waiting_bytes + started.unshared_bytes
+        start = {
+            "worker_start_seconds": started.worker_seconds,
+            "first_minibatch_seconds": started.first_minibatch_seconds,
+            "n_threads": started.n_threads,
+            "n_function_threads": started.n_function_threads,
+        }
     rounds = _all(Round, outcome)
     counted = [each for each in rounds if each.counts]
     infeasible = "".join(each.reason for each in _all(Infeasible, outcome))
@@ -219,14 +227,10 @@ def filled(empty: Measurement, outcome: Outcome) -> Measurement:
         round_waiting_seconds=tuple(each.waiting_seconds for each in counted),
         round_reads=tuple(each.read for each in counted if each.read),
         round_statistics=tuple(each.statistics for each in counted if each.statistics),
-        worker_start_seconds=started.worker_seconds,
-        n_threads=started.n_threads,
-        n_function_threads=started.n_function_threads,
-        first_minibatch_seconds=started.first_minibatch_seconds,
         round_entropy_bits={
             each.label: tuple(each.bits.tolist()) for each in _all(Entropies, outcome)
         },
-        peak_memory_bytes=outcome.peak_memory_bytes + started.waiting_bytes,
+        peak_memory_bytes=peak_memory_bytes,
         delivery_fault=next((each.fault for each in _all(Delivery, outcome) if each.fault), ""),
         sampled=tuple(cell for each in _all(Sampled, outcome) for cell in each.cells),
         failure=outcome.failure or infeasible,
@@ -234,6 +238,7 @@ def filled(empty: Measurement, outcome: Outcome) -> Measurement:
         n_requests=max((each.n for each in _all(Requests, outcome)), default=0),
         n_killed=outcome.n_killed,
         others=outcome.others,
+        **start,
     )
 
 

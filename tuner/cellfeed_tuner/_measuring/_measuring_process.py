@@ -27,11 +27,13 @@ from cellfeed_tuner._constants import MEMORY_EVERY_SECONDS
 from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock, tree_cpu_seconds
 
 __all__ = [
+    "ChildKilledError",
     "MeasuringError",
     "MeasuringProcess",
     "Outcome",
     "Request",
     "Runs",
+    "kill_tree",
     "serve",
     "tree_memory_bytes",
 ]
@@ -111,6 +113,10 @@ class Outcome:
     others: OtherPrograms = field(default_factory=OtherPrograms)
 
 
+class ChildKilledError(RuntimeError):
+    """A process that a request needs was killed."""
+
+
 class MeasuringError(CellfeedError, RuntimeError):
     """The process in which configurations are timed has died."""
 
@@ -143,7 +149,7 @@ class MeasuringProcess(Generic[Subject]):
     ) -> None:
         self._connection.close()  # it ends when its connection does
         if kind is not None:
-            _kill_tree(self._process.pid)
+            kill_tree(self._process.pid)
         self._process.wait()
 
     def start(self) -> None:
@@ -250,7 +256,7 @@ def _run_in_child(
         else:
             events.append(event)
     others = clock.others(max(cpu_seconds, tree_cpu_seconds(pid)))
-    _kill_tree(pid)
+    kill_tree(pid)
     os.waitpid(pid, 0)
     receiver.close()
     if isinstance(end.failure, CellfeedError):
@@ -281,7 +287,8 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
         sender.send(_Ended(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, it belongs in the report
         said = str(error) or repr(error)
-        sender.send(_Ended(said, was_killed=said.startswith(_OF_KILLED_WORKER)))
+        was_killed = isinstance(error, ChildKilledError) or said.startswith(_OF_KILLED_WORKER)
+        sender.send(_Ended(said, was_killed=was_killed))
     finally:
         os._exit(0)
 
@@ -309,7 +316,8 @@ def _events(
         yield event
 
 
-def _kill_tree(pid: int) -> None:
+def kill_tree(pid: int) -> None:
+    """Kill a process and its descendants, those that are still there."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for member in [*process.children(recursive=True), process]:

@@ -61,7 +61,7 @@ class Session:
     def __init__(self, tunable: Tunable, request: TimingSettings) -> None:
         self._tunable, self._request = tunable, request
         self.files: tuple[Path, ...] = tunable.paths
-        _seed((request.seed, request.number))
+        _seed((request.seed, request.number, *([request.rank] if request.rank else [])))
         self.loader: Any = tunable.open(request.configuration)
         self._n_minibatches = self._length()
         self.n_rounds = self._n_minibatches // request.configuration.minibatches_per_round
@@ -130,11 +130,11 @@ class Session:
             if not sizes:
                 msg = f"{self._tunable.name} opens a loader without `len()`; give it `labels`"
                 raise ParameterError(msg) from None
-            return sizes[0] // self._tunable.batch_size
+            return sizes[0] // self._request.ranks.n_total // self._tunable.batch_size
 
 
-def _seed(words: tuple[int, int]) -> None:
-    """Seed the global generators, so that each measurement reads other rows."""
+def _seed(words: tuple[int, ...]) -> None:
+    """Seed the global generators, so that each measurement, and each rank, reads other rows."""
     (word,) = np.random.SeedSequence(words).generate_state(1).tolist()
     random.seed(word)
     np.random.seed(word)  # noqa: NPY002 - where other loaders draw from

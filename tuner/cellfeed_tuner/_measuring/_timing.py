@@ -9,10 +9,11 @@ pause in the clock would be time to read ahead for which nobody is charged.
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
-from cellfeed import Collection
+from cellfeed import Collection, Statistics
 from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
 from cellfeed_tuner._measuring._counted_rounds import CountedRounds
 from cellfeed_tuner._measuring._dataset_session import DatasetSession
@@ -28,12 +29,14 @@ from cellfeed_tuner._measuring._events import (
 )
 from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._measuring._session import EpochTooShortError, Session
+from cellfeed_tuner._measuring._side_by_side import run_side_by_side
 from cellfeed_tuner._measuring._timing_settings import (
     SLICE_SECONDS,
     MakeDataset,
     Step,
     TimingSettings,
 )
+from cellfeed_tuner._ranks._pace import Pace
 from cellfeed_tuner._subject._tunable import Tunable
 
 __all__ = [
@@ -59,19 +62,38 @@ class TimingRequest(TimingSettings):
     def run(
         self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
     ) -> None:
-        """Time it; see `run_timing`."""
+        """Time it, in a process for each rank; see `run_timing`."""
         try:
-            if isinstance(subject, Tunable):
-                session = Session(subject, self)
+            if self.ranks.n_local > 1:
+                run_side_by_side(partial(self._run_rank, subject), self.ranks.n_local, report)
             else:
-                session = DatasetSession(Selected.of(subject), self)
+                self._run_rank(subject, 0, Pace(), report)
         except EpochTooShortError as error:
             report(Infeasible(str(error)))
+
+    def _run_rank(
+        self,
+        subject: Collection | Selected | Tunable,
+        rank: int,
+        pace: Pace,
+        report: Callable[[object], None],
+    ) -> None:
+        if self.ranks.n_total > 1:
+            self.ranks.become(rank)
+        request = replace(self, rank=rank)
+        if isinstance(subject, Tunable):
+            session = Session(subject, request)
         else:
-            run_timing(session, self, report)
+            session = DatasetSession(Selected.of(subject), request)
+        run_timing(session, request, report, pace)
 
 
-def run_timing(session: Session, request: TimingRequest, report: Callable[[object], None]) -> None:
+def run_timing(
+    session: Session,
+    request: TimingRequest,
+    report: Callable[[object], None],
+    pace: Pace | None = None,
+) -> None:
     """Time a configuration, and report each event as it happens.
 
     Parameters
@@ -83,25 +105,31 @@ def run_timing(session: Session, request: TimingRequest, report: Callable[[objec
     report
         Called with `Started` once, then with each `Round`; at the end with what the session finds:
         `Delivery`, and `Entropies` of each label.
+    pace
+        What keeps it in step with other ranks; None if it is alone.
     """
+    pace = pace or Pace()
     deadline = time.perf_counter() + request.seconds
     n_timed = 0
-    for each in _rounds(session, request, report):
+    for each in _rounds(session, request, report, pace):
         report(each)
         n_timed += each.counts
         late = time.perf_counter() > deadline and n_timed >= request.least_rounds
-        if each.may_end and (late or n_timed >= request.most_rounds):
+        if pace.agreed(ended=each.may_end and (late or n_timed >= request.most_rounds)):
             break
     for finding in session.findings():
         report(finding)
 
 
 def _rounds(
-    session: Session, request: TimingRequest, report: Callable[[object], None]
+    session: Session, request: TimingRequest, report: Callable[[object], None], pace: Pace
 ) -> Iterator[Round]:
     """Yield one round after the other, epoch after epoch."""
     configuration, n_rounds = request.configuration, session.n_rounds
-    make_cold = Dropping(session.files, request.cache, mapped=session.is_mapped)
+    pace.require_alike(n_rounds)
+    # One drops what all have read.
+    files = session.files if pace.is_first else ()
+    make_cold = Dropping(files, request.cache, mapped=session.is_mapped)
     is_remote = request.cache == "remote"
     counted = CountedRounds(
         n_rounds=n_rounds, n_asked=session.n_asked, has_workers=configuration.num_workers > 0
@@ -109,11 +137,13 @@ def _rounds(
     started = False
     while True:
         make_cold.before_epoch()
+        pace.meet()
         begin = start = time.perf_counter()
         loader = session.begin_epoch()
         minibatches = iter(loader)
         workers_there = time.perf_counter()
         n_ahead = rounds_ahead(loader, configuration.minibatches_per_round)
+        n_ahead += not pace.is_alone  # others may have begun with the next one
         read_before: BytesRead | None = None
         counted_before = session.statistics()
         with closed_at_the_end(minibatches):
@@ -125,6 +155,7 @@ def _rounds(
                     waiting_seconds += time.perf_counter() - wanted
                     session.take(minibatch)
                     if minibatch is None:  # there should have been one
+                        pace.leave()
                         return
                     if not started and place == 0:
                         first = time.perf_counter() - workers_there
@@ -134,23 +165,29 @@ def _rounds(
                     elif request.step_seconds:
                         time.sleep(request.step_seconds)
                 make_cold.after_round(n_ahead)
+                waiting_seconds += pace.meet()
                 end = time.perf_counter()
                 read_so_far = bytes_read()
-                read = None
                 # At the end of an epoch, nothing is left to be read ahead.
                 is_counted = not is_remote and number < n_rounds - n_ahead
-                if read_before and read_so_far and is_counted:
-                    read = read_so_far - read_before
+                read = _between(read_before, read_so_far) if is_counted else None
                 read_before = read_so_far
                 started = True
                 counts, may_end = counted.counts(number, end - begin), counted.may_end(number)
-                counted_so_far, statistics = session.statistics(), None
-                if counted_so_far is not None and counted_before is not None:
-                    statistics = counted_so_far - counted_before
+                counted_so_far = session.statistics()
+                statistics = _between(counted_before, counted_so_far)
                 counted_before = counted_so_far
                 yield Round(end - begin, counts, waiting_seconds, read, may_end, statistics)
                 begin = end
         del minibatches
+
+
+_Counted = TypeVar("_Counted", BytesRead, Statistics)
+
+
+def _between(before: _Counted | None, after: _Counted | None) -> _Counted | None:
+    """Return what was counted between two moments; None where one of them is not known."""
+    return None if before is None or after is None else after - before
 
 
 def _started(

@@ -1,13 +1,14 @@
 """What is timed of a loader, and for how long."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cellfeed import CellDataset, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import EPOCHS_APART, SLICE_SECONDS
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._ranks._world import Ranks
 
 __all__ = ["SLICE_SECONDS", "MakeDataset", "Step", "TimingSettings"]
 
@@ -56,6 +57,8 @@ class TimingSettings:
         Fetches that are read ahead; as many as that reads by itself if None.
     n_requests
         Requests under way at a server to begin with; 0 to find out how many it takes.
+    ranks, rank
+        How many ranks are timed side by side, and which of them this is.
     """
 
     configuration: Configuration
@@ -74,11 +77,19 @@ class TimingSettings:
     make_dataset: MakeDataset = CellDataset
     prefetch: int | None = None
     n_requests: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
+    rank: int = 0
 
     @property
     def all_labels(self) -> tuple[str, ...]:
         """The labels, and what the first is taken within."""
         return (*self.labels, *([] if self.given is None else [self.given]))
+
+    @property
+    def cells_per_round(self) -> int:
+        """Cells of a whole fetch of each worker of each rank that is measured."""
+        minibatches = self.configuration.minibatches_per_round
+        return minibatches * self.batch_size * self.ranks.n_local
 
     @property
     def first_epoch(self) -> int:

@@ -41,8 +41,10 @@ def code_to_paste(result: AutotuneResult, saved_as: Path, *, elements: Sequence[
         imported = f"CellDataset, {strategy.name}, open_collection"
         block_size = chosen.configuration.block_size if chosen else None
         how = f", strategy={strategy.in_python(block_size, rows)}"
+    n_ranks = result.ranks.n_local
     return "\n".join(
         [
+            *([f"# torchrun --nproc-per-node {n_ranks} ..."] if n_ranks > 1 else []),
             f"from cellfeed import {imported}",
             "",
             f"collection = open_collection({arguments})",

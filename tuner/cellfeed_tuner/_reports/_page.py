@@ -203,6 +203,7 @@ def _asked_for(result: AutotuneResult) -> _Pairs:
     asked = result.constraints
     need, step = asked.need_cells_per_second, asked.step_seconds
     return [
+        *([("ranks", f"{result.ranks}, side by side")] if result.ranks.n_total > 1 else []),
         ("entropy", f"at least {asked.entropy_floor:g} times random sampling's"),
         ("memory", f"at most {format_bytes(asked.memory_bytes)}"),
         ("throughput", "as high as can be" if need is None else f"at least {need:,.0f} cells/s"),

@@ -54,8 +54,9 @@ def _answer(result: AutotuneResult) -> RenderableType:
         headline = Text(f"\n{why_no_choice(result)}", style="bold red")
         return Group(headline, *_lines([why_nothing(result)]), *warnings, *untimed)
     memory = f"{chosen.peak_memory_bytes / 1e6:,.0f} MB"
+    speed = f"{interval(chosen.cells_per_second)} cells/s{result.ranks.together}"
     why = [
-        f"{interval(chosen.cells_per_second)} cells/s, {how_measured(result)}; {memory}",
+        f"{speed}, {how_measured(result)}; {memory}",
         chosen.reason,
         *rivals_in_words(chosen),
         *prefetch_in_words(result),

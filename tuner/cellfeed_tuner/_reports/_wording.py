@@ -291,6 +291,8 @@ def why_no_bottleneck(result: AutotuneResult) -> str:
     """Return why it is not known where the time of a cell goes."""
     if result.dataset.loader:
         return f"Not known: {result.dataset.loader} does not count it."
+    if result.ranks.n_local > 1:
+        return "Not known: it is looked at for one rank alone."
     return (
         "Not known: there is no recommendation, the run was interrupted, or too little was "
         "measured (see --budget)."

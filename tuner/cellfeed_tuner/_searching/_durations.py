@@ -55,7 +55,8 @@ class Durations:
 
     def of(self, configuration: Configuration, n_rounds: int = LEAST_ROUNDS) -> float:
         """Return about how many seconds a look of so many rounds takes, start and all."""
-        cells = (n_rounds + 1) * configuration.minibatches_per_round * self._measurements.batch_size
+        per_rank = configuration.minibatches_per_round * self._measurements.batch_size
+        cells = (n_rounds + 1) * per_rank * self._measurements.ranks.n_local
         cost = self._posterior.seconds_per_cell().get(configuration)
         if cost is None:
             return cells / _UNKNOWN_CELLS_PER_SECOND

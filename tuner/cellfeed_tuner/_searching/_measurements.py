@@ -25,6 +25,7 @@ from cellfeed_tuner._measuring._measuring_process import Runs
 from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS, MakeDataset, Step, TimingRequest
 from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._results._configuration_result import (
     ConfigurationResult,
     EntropyBits,
@@ -59,6 +60,8 @@ class Measurements:
         Makes the data set that is measured; see `autotune`.
     step
         What computes where a training step is asked for; what takes as long if None.
+    ranks
+        How many are measured side by side.
 
     Attributes
     ----------
@@ -82,6 +85,7 @@ class Measurements:
     on_progress: Progress = silent
     make_dataset: MakeDataset = CellDataset
     step: Step | None = None
+    ranks: Ranks = field(default_factory=Ranks)
     faults: dict[Configuration, str] = field(default_factory=dict, init=False)
     n_replicates: int = field(default=0, init=False)
     _overheads: list[float] = field(default_factory=list, init=False)
@@ -252,6 +256,7 @@ class Measurements:
                 make_dataset=self.make_dataset,
                 prefetch=prefetch,
                 n_requests=self._n_requests,
+                ranks=self.ranks,
             ),
             limit_seconds=limit_seconds or self.budget.limit_seconds,
         )
@@ -326,14 +331,13 @@ class Measurements:
         found = [look for each in measured for look in self.looks(each)]
         if found or measured[0].failure:
             return found
-        cells = configuration.minibatches_per_round * self.batch_size
         # Where no round came in time, one takes at least as long as was waited for it.
-        return [(measured[0].first_round_seconds or self._waited[configuration]) / cells]
+        seconds = measured[0].first_round_seconds or self._waited[configuration]
+        return [seconds / measured[0].cells_per_round]
 
     def looks(self, found: Measurement) -> list[float]:
         """Return seconds per cell of what was measured, none where it was stopped or failed."""
-        cells = found.configuration.minibatches_per_round * self.batch_size
-        return [seconds / cells for seconds in found.replicate_seconds]
+        return [seconds / found.cells_per_round for seconds in found.replicate_seconds]
 
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
         """Return the mean of all replicates, of each configuration that did not fail."""

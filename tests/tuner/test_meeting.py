@@ -1,0 +1,223 @@
+"""Ranks find each other, are told the same, and do not wait for one that is gone."""
+
+import os
+import signal
+import socket
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cellfeed import ParameterError
+from cellfeed_tuner._measuring._measuring_process import MeasuringError
+from cellfeed_tuner._ranks._world import Ranks, World
+from cellfeed_tuner._together import _meeting
+from cellfeed_tuner._together._meeting import Meeting, told_by_first
+
+PORT = 29_871
+VARIABLES = {
+    "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{PORT}",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch):
+    """Where they meet; the path of a socket must be short."""
+    with tempfile.TemporaryDirectory(prefix="ranks", dir="/tmp") as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+        yield Path(name)
+
+
+def world(rank, world_size=3, **changes):
+    local = {"local_rank": rank, "local_world_size": world_size} | changes
+    return World(rank=rank, world_size=world_size, host="localhost", port=PORT, **local)
+
+
+@contextmanager
+def others(*worlds, seconds=20.0, function=told_by_first):
+    """What other ranks are told, in threads."""
+    with ThreadPoolExecutor(len(worlds)) as pool:
+        yield [
+            pool.submit(function, each, join_seconds=seconds, limit_seconds=seconds)
+            for each in worlds
+        ]
+
+
+class TestWorld:
+    @pytest.fixture(autouse=True)
+    def environment(self, monkeypatch):
+        for name, value in VARIABLES.items():
+            monkeypatch.setenv(name, value)
+        return monkeypatch
+
+    def test_is_what_torchrun_says(self):
+        found = World.here()
+        assert found == World(
+            rank=1, world_size=4, local_rank=1, local_world_size=4, host="127.0.0.1", port=PORT
+        )
+        assert Ranks.of(None) == Ranks(n_local=4, n_total=4)
+
+    @pytest.mark.parametrize("size", [None, "1"])
+    def test_of_one_process_is_none(self, environment, size):
+        environment.delenv("WORLD_SIZE")
+        if size:
+            environment.setenv("WORLD_SIZE", size)
+        assert World.here() is None
+        assert Ranks.of(None) == Ranks()
+
+    def test_what_is_asked_for_comes_first(self):
+        assert Ranks.of(2) == Ranks(n_local=2, n_total=2)
+        with pytest.raises(ParameterError, match="`ranks >= 1` must hold, but got ranks=0"):
+            Ranks.of(0)
+
+    @pytest.mark.parametrize("name", [name for name in VARIABLES if name != "WORLD_SIZE"])
+    def test_one_that_is_missing_is_named(self, environment, name):
+        environment.delenv(name)
+        with pytest.raises(ParameterError, match=f"WORLD_SIZE=4, but {name} is not set; start"):
+            World.here()
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("WORLD_SIZE", "four"), ("WORLD_SIZE", "0"), ("RANK", "-1"), ("MASTER_PORT", "1e3")],
+    )
+    def test_what_is_no_number_is_named(self, environment, name, value):
+        environment.setenv(name, value)
+        with pytest.raises(ParameterError, match=f"^{name}='{value}' is no number"):
+            World.here()
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("RANK", "4"), ("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "5"), ("LOCAL_WORLD_SIZE", "1")],
+    )
+    def test_what_cannot_be_is_named(self, environment, name, value):
+        environment.setenv(name, value)
+        with pytest.raises(ParameterError, match=f"{name}={value}.* contradict each other"):
+            World.here()
+
+    @pytest.mark.parametrize(
+        ("ranks", "said"),
+        [
+            (Ranks(), "1 rank"),
+            (Ranks(n_local=4, n_total=4), "4 ranks"),
+            (Ranks(n_local=4, n_total=8), "4 of 8 ranks"),
+        ],
+    )
+    def test_in_words(self, ranks, said):
+        assert str(ranks) == said
+
+
+class TestMeeting:
+    def test_all_are_told_the_same(self, folder):
+        with others(world(1), world(2)) as told:
+            with Meeting(world(0), join_seconds=20.0) as meeting:
+                meeting.check()
+                assert not list(folder.rglob("*.socket"))  # nobody comes later
+                meeting.tell({"result": [1, 2]})
+            assert [each.result() for each in told] == [{"result": [1, 2]}] * 2
+
+    def test_it_is_met_again(self):
+        for number in range(2):
+            with others(world(1, 2)) as told:
+                with Meeting(world(0, 2), join_seconds=20.0) as meeting:
+                    meeting.tell({"number": number})
+                assert told[0].result() == {"number": number}
+
+    def test_what_a_killed_one_left_is_no_obstacle(self):
+        path = _meeting._socket_path(world(0))
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
+        with others(world(1, 2)) as told:
+            with Meeting(world(0, 2), join_seconds=20.0) as meeting:
+                meeting.tell({})
+            assert told[0].result() == {}
+
+    def test_one_that_does_not_come_is_named_to_all(self):
+        with others(world(1)) as told:
+            with pytest.raises(MeasuringError, match=r"rank 2 of 3 did not call `autotune` wi"):
+                Meeting(world(0), join_seconds=1.0).__enter__()
+            assert told[0].result()["error"] == "MeasuringError"
+            assert told[0].result()["message"].startswith("rank 2 of 3 did not call")
+
+    def test_nobody_waits_for_a_first_one_that_does_not_come(self):
+        with pytest.raises(MeasuringError, match=r"rank 0 did not call `autotune` within 0\.2 s"):
+            told_by_first(world(1), join_seconds=0.2, limit_seconds=1.0)
+
+    def test_nobody_waits_for_a_first_one_that_says_nothing(self):
+        waiting = threading.Event()
+        with others(world(1, 2), seconds=0.5) as told, Meeting(world(0, 2)) as meeting:
+            with pytest.raises(MeasuringError, match="rank 0, which measures for all, said not"):
+                told[0].result()
+            waiting.set()
+            meeting.tell({})  # to nobody
+
+    def test_a_first_one_that_ends_is_reported(self):
+        with others(world(1, 2)) as told:
+            Meeting(world(0, 2), join_seconds=20.0).__enter__()._close()
+            with pytest.raises(MeasuringError, match="rank 0 ended while it measured for all"):
+                told[0].result()
+
+    def test_one_that_is_killed_is_reported(self):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                told_by_first(world(1, 2), join_seconds=20.0, limit_seconds=60.0)
+            finally:
+                os._exit(0)
+        with Meeting(world(0, 2), join_seconds=20.0) as meeting:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            with pytest.raises(MeasuringError, match="rank 1 ended while rank 0 measured for all"):
+                meeting.check()
+
+    def test_another_number_of_ranks_is_refused(self):
+        wrong = world(1, 3, local_world_size=3)
+        with others(wrong) as told:
+            with pytest.raises(ParameterError, match="rank 1 has WORLD_SIZE=3, but rank 0 has 2"):
+                Meeting(world(0, 2), join_seconds=20.0).__enter__()
+            assert told[0].result()["error"] == "ParameterError"
+
+    def test_one_rank_twice_is_refused(self):
+        with others(world(1), world(1)) as told:
+            with pytest.raises(ParameterError, match="two processes have RANK=1"):
+                Meeting(world(0), join_seconds=20.0).__enter__()
+            assert all("RANK=1" in each.result()["message"] for each in told)
+
+    def test_two_first_ones_are_refused(self):
+        listener = _meeting._listening(world(0))
+        with listener, pytest.raises(ParameterError, match="two processes have RANK=0"):
+            Meeting(world(0), join_seconds=1.0).__enter__()
+
+    def test_who_says_nothing_of_use_is_no_rank(self, monkeypatch):
+        monkeypatch.setattr(_meeting, "_HELLO_SECONDS", 0.2)
+        path = _meeting._socket_path(world(0))
+
+        def stranger(*_, **__):
+            while True:
+                with socket.socket(socket.AF_UNIX) as came:
+                    try:
+                        came.connect(str(path))
+                    except OSError:
+                        continue
+                    came.sendall(b"\0\0\0\2{}")
+                    return told_by_first(world(1, 2), join_seconds=20.0, limit_seconds=20.0)
+
+        with others(world(1, 2), function=stranger) as told:
+            with Meeting(world(0, 2), join_seconds=20.0) as meeting:
+                meeting.tell({"result": 1})
+            assert told[0].result() == {"result": 1}
+
+    def test_a_folder_of_others_is_not_used(self, folder):
+        (folder / f"cellfeed-{os.getuid()}").mkdir(mode=0o777)
+        (folder / f"cellfeed-{os.getuid()}").chmod(0o777)
+        with pytest.raises(ParameterError, match="others may write to it; remove it"):
+            Meeting(world(0), join_seconds=1.0).__enter__()
+
+    def test_ranks_of_several_machines_need_a_store(self, monkeypatch):
+        monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+        with pytest.raises(ParameterError, match="1 of 2 ranks are on this machine, and torch"):
+            Meeting(world(0, 2, local_world_size=1), join_seconds=1.0).__enter__()

@@ -1,0 +1,204 @@
+"""Ranks that call ``autotune`` at once are measured together, and all get the same result."""
+
+import json
+import os
+import socket
+import sys
+import textwrap
+
+import pytest
+from tests.warm import python as warm
+
+from cellfeed import CellDataset, open_collection
+from cellfeed_tuner import AutotuneResult
+from cellfeed_tuner._reports._code import code_to_paste
+from cellfeed_tuner._reports._page import html_report
+from cellfeed_tuner._reports._terminal import print_report
+
+SCRIPT = """
+import json, os, signal, sys, threading, time
+import torch.distributed as dist
+from cellfeed import CellDataset, open_collection
+from cellfeed_tuner import autotune
+
+data, folder = sys.argv[1:]
+rank = int(os.environ["RANK"])
+settings = dict(label="plate", block_sizes=[4, 16], fetch_factors=[2, 8], workers=[0],
+                batch_size=16, budget=6.0, entropy_floor=0.5)
+stages, found = [], {{}}
+
+def on_progress(stage, done, total):
+    stages.append(stage)
+
+try:
+{body}
+except Exception as error:
+    found |= {{"kind": type(error).__name__, "message": str(error)}}
+with open(f"{{folder}}/{{rank}}.json", "w") as file:
+    json.dump(found | {{"n_stages": len(stages)}}, file)
+"""
+TUNED = """
+collection = open_collection(data, obs=["plate"])
+result = autotune(collection, **settings, on_progress=on_progress)
+dataset = CellDataset.from_autotune(collection, result, seed=0)
+found |= {"result": result.to_json(), "batch_size": dataset.batch_size}
+"""
+BEGIN, END = 'dist.init_process_group("gloo")', "dist.destroy_process_group()"
+
+
+def script(folder, body):
+    path = folder / "script.py"
+    path.write_text(SCRIPT.format(body=textwrap.indent(body, "    ")))
+    return path
+
+
+def torchrun(n, folder, data, body=TUNED):
+    ran = warm.torchrun(n, script(folder, body), data, folder)
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(n)]
+
+
+def processes(n, folder, data, body, **changes):
+    """Run as many plain processes, with torchrun's variables; what each found, if it did."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started, path = list[warm.Popen](), script(folder, body)
+    for rank in range(n):
+        variables = {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, warm.ADDRESS: warm.address(),
+            "GLOO_SOCKET_IFNAME": "lo",
+        } | changes  # fmt: skip
+        env = os.environ | {name: str(value) for name, value in variables.items()}
+        started.append(warm.Popen([sys.executable, path, data, folder], env=env))
+    for each in started:
+        each.wait(timeout=300)
+    files = [folder / f"{rank}.json" for rank in range(n)]
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+@pytest.fixture(scope="module")
+def found(small_collection, tmp_path_factory):
+    return torchrun(2, tmp_path_factory.mktemp("torchrun"), small_collection)
+
+
+@pytest.fixture(scope="module")
+def result(found, tmp_path_factory):
+    path = tmp_path_factory.mktemp("result") / "autotune.json"
+    path.write_text(json.dumps(found[0]["result"]))
+    return AutotuneResult.load(path)
+
+
+def test_all_ranks_have_one_result(found):
+    assert "result" in found[0], found[0]
+    assert found[0]["result"] == found[1]["result"]
+    assert found[0]["n_stages"] > 0
+    assert found[1]["n_stages"] == 0  # the first one alone says how far it has come
+
+
+def test_it_says_for_how_many_ranks_it_is(result, tmp_path, capsys):
+    assert (result.ranks.n_local, result.ranks.n_total) == (2, 2)
+    assert result.recommended is not None
+    assert result.loader_fault is None
+    assert "cells/s of 2 ranks together" in repr(result)
+    print_report(result, tmp_path / "autotune.json")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "cells/s of 2 ranks together" in printed
+    code = code_to_paste(result, tmp_path / "autotune.json", elements=["X"])
+    assert code.startswith("# torchrun --nproc-per-node 2 ")
+    assert "2 ranks, side by side" in html_report(result, code=code)
+
+
+def test_a_process_by_itself_measures_for_as_many_as_are_asked_for(small_collection, tmp_path):
+    body = TUNED.replace("**settings", "**settings, ranks=3")
+    (alone,) = processes(1, tmp_path, small_collection, body)
+    assert alone["result"]["ranks"] == {"n_local": 3, "n_total": 3}
+
+
+def test_with_a_process_group_that_is_left_as_it_was(small_collection, tmp_path):
+    body = f"{BEGIN}\n{TUNED}\ndist.barrier()\n{END}"
+    first, second = torchrun(2, tmp_path, small_collection, body)
+    assert "result" in first, first
+    assert first["result"] == second["result"]
+
+
+@pytest.mark.parametrize("begin", ["", BEGIN])
+def test_ranks_of_other_machines_get_the_result(small_collection, tmp_path, begin):
+    """Two machines with a rank each, by the store of torchrun or of the process group."""
+    alone = 'os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}'
+    body = f"{alone}\n{begin}\n{TUNED}"
+    first, second = torchrun(2, tmp_path, small_collection, body)
+    assert "result" in first, first
+    assert first["result"] == second["result"]
+    assert first["result"]["ranks"] == {"n_local": 1, "n_total": 2}
+
+
+def test_what_the_first_refuses_all_refuse_alike(small_collection, tmp_path):
+    body = TUNED.replace("**settings", "**settings | {'label': 'planet'}")
+    found = processes(2, tmp_path, small_collection, body)
+    assert [each["kind"] for each in found] == ["ColumnError"] * 2
+    assert "planet" in found[0]["message"]
+    assert found[0]["message"] == found[1]["message"]
+
+
+def test_a_group_of_its_own_can_be_made_afterwards(small_collection, tmp_path):
+    said = 'found["ranks"] = [dataset.rank, dataset.world_size]'
+    body = f"{TUNED}\n{BEGIN}\n{said}\n{END}"
+    found = processes(2, tmp_path, small_collection, body)
+    assert [each["ranks"] for each in found] == [[0, 2], [1, 2]]
+
+
+KILLED = """
+killed = {number}
+
+def until_it_measures(stage, *_):
+    if stage == "throughput" and rank == 0:
+        open(f"{{folder}}/measures", "w").close()
+        if killed == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def die():
+    while not os.path.exists(f"{{folder}}/measures"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if rank == killed and rank:
+    threading.Thread(target=die, daemon=True).start()
+collection = open_collection(data, obs=["plate"])
+autotune(collection, **settings | {{"budget": 60.0}}, on_progress=until_it_measures)
+"""
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_all_hear_of_one_that_is_killed(small_collection, tmp_path, number):
+    found = processes(3, tmp_path, small_collection, KILLED.format(number=number))
+    assert found[number] is None
+    said = {each["message"] for each in found if each is not None}
+    assert len(said) == 1
+    assert {each["kind"] for each in found if each is not None} == {"MeasuringError"}
+    assert said.pop().startswith(f"rank {number} ended while ")
+
+
+def test_wrong_variables_are_one_line_on_each(small_collection, tmp_path):
+    found = processes(2, tmp_path, small_collection, TUNED, LOCAL_WORLD_SIZE="")
+    assert [each["kind"] for each in found] == ["ParameterError"] * 2
+    assert all("LOCAL_WORLD_SIZE is not set" in each["message"] for each in found)
+
+
+def test_the_command_takes_ranks(small_collection, tmp_path):
+    from click.testing import CliRunner  # noqa: PLC0415 - as the command does
+
+    from cellfeed_tuner._commands._autotune_cli import main  # noqa: PLC0415
+
+    command = [
+        *(small_collection, "--label", "plate", "--ranks", 2, "--batch-size", 16),
+        *("--block-sizes", 4, "--fetch-factors", 2, "--workers", 0, "--budget", 6),
+        *("--entropy-floor", 0.5, "--output", tmp_path),
+    ]
+    ran = CliRunner().invoke(main, list(map(str, command)))
+    assert ran.exit_code == 0, ran.output
+    result = AutotuneResult.load(tmp_path / "autotune.json")
+    assert result.ranks.n_local == 2
+    collection = open_collection(small_collection, obs=["plate"])
+    assert CellDataset.from_autotune(collection, tmp_path / "autotune.json", seed=0).batch_size

@@ -1,0 +1,1 @@
+"""Which ranks train, and how processes that stand for them keep in step."""

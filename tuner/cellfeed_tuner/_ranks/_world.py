@@ -1,0 +1,160 @@
+"""Which ranks train, and which of them this process is."""
+
+import os
+from dataclasses import dataclass
+
+from cellfeed import ParameterError
+
+__all__ = ["Ranks", "World"]
+
+_REMEDY = (
+    "start with torchrun, or set RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and "
+    "MASTER_PORT as it does; or call `autotune` in one process alone, with `ranks`"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What torchrun says in environment variables.
+
+    Parameters
+    ----------
+    rank, world_size
+        This process among all that train, and how many they are.
+    local_rank, local_world_size
+        The same on this machine.
+    host, port
+        Where ranks meet: ``MASTER_ADDR`` and ``MASTER_PORT``.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    host: str
+    port: int
+
+    @classmethod
+    def here(cls) -> "World | None":
+        """Return the ranks that this process is one of; None if it trains alone.
+
+        Raises
+        ------
+        ParameterError
+            Variables are missing, or contradict each other or torch.distributed.
+        """
+        if "WORLD_SIZE" not in os.environ or _number("WORLD_SIZE") == 1:
+            return None
+        world = cls(
+            rank=_number("RANK"),
+            world_size=_number("WORLD_SIZE"),
+            local_rank=_number("LOCAL_RANK"),
+            local_world_size=_number("LOCAL_WORLD_SIZE"),
+            host=_text("MASTER_ADDR"),
+            port=_number("MASTER_PORT"),
+        )
+        world._check()
+        return world
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self.world_size == self.local_world_size
+
+    def _check(self) -> None:
+        are_in_order = (
+            self.rank < self.world_size
+            and self.local_rank < self.local_world_size <= self.world_size
+            and self.local_rank <= self.rank
+            and (not self.is_on_one_machine or self.rank == self.local_rank)
+        )
+        if not are_in_order:
+            msg = (
+                f"RANK={self.rank}, WORLD_SIZE={self.world_size}, LOCAL_RANK={self.local_rank} and "
+                f"LOCAL_WORLD_SIZE={self.local_world_size} contradict each other; {_REMEDY}"
+            )
+            raise ParameterError(msg)
+        from torch import distributed  # noqa: PLC0415 - only where there are several ranks
+
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        if (rank, world_size) != (self.rank, self.world_size):
+            msg = (
+                f"RANK={self.rank} and WORLD_SIZE={self.world_size}, but torch.distributed has "
+                f"rank {rank} of {world_size}; {_REMEDY}"
+            )
+            raise ParameterError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """How many ranks a choice is for.
+
+    Parameters
+    ----------
+    n_local
+        Those of one machine, which are measured side by side, and share its cores and memory.
+    n_total
+        Those of all machines, which divide an epoch.
+    """
+
+    n_local: int = 1
+    n_total: int = 1
+
+    @classmethod
+    def of(cls, asked: int | None) -> "Ranks":
+        """Return as many as are asked for, on one machine; if None, those that this one is of.
+
+        Raises
+        ------
+        ParameterError
+            Fewer than one is asked for; or see `World.here`.
+        """
+        if asked is not None:
+            if asked < 1:
+                msg = f"`ranks >= 1` must hold, but got ranks={asked}"
+                raise ParameterError(msg)
+            return cls(n_local=asked, n_total=asked)
+        world = World.here()
+        if world is None:
+            return cls()
+        return cls(n_local=world.local_world_size, n_total=world.world_size)
+
+    def become(self, rank: int) -> None:
+        """Have this process count with its share of cores and memory, as such a local rank does."""
+        os.environ |= {
+            "RANK": f"{rank}",
+            "LOCAL_RANK": f"{rank}",
+            "WORLD_SIZE": f"{self.n_total}",
+            "LOCAL_WORLD_SIZE": f"{self.n_local}",
+        }
+
+    @property
+    def together(self) -> str:
+        """What to say after a figure; empty for one rank."""
+        return f" of {self.n_local} ranks together" if self.n_local > 1 else ""
+
+    def __str__(self) -> str:
+        if self.n_total == 1:
+            return "1 rank"
+        if self.n_total == self.n_local:
+            return f"{self.n_local} ranks"
+        return f"{self.n_local} of {self.n_total} ranks"
+
+
+def _text(name: str) -> str:
+    found = os.environ.get(name, "").strip()
+    if not found:
+        msg = f"WORLD_SIZE={os.environ['WORLD_SIZE']}, but {name} is not set; {_REMEDY}"
+        raise ParameterError(msg)
+    return found
+
+
+def _number(name: str) -> int:
+    found = _text(name)
+    is_number = found.isascii() and found.isdecimal() and len(found) < 10  # noqa: PLR2004
+    if not is_number or (name.endswith("WORLD_SIZE") and int(found) == 0):
+        msg = f"{name}={found!r} is no number of ranks or ports; {_REMEDY}"
+        raise ParameterError(msg)
+    return int(found)

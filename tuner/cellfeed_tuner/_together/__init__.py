@@ -1,0 +1,1 @@
+"""One search for several ranks, whose result all of them have."""
