@@ -22,12 +22,14 @@ PLATES = "cellfeed on .h5ad plates, block 16, fetch 256, CSR"
 PAIRS = [
     ("AnnLoader", "the same files, true random", "AnnLoader, CSR",
      "cellfeed on .h5ad plates, block 1, fetch 256, CSR"),
-    ("slices by h5py", "the same files, blocks of 16",
-     "slices by h5py of .h5ad plates, block 16, fetch 256", PLATES),
     ("scDataset 0.3.0", "the same files, blocks of 16",
      "scDataset, block 16, fetch 256, CSR, 0 workers", PLATES),
-    ("TileDB-SOMA-ML", "its own store, chunks of 16",
-     "TileDB-SOMA-ML, shuffle chunk 16, I/O batch 16384, CSR", PLATES),
+    ("scDataset 0.3.0", "the same files, blocks of 16, dense",
+     "scDataset, block 16, fetch 256, dense made of each minibatch, 0 workers",
+     "cellfeed on .h5ad plates, block 16, fetch 256, dense"),
+    ("cellstream 0.11", "its own archive, true random",
+     "cellstream, 16,384 random cells at a time, CSR",
+     "cellfeed on cellstream's archive, block 1, fetch 256, CSR"),
     ("annbatch 0.3.1", "its own shuffled store, both",
      "annbatch, chunk 512, preload 32, CSR (defaults but for minibatches of 64)",
      "cellfeed on annbatch's store, block 512, fetch 256, CSR"),
@@ -87,8 +89,8 @@ def draw():
         axes.legend(bars, ["cellfeed, the same work", "the other loader"], loc="center right")
         figure.supxlabel(
             f"{run['collection']}. {run['machine'].split(', Linux')[0]}; {run['date']}.\n"
-            f"Minibatches of 64 as CSR, page cache cold; median of {run['rounds']} interleaved "
-            "rounds, whiskers to the smallest and largest.",
+            f"Minibatches of 64, as CSR if not dense, page cache cold; median of {run['rounds']} "
+            "interleaved rounds, whiskers to the smallest and largest.",
             x=0.01, ha="left", fontsize=7.5, color=BOUND,
         )  # fmt: skip
     return figure

@@ -1,8 +1,12 @@
 """Settings of every test."""
 
+import gc
+import importlib
 import importlib.util
+import os
 import signal
 import subprocess
+import sys
 import types
 
 import pytest
@@ -14,6 +18,18 @@ settings.register_profile("cellfeed", deadline=None)
 settings.load_profile("cellfeed")
 
 N_CELLS_PER_FILE = 1500
+
+
+def pytest_collection_finish():
+    """What was imported stays to the end: neither is it looked through, nor copied by forks."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes():
+    """Test processes beside each other share the one that forks."""
+    os.environ[warm.OF_SESSION] = warm.address()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,6 +57,21 @@ def measuring_processes_find_imports_done():
     with pytest.MonkeyPatch.context() as patch:
         warm_subprocess = types.SimpleNamespace(Popen=warm.Popen, DEVNULL=subprocess.DEVNULL)
         patch.setattr("cellfeed_tuner._measuring._measuring_process.subprocess", warm_subprocess)
+        yield
+
+
+@pytest.fixture(scope="module")
+def short_looks():
+    """A look at a configuration takes a tenth of a second here, in place of half or a whole one.
+
+    For what a search says and writes, where it does not matter how surely it chooses.
+    """
+    importlib.import_module("cellfeed_tuner._autotune")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in sorted(sys.modules.items()):
+            for constant in ("SLICE_SECONDS", "TURN_SECONDS"):
+                if name.startswith("cellfeed_tuner.") and hasattr(module, constant):
+                    patch.setattr(module, constant, 0.1)
         yield
 
 

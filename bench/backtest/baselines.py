@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from bench.backtest.oracle import oracle
 from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
@@ -138,6 +139,7 @@ SIMPLER: dict[str, Baseline] = {
     "TPE": tpe,
     "halving": halving,
     "random": at_random,
+    "six known": oracle,
 }
 
 BASELINES = (*SEARCHES, *SIMPLER)

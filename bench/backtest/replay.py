@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from bench.backtest.baselines import SEARCHES, SIMPLER
+from bench.backtest.oracle import GOOD_REGRET
 from bench.backtest.recorded_grid import RecordedGrid
 from bench.backtest.recorded_process import LOOK_SECONDS, RecordedProcess
 
@@ -24,7 +25,6 @@ __all__ = ["Replay", "replay"]
 
 _MEMORY_BYTES = 1 << 60  # a recording does not say how much there was, so none is too much
 _LABEL = "label"
-GOOD_REGRET = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

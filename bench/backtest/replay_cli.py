@@ -27,8 +27,9 @@ these, block size x fetch factor, workers; noise: relative spread of looks, as p
 many of its searches chose something within 5 % of the best; undecided: how many said so, and named
 what is; the rest: the same search without the terms of its cost model, or with Optuna's TPE sampler
 proposing; the six configurations with the largest fetches and blocks, without workers, in turns;
-the largest of them, unmeasured; Optuna's TPE sampler; successive halving; and drawing at random,
-all with as many looks"""
+the largest of them, unmeasured; Optuna's TPE sampler; successive halving; drawing at random; and
+one who knows the six fastest and their throughputs, but not which is which; all with as many
+looks"""
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):

@@ -12,6 +12,8 @@ from results import read_figures
 from verdict import compare, is_accepted, report
 
 ONE_ROUND = "--attribute=rounds=1"
+# Each time is taken once.
+ONE_SAMPLE = [f"--attribute={each}" for each in ("repeat=1", "number=1", "warmup_time=0")]
 
 
 @click.group()
@@ -24,7 +26,7 @@ def check_command() -> None:
     """Measure the working tree once; exit status 1 if a benchmark fails, or nothing is measured."""
     head = Side(name="head", source=ROOT, commit=commit_of("HEAD", root=ROOT))
     head.begin()
-    head.measure(ONE_ROUND)
+    head.measure(ONE_ROUND, *ONE_SAMPLE)
     figures = read_figures(head.results)
     n_measured = sum(figure.is_measured for figure in figures.values())
     click.echo(f"{n_measured} of {len(figures)} figures were measured.")

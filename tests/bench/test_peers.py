@@ -3,10 +3,13 @@
 import csv
 import importlib
 import json
+import subprocess
+import types
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.warm import python as warm
 
 from cellfeed.synthetic import write_tahoe_like
 
@@ -23,10 +26,15 @@ def collection(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def main():
-    """The command, which must not empty the page cache of the whole machine here."""
+    """The command, whose jobs find imports done.
+
+    It must not empty the page cache of the whole machine here.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(PEERS)
         patch.setattr(importlib.import_module("page_cache"), "DROP_CACHES", Path("/proc/nowhere"))
+        forking = types.SimpleNamespace(**vars(subprocess) | {"Popen": warm.Popen})
+        patch.setattr(importlib.import_module("processes"), "subprocess", forking)
         yield importlib.import_module("compare").main
 
 

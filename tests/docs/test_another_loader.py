@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.warm import python as warm
 
 from cellfeed.synthetic import write_tahoe_like
 
@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "how-to" / "another_loader.md").read_text()
 def folder(tmp_path_factory):
     """A folder with the modules of the page, and plates."""
     path = tmp_path_factory.mktemp("page")
-    write_tahoe_like(path / "plates", n_cells=1400, n_genes=2000, n_plates=14)
+    write_tahoe_like(path / "plates", n_cells=640, n_genes=2000, n_plates=2)
     for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         name = re.match(r"# (\w+\.py)", code)
         (path / (name[1] if name else "run.py")).write_text(code)
@@ -26,11 +26,9 @@ def folder(tmp_path_factory):
 
 
 def run(folder, code):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, check=True, text=True,
-        capture_output=True,
-    )  # fmt: skip
+    environment = os.environ | {warm.ADDRESS: warm.address()}  # for what is measured
+    ran = warm.run([sys.executable, "-c", code], cwd=folder, env=environment)
+    assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 

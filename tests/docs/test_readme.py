@@ -1,10 +1,11 @@
 """The README is short, its code trains, and its figures are those of the run that it names."""
 
-import os
+import importlib
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.warm import python as warm
 
 from cellfeed.synthetic import write_tahoe_like
 
@@ -22,17 +23,15 @@ def test_its_code_trains(tmp_path):
     assert code is not None
     in_a_loop = [line for line in code[1].splitlines() if line.startswith("    ")]
     assert len(in_a_loop) == 3
-    subprocess.run(
-        [sys.executable, "-W", "error", "-c", code[1] + "print(minibatch.X.shape[1])"],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=True,
-    )
+    command = [sys.executable, "-W", "error", "-c", code[1] + "print(minibatch.X.shape[1])"]
+    ran = warm.run(command, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "50\n"
 
 
-def test_its_figures_are_those_of_the_run():
-    script = "import speed; page = speed.README.read_text(); assert page == speed.with_table(page)"
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT / "docs", check=True)
+def test_its_figures_are_those_of_the_run(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    assert importlib.import_module("speed").with_table(README) == README
 
 
 def test_autotune_lines_are_those_of_the_page():

@@ -16,13 +16,13 @@ from cellfeed import load_database
 from cellfeed.synthetic import write_tahoe_like
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-N_CELLS = 2_000
+N_CELLS, N_GENES = 2_000, 2_000
 
 
 @pytest.fixture(scope="module")
 def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples") / "plates"
-    write_tahoe_like(folder, n_cells=N_CELLS)
+    write_tahoe_like(folder, n_cells=N_CELLS, n_genes=N_GENES)
     return folder
 
 

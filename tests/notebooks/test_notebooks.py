@@ -1,7 +1,7 @@
 """Every notebook runs, and is stored with what it shows."""
 
 import ast
-import subprocess
+import importlib
 import sys
 from pathlib import Path
 
@@ -14,6 +14,12 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SIZED = [path for path in NOTEBOOKS if "CELLFEED_NOTEBOOK_SIZE" in path.read_text()]
 MOST_BYTES = 300_000
+
+
+@pytest.fixture
+def forked_kernels(monkeypatch):
+    """Kernels find their imports done."""
+    monkeypatch.setattr("jupyter_client.launcher.Popen", warm.Popen)
 
 
 def outputs_of(notebook):
@@ -49,28 +55,24 @@ def test_knows_every_size(path):
         ]
 
 
-def test_says_what_the_large_size_lacks(tmp_path, monkeypatch):
+def test_says_what_the_large_size_lacks(tmp_path, monkeypatch, forked_kernels):
     monkeypatch.setenv("CELLFEED_NOTEBOOK_SIZE", "large")
     monkeypatch.delenv("CELLFEED_TAHOE", raising=False)
-    folder = ROOT / "notebooks"
-    ended = subprocess.run(
-        [sys.executable, folder / "execute.py", folder / "figure5_classification.ipynb"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert "Traceback" not in ended.stderr
-    assert "figure5_classification.ipynb: Tahoe-100M is missing: set CELLFEED_TAHOE" in ended.stderr
+    monkeypatch.syspath_prepend(ROOT / "notebooks")
+    path = ROOT / "notebooks" / "figure5_classification.ipynb"
+    monkeypatch.setattr(sys, "argv", ["execute.py", str(path)])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        SystemExit, match=f"^{path.name}: Tahoe-100M is missing: set CELLFEED_TAHOE"
+    ):
+        importlib.import_module("execute").main()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 class TestNotebook:
-    def test_runs_in_small_size(self, path, monkeypatch):
+    def test_runs_in_small_size(self, path, monkeypatch, forked_kernels):
         monkeypatch.setenv("CELLFEED_NOTEBOOK_SIZE", "small")
         monkeypatch.setenv(warm.ADDRESS, warm.address())  # for what the notebook measures
-        monkeypatch.setattr("jupyter_client.launcher.Popen", warm.Popen)
         notebook = nbformat.read(path, as_version=4)
         folder = {"metadata": {"path": str(path.parent)}}
         NotebookClient(notebook, resources=folder, timeout=300).execute()  # raises on an error

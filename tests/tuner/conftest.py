@@ -390,6 +390,12 @@ def result_of():
     return RESULTS.__getitem__
 
 
+@pytest.fixture(scope="session")
+def kinds():
+    """All kinds of results."""
+    return list(RESULTS)
+
+
 @pytest.fixture(params=list(RESULTS))
 def any_kind(request):
     """Each kind of result."""

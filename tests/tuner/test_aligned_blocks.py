@@ -7,6 +7,8 @@ from cellfeed import BlockShuffling, CellDataset, EpochPlan, open_collection
 from cellfeed.sampling import ChunkedRows, ChunkStarts
 from cellfeed_tuner import autotune, label_entropy, strategy_entropy, theory
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 N_ROWS = 400_000
 P = [0.5, 0.3, 0.15, 0.05]
 
@@ -88,7 +90,7 @@ def test_autotune_takes_it(small_collection):
         block_sizes=[4, 16],
         fetch_factors=[2, 4],
         workers=[0],
-        budget=5.0,
+        budget=3.0,
         entropy_floor=0.1,
     )
     assert result.loader_fault is None

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 import scipy.sparse as sp
 from click.testing import CliRunner
 from tests.loader.sources.arriving import Arriving, Rows
 
 from cellfeed.sources import Storage, register
 from cellfeed_tuner._commands._autotune_cli import main
+
+pytestmark = pytest.mark.usefixtures("short_looks")
 
 
 def open_cells(location, elements):

@@ -24,8 +24,10 @@ from cellfeed_tuner._measuring import _measuring_process
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._reports._terminal import print_report
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-SMALL_GRID = ["--block-sizes", "4,16", "--fetch-factors", "2 8", "--workers", "0", "--budget", "6"]
+SMALL_GRID = ["--block-sizes", "4,16", "--fetch-factors", "2 8", "--workers", "0", "--budget", "3"]
 
 
 def run(*arguments: object):
@@ -113,7 +115,7 @@ def test_figures_from_few_rounds_are_marked(result_of, capsys):
 def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path):
     ranges = ["--block-sizes", "1:256", "--fetch-factors", "1:16", "--workers", "0:0"]
     settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.8"]
-    printed = run(small_collection, *settings, *ranges, "--budget", "6")
+    printed = run(small_collection, *settings, *ranges, "--budget", "4")
     assert printed.exit_code == 0, printed.output
     result = json.loads((tmp_path / "autotune.json").read_text())
     assert result["ranges"]["block_sizes"] == [1, 256]
@@ -130,7 +132,7 @@ def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path)
     page = html.unescape((tmp_path / "autotune.html").read_text(encoding="utf-8"))
     assert "Of 4,096 configurations (block size 1 to 256," in page
     # What was found is found again.
-    again = run(small_collection, *settings, *ranges, "--budget", "6", "--json")
+    again = run(small_collection, *settings, *ranges, "--budget", "4", "--json")
     assert json.loads(again.stdout)["earlier"]["use"] != "none"
 
 

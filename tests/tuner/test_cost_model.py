@@ -8,7 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation, distinct
+from cellfeed_tuner._planning._cost_model import (
+    CostModel,
+    Geometry,
+    Observation,
+    distinct,
+    draws_of,
+)
 
 BATCH_SIZE = 64
 GRID = [
@@ -23,10 +29,15 @@ def seconds_per_cell(configuration, *, fetch=0.01, block=2e-4, cell=1e-5):
     return (fetch + block * blocks + cell * cells) / cells / max(1, configuration.num_workers)
 
 
+def drawn(model, seen, n_draws):
+    mean, covariance = model.posterior(seen)
+    return draws_of(mean, covariance, n_draws, np.random.default_rng(0))
+
+
 def fitted(configurations, n_draws=200):
     model = CostModel(GRID, BATCH_SIZE, Geometry())
     seen = {each: Observation(seconds_per_cell(each), 0.01) for each in configurations}
-    return model.draw(seen, n_draws, np.random.default_rng(0))
+    return drawn(model, seen, n_draws)
 
 
 def test_different_pieces_are_counted_as_chance_has_it():
@@ -53,7 +64,7 @@ def test_samples_override_the_sum():
     seen = {odd: Observation(3 * seconds_per_cell(odd), 0.01)}
     seen |= {each: Observation(seconds_per_cell(each), 0.01) for each in GRID[::9] if each != odd}
     model = CostModel(GRID, BATCH_SIZE, Geometry())
-    found = np.exp(np.median(model.draw(seen, 200, np.random.default_rng(0)), axis=0))
+    found = np.exp(np.median(drawn(model, seen, 200), axis=0))
     assert found[70] == pytest.approx(3 * seconds_per_cell(odd), rel=0.1)
 
 
@@ -67,7 +78,7 @@ def test_a_slow_small_fetch_of_a_worker_says_nothing_of_what_workers_add_to_each
         large: Observation(1.5e-4, 0.05),
     }
     model = CostModel(GRID, BATCH_SIZE, Geometry())
-    draws = np.exp(model.draw(seen, 200, np.random.default_rng(0)))
+    draws = np.exp(drawn(model, seen, 200))
     medians = dict(zip(GRID, np.median(draws, axis=0), strict=True))
     assert medians[with_workers] < 4 * medians[large]
 
@@ -103,7 +114,7 @@ def test_without_samples_large_blocks_and_fetches_are_thought_to_be_fast():
 def test_any_samples_and_any_storage_give_finite_costs(samples, geometry):
     model = CostModel(GRID, BATCH_SIZE, geometry)
     seen = {GRID[place]: Observation(seconds, 0.05) for place, seconds in samples.items()}
-    assert np.isfinite(model.draw(seen, 8, np.random.default_rng(0))).all()
+    assert np.isfinite(drawn(model, seen, 8)).all()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -111,6 +122,6 @@ def test_a_grid_of_one_number_of_workers_is_a_grid_too(workers):
     some = [each for each in GRID if each.num_workers == workers]
     model = CostModel(some, BATCH_SIZE, Geometry())
     seen = {each: Observation(seconds_per_cell(each), 0.01) for each in some[::4]}
-    found = np.median(model.draw(seen, 100, np.random.default_rng(0)), axis=0)
+    found = np.median(drawn(model, seen, 100), axis=0)
     wrong = found - np.log([seconds_per_cell(each) for each in some])
     assert np.abs(wrong).mean() < 0.3

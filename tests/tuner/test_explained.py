@@ -15,6 +15,8 @@ from cellfeed_tuner._explain._storage_advice import StorageLayout
 from cellfeed_tuner._explain._store_sample import StoreRequest, StoreSample, sample_store
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 BATCH_SIZE = 32
 SETTINGS = Configuration(block_size=16, fetch_factor=4)
 

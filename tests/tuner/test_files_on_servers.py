@@ -22,6 +22,8 @@ from cellfeed_tuner._history._fingerprint import data_fingerprint
 from cellfeed_tuner._history._study import cache_folder, read_runs
 from cellfeed_tuner._measuring._labels import label_codes
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 N_CELLS = 2000
 TOKEN = "token-that-nobody-sees"
 GRID = ["--block-sizes", "4", "--fetch-factors", "2", "--entropy-floor", "0.5"]
@@ -91,7 +93,7 @@ def tuned(folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, WebServer(folder, only_with_the_token) as server:
         patch.setenv("CELLFEED_CACHE_DIR", str(cache))
         url = f"{server.url}/p1.h5ad"
-        settings = ["--label", "plate", "--budget", "12", "--storage-options", options]
+        settings = ["--label", "plate", "--budget", "6", "--storage-options", options]
         printed = run(url, *settings, *GRID, "--output", output, "--json")
         assert printed.exit_code == 0, printed.output
         collection = open_collection(url, obs=["plate"], storage_options=OPTIONS)
@@ -268,7 +270,7 @@ def test_a_pattern_in_a_bucket(s3_server, folder, tmp_path):
     options.write_text(json.dumps(s3_server.options))
     output = tmp_path / "output"
     url = f"s3://{s3_server.bucket}/tuned/*.h5ad"
-    settings = ["--storage-options", options, "--output", output, "--budget", "8", *GRID]
+    settings = ["--storage-options", options, "--output", output, "--budget", "5", *GRID]
     said = run(url, "--label", "plate", *settings)
     assert said.exit_code == 0, said.output
     result = AutotuneResult.load(output / "autotune.json")

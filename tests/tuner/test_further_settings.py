@@ -8,6 +8,8 @@ from cellfeed import BlockShuffling, CellDataset, EpochPlan, ParameterError, ope
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure, minibatch_entropies
 from cellfeed_tuner._commands._autotune_cli import main
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 BATCH_SIZE = 32
 
 
@@ -16,7 +18,7 @@ def tuned(small_collection):
     collection = open_collection(small_collection, obs=["plate"])
     return autotune(
         collection, label="plate", batch_size=BATCH_SIZE, block_sizes=[16], fetch_factors=[4],
-        workers=[0], num_threads=[1, 2], align=[None, "chunks"], budget=15.0, entropy_floor=0.0,
+        workers=[0], num_threads=[1, 2], align=[None, "chunks"], budget=5.0, entropy_floor=0.0,
     )  # fmt: skip
 
 
@@ -63,7 +65,7 @@ def test_what_is_measured_alone_has_them(small_collection):
 
 
 def test_the_command_tries_them(small_collection, tmp_path):
-    grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "5"]
+    grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "3"]
     ran = CliRunner().invoke(
         main,
         [str(small_collection), "--label", "plate", "--output", str(tmp_path), *grid,

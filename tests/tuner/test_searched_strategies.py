@@ -39,6 +39,8 @@ from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 TYPES = np.repeat([0, 1, 2], [40_000, 4_000, 400])
 PLATES = np.tile(np.repeat([0, 1, 2, 3], 100), 111)
 SIZES = [(16, 1), (16, 64), (64, 4)]
@@ -46,7 +48,7 @@ SMALL: dict[str, Any] = {
     "block_sizes": [4, 16],
     "fetch_factors": [2, 4],
     "workers": [0],
-    "budget": 5.0,
+    "budget": 3.0,
     "entropy_floor": 0.5,
 }
 
@@ -317,7 +319,7 @@ class TestMistakes:
 class TestCommand:
     def test_it_balances_classes_and_its_code_does(self, small_collection, rows, tmp_path):
         settings = ["--where", "cell_type != 'T'", "--entropy-floor", "0.5", "--output", tmp_path]
-        grid = ["--block-sizes", "4", "--fetch-factors", "2", "--workers", "0", "--budget", "5"]
+        grid = ["--block-sizes", "4", "--fetch-factors", "2", "--workers", "0", "--budget", "3"]
         command = [small_collection, "--label", "plate", "--balance", "cell_type"]
         printed = CliRunner().invoke(main, [str(each) for each in (*command, *settings, *grid)])
         assert printed.exit_code == 0, printed.output

@@ -27,13 +27,15 @@ from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._measuring._timing import Sampled, TimingRequest
 from cellfeed_tuner._result import AutotuneResult
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 QUERY = "plate != 'p0' and cell_type in ['B', 'T']"
 FEW = [*range(10), *range(4000, 4005)]
 SMALL: dict[str, Any] = {
     "block_sizes": [4, 16],
     "fetch_factors": [2, 4],
     "workers": [0],
-    "budget": 5.0,
+    "budget": 3.0,
 }
 
 
@@ -170,7 +172,7 @@ class TestMistakes:
 def ran(small_collection, tmp_path_factory):
     output = tmp_path_factory.mktemp("selected")
     settings = ["--where", QUERY, "--entropy-floor", "0.5", "--output", output, "--label", "plate"]
-    grid = ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0", "--budget", "5"]
+    grid = ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0", "--budget", "3"]
     printed = CliRunner().invoke(main, [str(each) for each in (small_collection, *settings, *grid)])
     assert printed.exit_code == 0, printed.output
     return printed, output

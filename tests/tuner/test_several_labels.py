@@ -18,6 +18,8 @@ from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._mixing import Label, Mixing
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 N_CELLS, BATCH_SIZE, N_EPOCHS, FLOOR = 3000, 16, 20, 0.8
 LABELS = {
     "line": np.arange(N_CELLS) // 10 % 4,
@@ -68,7 +70,7 @@ def tuned(file, tmp_path_factory):
     """What the command printed, and the JSON that it wrote."""
     output = tmp_path_factory.mktemp("tuned")
     grid = ["--block-sizes", "4,32", "--fetch-factors", "2,8", "--workers", "0"]
-    settings = ["--batch-size", BATCH_SIZE, "--entropy-floor", FLOOR, "--budget", "10"]
+    settings = ["--batch-size", BATCH_SIZE, "--entropy-floor", FLOOR, "--budget", "5"]
     labels = ["--label", "line", "--label", "plate", "--given", "drug"]
     arguments = [file, *labels, *grid, *settings, "--output", output]
     printed = CliRunner().invoke(main, list(map(str, arguments)))

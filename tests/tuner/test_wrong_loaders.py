@@ -32,6 +32,8 @@ from cellfeed_tuner._measuring._sampled_cells import sampled_cells
 from cellfeed_tuner._reports._notebook import html_summary
 from cellfeed_tuner._reports._page import html_report
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 HERE = Path(__file__).parent
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 CONFIGURATION = Configuration(block_size=4, fetch_factor=4)

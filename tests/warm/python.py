@@ -21,8 +21,9 @@ from typing import Any
 
 from tests.warm.server import ADDRESS, NUMBER
 
-__all__ = ["ADDRESS", "Popen", "address", "run", "torchrun"]
+__all__ = ["ADDRESS", "OF_SESSION", "Popen", "address", "run", "torchrun"]
 
+OF_SESSION = "CELLFEED_TESTS_WARM_PYTHON_OF_SESSION"
 _SERVER = Path(__file__).with_name("server.py")
 _TORCHRUN = """
 from torch.distributed import run
@@ -40,10 +41,11 @@ def address() -> str:
     """Return where the process that forks can be asked; it ends with this one.
 
     A process that finds it in its environment as `ADDRESS` asks there too, also for what autotune
-    measures in.
+    measures in; one that finds it as `OF_SESSION`, for what it starts itself.
     """
-    if ADDRESS in os.environ:  # that of the process which started this one
-        return os.environ[ADDRESS]
+    for name in (ADDRESS, OF_SESSION):
+        if name in os.environ:  # that of the process which started this one
+            return os.environ[name]
     folder = tempfile.TemporaryDirectory(prefix="warm")
     path = f"{folder.name}/socket"
     listener = socket.socket(socket.AF_UNIX)

@@ -12,12 +12,13 @@ __all__ = [
     "LEAST_CELLS_PER_LABEL", "LEAST_CHUNK_BYTES", "LEAST_FETCHES", "LEAST_LIMIT_SECONDS",
     "LEAST_MINIBATCHES_AHEAD", "LEAST_ROUNDS", "LEAST_SAVING", "LEAST_SHARE_LEFT",
     "LEAST_SPEEDUP", "LEAST_THROUGHPUT_SHARE", "LIKELY", "LIMIT_TIMES", "LONG_EPOCH",
-    "LOOKING_SHARE", "MANY_BATCHES", "MAY_DRIFT", "MEMORY_EVERY_SECONDS", "MIXING_ROWS",
-    "MIXING_ROWS_OF_SETS", "MOST_ACCOUNTED", "MOST_DRAWS", "MOST_EPOCHS", "MOST_FIRST",
-    "MOST_MIXING_ROWS", "MOST_ROUNDS", "MOST_START_SECONDS", "MUCH_SPREAD", "MUST_NOT_DRIFT",
-    "N_ANCHORED_RIVALS", "N_RESAMPLES", "PREFETCH_SHARE", "PRESHUFFLE_OVERHEAD", "SAME_BUDGET",
-    "SLICE_SECONDS", "STEP_LEAST_ROUNDS", "STEP_SECONDS", "STRAY_PAGES", "SURE", "USUAL_FREEDOM",
-    "USUAL_SPREAD", "WARM_SHARE_OF_MEMORY", "WRITING_SECONDS",
+    "LOOKING_SHARE", "MANY_BATCHES", "MAY_DRIFT", "MEMORY_AT_LEAST_EVERY_SECONDS",
+    "MEMORY_EVERY_SECONDS", "MIXING_ROWS", "MIXING_ROWS_OF_SETS", "MOST_ACCOUNTED",
+    "MOST_DRAWS", "MOST_EPOCHS", "MOST_FIRST", "MOST_MIXING_ROWS", "MOST_ROUNDS",
+    "MOST_START_SECONDS", "MUCH_SPREAD", "MUST_NOT_DRIFT", "N_ANCHORED_RIVALS", "N_RESAMPLES",
+    "PREFETCH_SHARE", "PRESHUFFLE_OVERHEAD", "SAME_BUDGET", "SLICE_SECONDS",
+    "STEP_LEAST_ROUNDS", "STEP_SECONDS", "STRAY_PAGES", "SURE", "USUAL_FREEDOM", "USUAL_SPREAD",
+    "WARM_SHARE_OF_MEMORY", "WRITING_SECONDS",
 ]  # fmt: skip
 
 # What is measured
@@ -55,10 +56,11 @@ LEAST_MINIBATCHES_AHEAD = 8
 """Minibatches that pages are kept for, at least, when caches are dropped. Chosen: what the
 kernel itself reads ahead of a file read in order is less."""
 LOOKING_SHARE = 0.04
-"""Share of the time that finding out which pages are cached may take. Chosen: within the noise of
-a look."""
-MEMORY_EVERY_SECONDS = 0.05
-"""Seconds between two looks at the memory of a process. Chosen: short beside a fetch."""
+"""Share of the time that finding out which pages are cached may take, and that looking at memory
+may. Chosen: within the noise of a look."""
+MEMORY_EVERY_SECONDS, MEMORY_AT_LEAST_EVERY_SECONDS = 0.05, 0.5
+"""Seconds between two looks at the memory of a process, at first, and at most where looking takes
+more than its share. Chosen: short beside a fetch, and beside a look at a configuration."""
 LONG_EPOCH = 3
 """An epoch from a server is long if it has so many times the rounds that are asked for at its
 start. Chosen."""

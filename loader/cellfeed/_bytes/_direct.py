@@ -136,7 +136,10 @@ class DirectFiles(ByteStore):
         """Let threads read ranges; return what they come with, and the extent of each."""
         firsts = offsets // ALIGNMENT * ALIGNMENT
         stops = -(-(offsets + sizes) // ALIGNMENT) * ALIGNMENT
-        order, bounds = joined(files, firsts, stops - firsts, _GAP, _LARGEST_READ)
+        # A chunk that is all of its file says the most that it may have.
+        ends = np.clip(self._files.sizes(files), firsts, stops)
+        lengths = -(-ends // ALIGNMENT) * ALIGNMENT - firsts
+        order, bounds = joined(files, firsts, lengths, _GAP, _LARGEST_READ)
         begins = bounds[:-1]
         extent_of = np.empty(files.size, np.intp)
         extent_of[order] = np.repeat(np.arange(begins.size), np.diff(bounds))
@@ -144,8 +147,15 @@ class DirectFiles(ByteStore):
         with _lock:
             self._enter_process()
             handles, owner = self._direct_handles(files[leaders])
-            stops = np.maximum.reduceat(stops[order], begins)
-            coming = _Coming(files[leaders], firsts[leaders], stops, handles, owner, self._pool)
+            coming = _Coming(
+                files=files[leaders],
+                firsts=firsts[leaders],
+                stops=np.maximum.reduceat(stops[order], begins),
+                lengths=np.maximum.reduceat((firsts + lengths)[order], begins) - firsts[leaders],
+                handles=handles,
+                owner=owner,
+                pool=self._pool,
+            )
             self._coming.add(coming)
         return coming, extent_of
 
@@ -190,6 +200,8 @@ class _Coming:
     ----------
     files, firsts, stops
         File, first byte and end of each extent, in this order, int64, shape (n,).
+    lengths
+        Bytes that are read of each: whole pages, up to the end of the file.
     handles, owner
         How each file is opened, and what keeps that valid.
     pool
@@ -198,9 +210,11 @@ class _Coming:
 
     def __init__(
         self,
+        *,
         files: NDArray[np.int64],
         firsts: NDArray[np.int64],
         stops: NDArray[np.int64],
+        lengths: NDArray[np.int64],
         handles: NDArray[np.int64],
         owner: object,
         pool: BufferPool,
@@ -209,8 +223,8 @@ class _Coming:
         self._files, self._firsts, self._stops = files, firsts, stops
         self._distinct = np.unique(files)
         self._keys = self._key(files, firsts)
-        ends = np.cumsum(stops - firsts)
-        begins = ends - (stops - firsts)
+        ends = np.cumsum(lengths)
+        begins = ends - lengths
         _, first_of_job, self.job_of = np.unique(
             begins // _BYTES_OF_A_JOB, return_index=True, return_inverse=True
         )

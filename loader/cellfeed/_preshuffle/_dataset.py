@@ -1,7 +1,7 @@
 """One part as an AnnData group of a zarr store."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -112,7 +112,7 @@ def _write_csr(
                 X,
                 folder / "X",
                 name,
-                _encoding(job, matrix, name, threads),
+                _encoding(job, matrix, name),
                 partial(matrix.elements, name),
                 n_elements,
                 chunk=job.elements_per_chunk,
@@ -125,16 +125,15 @@ def _write_csr(
         threads.shutdown(cancel_futures=True)
 
 
-def _encoding(job: Job, matrix: ShuffledCsr, name: str, threads: Executor) -> Encoding:
+def _encoding(job: Job, matrix: ShuffledCsr, name: str) -> Encoding:
     dtype = matrix.dtype(name)
     if job.codec == "annbatch":
         return plain_encoding(dtype)
     if name == "indices":
         return sums_encoding(dtype)
-    largest = matrix.largest_count(threads)
-    if largest is None:
+    if matrix.largest_count is None:
         return plain_encoding(dtype)
-    narrow = np.dtype(np.min_scalar_type(largest))
+    narrow = np.dtype(np.min_scalar_type(matrix.largest_count))
     is_narrower = narrow.itemsize < dtype.itemsize and np.can_cast(narrow, dtype)
     return counts_encoding(dtype, narrow if is_narrower else dtype)
 

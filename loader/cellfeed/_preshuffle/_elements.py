@@ -1,6 +1,5 @@
 """The matrix of one part in memory: filled in storage order, taken out in shuffled order."""
 
-from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ from cellfeed._compiled import compiled
 
 __all__ = ["CsrPart", "DensePart", "Matrix"]
 
-_LARGEST_COUNT = np.iinfo(np.uint16).max
+_COUNTS = np.dtype(np.uint16)
+_LARGEST_COUNT = np.iinfo(_COUNTS).max
 _PIECE = 1 << 16  # elements; several arrays of as many are in the cache
-_PART = 1 << 22  # elements that one thread looks at
 
 _COPY = [
     f"void({word}[::1], int64[::1], int64[::1], int64, {word}[::1])"
@@ -69,6 +68,9 @@ class CsrPart:
         Elements that it is likely to have. More fit, at the price of a copy.
     dtype, index_dtype
         Of values and of column numbers.
+    counts
+        Whether to find out if values are whole numbers from 0 to 65,535. As long as all are, they
+        are held as uint16; if later ones are not, that takes a copy.
     """
 
     def __init__(
@@ -77,12 +79,17 @@ class CsrPart:
         n_elements: int,
         dtype: "np.dtype[Any]",
         index_dtype: "np.dtype[np.unsignedinteger]",
+        *,
+        counts: bool,
     ) -> None:
         self._lengths = np.empty(n_rows, dtype=np.int64)
+        self._dtypes: dict[str, np.dtype[Any]] = {"data": dtype, "indices": index_dtype}
+        self._largest = 0 if counts else None
+        is_narrower = _COUNTS.itemsize < dtype.itemsize and np.can_cast(_COUNTS, dtype)
         # Memory that is not written to is not taken, so there is room to spare.
         room = n_elements + n_elements // 4 + 1
         self._arrays: dict[str, NDArray[Any]] = {
-            "data": np.empty(room, dtype=dtype),
+            "data": np.empty(room, dtype=_COUNTS if counts and is_narrower else dtype),
             "indices": np.empty(room, dtype=index_dtype),
         }
         self._n_rows = 0
@@ -92,28 +99,40 @@ class CsrPart:
         """Add the next rows in storage order."""
         n_rows, n_elements = self._n_rows + rows.shape[0], self._n_elements + rows.indices.size
         self._lengths[self._n_rows : n_rows] = np.diff(rows.indptr)
+        if self._largest is not None:
+            largest = _largest_count(rows.data)
+            self._largest = None if largest is None else max(self._largest, largest)
         for name, array in self._arrays.items():
-            if array.size < n_elements:
-                self._arrays[name] = np.empty(n_elements + n_elements // 4, dtype=array.dtype)
+            dtype = array.dtype if self._largest is not None else self._dtypes[name]
+            if array.size < n_elements or array.dtype != dtype:
+                room = max(array.size, n_elements + n_elements // 4)
+                self._arrays[name] = np.empty(room, dtype=dtype)
                 self._arrays[name][: self._n_elements] = array[: self._n_elements]
             self._arrays[name][self._n_elements : n_elements] = getattr(rows, name)
         self._n_rows, self._n_elements = n_rows, n_elements
 
     def shuffled(self, order: NDArray[np.intp]) -> "ShuffledCsr":
         """Return the rows in another order, without a copy of them."""
-        return ShuffledCsr(self._arrays, self._lengths, order)
+        return ShuffledCsr(self._arrays, self._dtypes, self._lengths, order, self._largest)
 
 
 class ShuffledCsr:
     """Sparse rows in another order than they lie in memory."""
 
     def __init__(
-        self, arrays: dict[str, NDArray[Any]], lengths: NDArray[np.int64], order: NDArray[np.intp]
+        self,
+        arrays: dict[str, NDArray[Any]],
+        dtypes: "dict[str, np.dtype[Any]]",
+        lengths: NDArray[np.int64],
+        order: NDArray[np.intp],
+        largest_count: int | None,
     ) -> None:
-        self._arrays = arrays
+        self._arrays, self._dtypes = arrays, dtypes
         self._firsts = (np.cumsum(lengths) - lengths)[order]
         self.pointer = np.zeros(order.size + 1, dtype=np.int64)
         np.cumsum(lengths[order], out=self.pointer[1:])
+        self.largest_count = largest_count
+        """The largest value if all are known to be whole numbers from 0 to 65,535, else None."""
 
     @property
     def n_elements(self) -> int:
@@ -121,15 +140,8 @@ class ShuffledCsr:
         return int(self.pointer[-1])
 
     def dtype(self, name: str) -> "np.dtype[Any]":
-        """Return the dtype of ``data`` or ``indices``."""
-        return self._arrays[name].dtype
-
-    def largest_count(self, threads: Executor) -> int | None:
-        """Return the largest value if all are whole numbers from 0 to 65,535, else None."""
-        values = self._arrays["data"][: self.n_elements]
-        parts = (values[start : start + _PART] for start in range(0, values.size, _PART))
-        found = list(threads.map(_largest_count, parts))
-        return None if None in found else max((each for each in found if each), default=0)
+        """Return the dtype of ``data`` or ``indices``; counts may be held as narrower ones."""
+        return self._dtypes[name]
 
     def elements(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Return elements ``[start, stop)`` of ``data`` or ``indices`` in the new order."""

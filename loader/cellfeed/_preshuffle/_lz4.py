@@ -143,8 +143,11 @@ def _longest_match(
     for _ in range(_ATTEMPTS):
         if candidate < 0 or i - candidate >= _WINDOW:
             break
-        # The byte behind the longest so far tells most of those that are no longer.
-        if source[candidate + length] == source[i + length]:
+        # What the longest so far ends with, and the byte behind it, tell most that are no longer.
+        back = min(length, 7)
+        later = _word(base + i + length - back)
+        difference = _word(base + candidate + length - back) ^ later
+        if not difference << np.uint64(8 * (7 - back)):
             found = _common(base + candidate, base + i, end)
             if found > length:
                 length, best = found, candidate

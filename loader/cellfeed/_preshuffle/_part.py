@@ -123,7 +123,8 @@ def _read(
     if job.n_elements is None:
         held = DensePart((n_rows, job.n_vars), dtype)
     else:
-        held = CsrPart(n_rows, round(n_rows * job.elements_per_cell), dtype, job.index_dtype)
+        n_elements, counts = round(n_rows * job.elements_per_cell), job.codec == "delta"
+        held = CsrPart(n_rows, n_elements, dtype, job.index_dtype, counts=counts)
     n = job.cells_per_piece
     pieces = (part.rows[start : start + n] for start in range(0, n_rows, n))
     n_read = 0

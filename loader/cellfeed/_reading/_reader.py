@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind
-from cellfeed._cells import Cells, CsrRows, ObsColumn
+from cellfeed._cells import Cells, ObsColumn
 from cellfeed._chunks import (
     ChunkReads,
     Counter,
@@ -20,13 +20,13 @@ from cellfeed._chunks import (
     copy_all,
     divide_reads,
 )
-from cellfeed._layouts import CsrGroup, DenseGroup, Dtypes, Element, Group, RaggedGroup, dtypes_of
+from cellfeed._layouts import CsrGroup, Dtypes, Element, Group, RaggedGroup, dtypes_of
+from cellfeed._reading._densifying import Densifier
 from cellfeed._reading._direct_rows import decode
 from cellfeed._reading._laid_out import ElementPlan, ElementRead, LaidOut
 from cellfeed._reading._parts import Part
 from cellfeed._reading._planned_read import PlannedRead
 from cellfeed._reading._pools import Pools
-from cellfeed._reading._prefetch import ahead
 from cellfeed._reading._transforms import ElementTransforms, Transforms
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.machine import usable_cpu_count
@@ -98,13 +98,12 @@ class Reader:
         self._threads = ThreadPoolExecutor(self._n_threads, thread_name_prefix="cellfeed-read")
         self._counters = Counters() if counters is None else counters
         self._decoder = Decoder(self._threads, self._n_threads, verify, self._counters)
-        # Threads of their own, so that they need not wait for a fetch to be decoded.
-        self._dense_threads = ThreadPoolExecutor(
-            self._n_threads, thread_name_prefix="cellfeed-dense"
-        )
         self._rest_thread = ThreadPoolExecutor(1, thread_name_prefix="cellfeed-rest")
         self._rest: Future[Iterator[Cells]] | None = None
         self._pools = Pools() if pools is None else pools
+        self._densifier = Densifier(
+            self._n_threads, self._pools.dense, self._transforms, self._counters
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -116,7 +115,8 @@ class Reader:
         """Let the threads go; what was read stays valid."""
         self._rest_thread.shutdown(wait=True, cancel_futures=True)  # which waits for the others
         self._threads.shutdown(wait=True, cancel_futures=True)
-        self._dense_threads.shutdown(wait=True, cancel_futures=True)
+        self._densifier.close()
+        self._rest = None  # which refers to this
 
     def read(self, rows: NDArray[np.int64], order: NDArray[np.intp] | None = None) -> Cells:
         """Read rows as one group.
@@ -263,10 +263,10 @@ class Reader:
         return self._groups_of(planned, groups, buffers, distinct)
 
     def _are_chunks(self, laid_out: Mapping[str, LaidOut], reads: ChunkReads) -> bool:
-        """Whether rows come from chunks of local files alone, and stay as they are."""
+        """Whether rows come from chunks of local files alone, each of them once."""
         are_decoded = all(each.is_decoded_here for each in laid_out.values())
         are_copied = any(some.sizes.size for each in laid_out.values() for some in each.copies)
-        return are_decoded and not (are_copied or reads.are_brought or self._transforms)
+        return are_decoded and not (are_copied or reads.are_brought)
 
     def _first_alone(
         self,
@@ -279,16 +279,20 @@ class Reader:
         """Read the chunks of the first group, and the others while that is used."""
         is_first = np.zeros(bases.size, np.bool_)
         is_first[:: planned.bounds.size - 1] = True  # of each element
-        first_reads, other_reads = divide_reads(reads, is_first)
+        # Values are transformed where they lie: a row that is in chunks of both parts would be
+        # halfway through steps, and what is added up may go through none before.
+        first_reads, other_reads = divide_reads(reads.without_steps(), is_first)
         ascending = first_reads.run(bases, self._decoder).ascending
 
         def groups(which: slice, *, ascending: bool) -> Iterator[Cells]:
             bounds = planned.bounds[which.start : None if which.stop is None else which.stop + 1]
             some = {
-                name: replace(each, groups=each.groups[which]) for name, each in laid_out.items()
+                name: replace(each, groups=each.groups[which], as_stored=None)
+                for name, each in laid_out.items()
             }
             memory = {name: each[which] for name, each in buffers.items()}
             distinct = {} if ascending else self._sorted(some, memory)
+            self._transform(some, memory, distinct)
             own = {name: each.groups for name, each in some.items()}
             return self._groups_of(replace(planned, bounds=bounds), own, memory, distinct)
 
@@ -403,23 +407,7 @@ class Reader:
 
     def densified(self, groups: Iterator[Cells]) -> Iterator[Cells]:
         """Iterate over groups with dense elements, some of them made dense ahead."""
-        return ahead(self._densify, groups, self._dense_threads, self._n_threads)
-
-    def _densify(self, cells: Cells) -> Cells:
-        with self._counters.wall_time(Counter.DENSIFYING):
-            elements = {name: self._dense_rows(name, rows) for name, rows in cells.items()}
-        return Cells(elements, cells.obs, cells.rows)
-
-    def _dense_rows(self, name: str, rows: Any) -> Any:
-        if not isinstance(rows, CsrRows):
-            return rows
-        group = DenseGroup(len(rows.indptr) - 1, (rows.n_vars,), rows.data.dtype)
-        memory = self._pools.dense.acquire(group.n_bytes)
-        dense = group.over(memory)
-        rows.densify_into(dense)
-        if name in self._transforms:
-            self._transforms[name].dense.apply([group.located(memory)])
-        return dense
+        return self._densifier.groups(groups, first_alone=self._rest is not None)
 
 
 def _first_and_rest(first: Iterator[Cells], rest: Future[Iterator[Cells]]) -> Iterator[Cells]:

@@ -16,6 +16,7 @@ import scipy.sparse as sp
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import (
     BlockShuffling,
@@ -83,7 +84,8 @@ def write(path: Path, file: File) -> ad.AnnData:
     if file.format == "zarr":
         with ad.settings.override(zarr_write_format=3), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # anndata's and zarr's own
-            adata.write_zarr(path)
+            with written_at_once(path) as store:
+                adata.write_zarr(store)
     else:
         adata.write_h5ad(path, compression=file.compression)
     return adata

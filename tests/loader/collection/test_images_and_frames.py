@@ -17,6 +17,7 @@ import scipy.sparse as sp
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import (
     BlockShuffling,
@@ -53,7 +54,8 @@ def write(tmp_path_factory) -> Callable[..., Path]:
         if suffix == "zarr":
             with ad.settings.override(zarr_write_format=3), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # anndata's and zarr's own
-                adata.write_zarr(path)
+                with written_at_once(path) as store:
+                    adata.write_zarr(store)
         else:
             adata.write_h5ad(path, compression="gzip" if next(numbers) % 4 > 1 else None)
         return path

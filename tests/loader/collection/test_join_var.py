@@ -15,6 +15,7 @@ import scipy.sparse as sp
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import (
     BlockShuffling,
@@ -74,7 +75,8 @@ def write(path: Path, file: dict[str, Any]) -> ad.AnnData:
     with warnings.catch_warnings(), ad.settings.override(zarr_write_format=3):
         warnings.simplefilter("ignore")  # anndata's and zarr's own
         if file["format"] == "zarr":
-            adata.write_zarr(path)
+            with written_at_once(path) as memory:
+                adata.write_zarr(memory)
         else:
             adata.write_h5ad(path, compression=file["compression"])
             if file["layout"] == "csr" and file["chunks"]:

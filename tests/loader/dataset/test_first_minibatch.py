@@ -1,11 +1,16 @@
 """The first minibatch leaves before chunks that it does not need are decoded."""
 
+import threading
+
 import h5py
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 
 from cellfeed import BlockShuffling, CellDataset, FormatError, open_collection
+from cellfeed._chunks import divide_reads
+from cellfeed.transforms import Log1p, NormalizeTotal, Scale
 
 N_CELLS, BATCH, FACTOR = 400, 16, 10
 CHUNK = 64
@@ -50,6 +55,61 @@ def damage(path, name, chunk):
 def planned(path):
     rows = dataset(path).plan(epoch=0).delivered_rows(0)[0]
     return rows[:BATCH], rows[BATCH:]
+
+
+def dense(X):
+    return (X if X.layout == torch.strided else X.to_dense()).numpy()
+
+
+@pytest.fixture
+def others_wait(monkeypatch):
+    """Let chunks that the first minibatch does not need wait; an event, and whether it came."""
+    may_go_on, waited = threading.Event(), list[bool]()
+
+    class Held:
+        def __init__(self, reads):
+            self.reads = reads
+
+        def run(self, *given):
+            waited.append(may_go_on.wait(60))
+            return self.reads.run(*given)
+
+    def divided(*given):
+        first, others = divide_reads(*given)
+        return first, Held(others)
+
+    monkeypatch.setattr("cellfeed._reading._reader.divide_reads", divided)
+    return may_go_on, waited
+
+
+LOGARITHMS = [NormalizeTotal(100.0), Log1p()]
+CENTRED = [*LOGARITHMS, Scale(np.full(200, 0.5), np.full(200, 2.0))]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dense": True}, {"transform": LOGARITHMS}, {"transform": CENTRED, "dense": True}],
+    ids=["sparse", "dense", "transformed", "dense and transformed"],
+)
+def test_no_other_chunk_is_decoded_before_it(path, matrix, options, others_wait):
+    may_go_on, waited = others_wait
+    first, _ = planned(path)
+    own = dataset(path, num_threads=2, **options)
+    minibatches = iter(own)
+    minibatch = next(minibatches)
+    assert own.statistics().n_chunks == 2 * len(chunks_of(matrix, first))
+    may_go_on.set()
+    found = np.full(matrix.shape, np.nan, np.float32)
+    found[minibatch.rows.numpy()] = dense(minibatch.X)
+    for each in minibatches:
+        found[each.rows.numpy()] = dense(each.X)
+    assert waited == [True]
+    expected = matrix.toarray().astype(np.float64)
+    if "transform" in options:
+        expected = np.log1p(expected / expected.sum(axis=1, keepdims=True) * 100)
+    if options.get("transform") is CENTRED:
+        expected = (expected - 0.5) / 2
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

@@ -2,12 +2,11 @@
 
 import itertools
 import re
-import shutil
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from tests.warm import python as warm
 from torch.utils.data import DataLoader
 
 from cellfeed import CellDataset, DeliveryError, ParameterError, Streaming
@@ -86,6 +85,17 @@ def test_an_error_of_a_worker_is_one_line():
     assert "Original Traceback" in str(caught.value.__cause__)
 
 
+_MOUNT = """
+import ctypes, subprocess, sys
+unshare, name_space = getattr(ctypes.CDLL(None), "unshare", None), 0x00020000
+if unshare is None or unshare(name_space) or any(
+    subprocess.run(["mount", *options], stderr=subprocess.DEVNULL).returncode
+    for options in (["--make-rprivate", "/"],
+                    ["-t", "tmpfs", "-o", "size={megabytes}m", "tmpfs", "/dev/shm"])
+):
+    sys.exit(77)
+"""
+
 _SMALL = """
 import os
 if {is_named}:
@@ -113,15 +123,10 @@ for _ in range(2):
 
 
 def run_with_shared_memory(script, megabytes):
-    alone = ["unshare", "-m", "sh", "-c"]
-    mount = f"mount -t tmpfs -o size={megabytes}m tmpfs /dev/shm"
-    if shutil.which("unshare") is None or run([*alone, mount]).returncode:
+    done = warm.run([sys.executable, "-c", _MOUNT.format(megabytes=megabytes) + script])
+    if done.returncode == 77:
         pytest.skip("a file system in a name space of its own can be mounted by root alone")
-    return run([*alone, f'{mount} && exec "$0" -c "$1"', sys.executable, script])
-
-
-def run(command):
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=500)
+    return done
 
 
 class TestLittleSharedMemory:

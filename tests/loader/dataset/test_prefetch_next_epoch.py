@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import weakref
@@ -20,6 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.sources.expecting import expecting, matrix_of
+from tests.warm import python as warm
 
 from cellfeed import (
     BlockShuffling,
@@ -409,9 +409,7 @@ for minibatch in {what}:
 print("ended", flush=True)
 {end}
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120
-    )
+    done = warm.run([sys.executable, "-c", code], timeout=120)
     is_interrupted = "signal" in end
     assert done.stdout == "ended\n"
     assert done.returncode == (-signal.SIGINT if is_interrupted else 0)

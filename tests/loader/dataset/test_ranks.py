@@ -17,8 +17,8 @@ from tests.warm import python as warm
 from cellfeed import BlockShuffling, CellDataset, ParameterError
 
 N_ROWS, N_RANKS, N_EPOCHS = 101, 2, 2
-# When the data set is made, whose DataLoader it is, and how workers start (which takes seconds
-# where they are not forked).
+# When the data set is made, whose DataLoader it is, and how workers start; what a server forks
+# gets a copy of the data set alone.
 CASES = [
     *(
         f"{made} {kind} {method}"
@@ -26,8 +26,8 @@ CASES = [
         for kind in ("own", "plain")
         for method in ("0", "fork")
     ),
-    "before own spawn",
-    "after plain spawn",
+    "before own forkserver",
+    "after plain forkserver",
 ]
 
 # A rank's script begins with this, and ends by saying what it found.
@@ -109,6 +109,7 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
     return run_ranks(
         tmp_path_factory.mktemp("ranks"),
         """
+        multiprocessing.set_forkserver_preload(["cellfeed._dataset"])
         made = {case: make() for case in sys.argv[3:] if case.startswith("before")}
         join()
         found = {"lengths": {}, "epochs": {}, "ranks": []}

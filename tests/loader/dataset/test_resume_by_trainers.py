@@ -1,5 +1,6 @@
 """Runs that others stop and resume: torchdata, Lightning, and whoever kills a process."""
 
+import functools
 import json
 import sys
 import textwrap
@@ -23,13 +24,19 @@ def _stateful(num_workers: int, **options: Any) -> StatefulDataLoader[Any]:
     return StatefulDataLoader(_dataset(), batch_size=None, num_workers=num_workers, **options)
 
 
+@functools.cache
+def _whole(num_workers: int, **options: Any) -> list[list[int]]:
+    """Four epochs of 23 minibatches."""
+    reference = _stateful(num_workers, **options)
+    return [each.tolist() for _ in range(4) for each in reference]
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
 @pytest.mark.parametrize("n_before", [1, 8, 22, 23, 30, 46])
 def test_the_loader_of_torchdata(num_workers, persistent, n_before):
     """Stopped after so many minibatches of epochs of 23."""
-    reference = _stateful(num_workers, persistent_workers=persistent)
-    whole = [each.tolist() for _ in range(4) for each in reference]
+    whole = _whole(num_workers, persistent_workers=persistent)
     stopped = _stateful(num_workers, persistent_workers=persistent)
     for _ in range(n_before // 23):
         list(stopped)

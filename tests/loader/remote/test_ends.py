@@ -156,8 +156,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [*((kind, "fork") for kind in KINDS), (KINDS[0], "spawn"), (KINDS[-1], "forkserver")],
+)
 def test_other_processes(server, run, tmp_path, kind, method):
     (tmp_path / "script.py").write_text(FORKS)
     process = run(f"{server.url}/{kind}", method)

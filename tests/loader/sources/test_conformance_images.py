@@ -11,6 +11,7 @@ import pytest
 import zarr
 from anndata.io import write_elem
 from hypothesis import strategies as st
+from tests.loader.zarr_stores import written_at_once
 
 from cellfeed.testing import SourceConformance, StoredCase
 
@@ -75,7 +76,8 @@ class TestImages(SourceConformance):
                     write_case(file, case)
             else:
                 zarr_format: Any = int(case.storage.format[-1])
-                write_case(zarr.create_group(path, zarr_format=zarr_format), case)
+                with written_at_once(path) as memory:
+                    write_case(zarr.create_group(memory, zarr_format=zarr_format), case)
             return path
 
         return write

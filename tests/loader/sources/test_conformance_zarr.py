@@ -11,6 +11,7 @@ import pytest
 import zarr
 from anndata.io import write_elem
 from hypothesis import strategies as st
+from tests.loader.zarr_stores import written_at_once
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from cellfeed.testing import SourceConformance, StoredCase
@@ -99,8 +100,12 @@ class TestZarr(SourceConformance):
 
 
 def write_store(path, case):
+    with written_at_once(path) as memory:
+        write_case(zarr.create_group(memory, zarr_format=case.storage.zarr_format), case)
+
+
+def write_case(root, case):
     storage = case.storage
-    root = zarr.create_group(path, zarr_format=storage.zarr_format)
     root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
     with ad.settings.override(allow_write_nullable_strings=True):
         write_elem(root, "obs", case.obs)

@@ -148,7 +148,7 @@ class TestRows:
         direct.load_state_dict(state)
         assert [each.rows.tolist() for each in direct] == expected
 
-    @pytest.mark.parametrize("context", ["fork", "spawn"])
+    @pytest.mark.parametrize("context", ["fork", "forkserver"])
     def test_reach_worker_processes(self, stores, context):
         collection = open_collection(stores / "gzip.h5ad", direct_io=True)
         dataset, _ = minibatches(collection)  # threads are there by then
@@ -319,10 +319,29 @@ class TestRanges:
         assert coming is not None
         assert n_read == [20_480]  # up to the end of the page of the last byte
 
+    def test_take_no_memory_beyond_the_end_of_their_file(self, files, monkeypatch):
+        n_asked, preadv = list[int](), os.preadv
+
+        def counted(descriptor, buffers, offset):
+            n_asked.extend(map(len, buffers))
+            return preadv(descriptor, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", counted)
+        store, contents = DirectFiles(files[0]), files[1]
+        asked = [(1, 0, 50_000), (3, 0, 50_000), (4, 299_000, 50_000), (2, 100_000, 50_000)]
+        found = store.read_ranges(*columns(asked))
+        assert [None if each is None else bytes(each) for each in found] == [
+            contents[file][first : first + n] for file, first, n in asked
+        ]
+        assert sorted(n_asked) == [4096, 8192, 8192]  # whole pages; none beyond the end
+
     def test_of_files_that_are_not_there_are_none(self, tmp_path):
         class Paths(FolderFiles):
             def handles(self, files):
                 return self._addresses(files)
+
+            def sizes(self, files):
+                return np.array([size for size, _ in self._found(files)], np.int64)
 
         (tmp_path / "0").write_bytes(bytes(10))
         store: ByteStore = DirectFiles(Paths(tmp_path, FileNames("0", "1"), 0))

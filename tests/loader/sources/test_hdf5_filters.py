@@ -1,6 +1,7 @@
 """Files that hdf5plugin's filters compress are read in every process, or it is said what to do."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from tests.warm import python as warm
 
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(60, 30)).astype(np.float32)
 OBS = {"plate": pd.Categorical(["a", "b"] * 30), "number": np.arange(60.0)}
 
-# Whoever runs it has not imported hdf5plugin, nor do the workers that it starts.
+# Whoever runs it has imported hdf5plugin by cellfeed alone, and so have the workers it starts.
 LOAD = """
 import json
 import sys
@@ -63,15 +65,22 @@ REMEDY = "which HDF5 reads with hdf5plugin; install it with `pip install hdf5plu
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *map(str, arguments)]
+    return warm.run(command, env=os.environ | {warm.ADDRESS: warm.address()}, timeout=1800)
+
+
+def run_without(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run Python itself: nothing may have imported cellfeed before."""
+    command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
 
 
-@pytest.fixture
-def load(tmp_path):
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
     """Return a function that reads files in a process of its own: rows, or what is said."""
+    folder = tmp_path_factory.mktemp("load")
 
-    def load(paths, *, method="here", before=""):
-        script = tmp_path / "load.py"
+    def load(paths, *, method="here", run=run, before=""):
+        script = folder / "load.py"
         script.write_text(before + LOAD)
         done = run("-W", "error", script, method, *paths)
         assert done.returncode == 0, done.stderr[-3000:]
@@ -127,9 +136,9 @@ class TestInstalled:
         csr, dense = filtered(FILTERS)
         check_rows(load([whole, *csr, *dense]))
 
-    def test_files_are_read_in_spawned_workers(self, whole, filtered, load):
-        (slow,), _ = filtered(["lz4"])
-        check_rows(load([whole, slow], method="spawn"))
+    def test_files_are_read_in_spawned_workers(self, filtered, load):
+        slow, _ = filtered(["lz4"])
+        check_rows(load(slow, method="spawn"))
 
     def test_the_commands_read_them(self, whole, tmp_path):
         arguments = [whole, "--label", "plate", "--output", tmp_path, "--budget", "2"]
@@ -143,24 +152,33 @@ class TestInstalled:
             assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.fixture(scope="module")
+def said_without(whole, filtered, load):
+    """What is said of files that need it, and what is read of others, by one process."""
+    csr, dense = filtered(["lz4", "bitshuffle", "blosc2", "zstd"])
+    _, decoded_here = filtered(["zstd", "blosc"], obs=False)
+    said = load([whole, *csr, *dense, *decoded_here], run=run_without, before=WITHOUT)
+    read = {path: said.pop(path) for path in decoded_here}
+    return said, read
+
+
 class TestNotInstalled:
-    def test_it_is_named(self, whole, filtered, load):
-        csr, dense = filtered(["lz4", "bitshuffle", "blosc2", "zstd"])
-        said = load([whole, *csr, *dense], before=WITHOUT)
-        for path, message in said.items():
+    def test_it_is_named(self, whole, said_without):
+        for path, message in said_without[0].items():
             assert isinstance(message, str), path
             assert message.startswith(f"{path}: `")
             assert message.endswith(REMEDY)
-        assert f"{whole}: `X` is compressed with HDF5 zstd filter (32015), {REMEDY}" == said[whole]
+        named = f"{whole}: `X` is compressed with HDF5 zstd filter (32015), {REMEDY}"
+        assert said_without[0][whole] == named
 
-    def test_values_that_are_decoded_here_do_not_need_it(self, filtered, load):
-        _, dense = filtered(["zstd", "blosc"], obs=False)
-        check_rows(load(dense, before=WITHOUT))
+    def test_values_that_are_decoded_here_do_not_need_it(self, said_without):
+        assert len(said_without[1]) == 2
+        check_rows(said_without[1])
 
     def test_a_command_says_it_in_one_line(self, whole, tmp_path):
         script = tmp_path / "command.py"
         script.write_text(WITHOUT + "from cellfeed._cli import main; main()")
-        done = run(script, "preshuffle", whole, tmp_path / "out.zarr")
+        done = run_without(script, "preshuffle", whole, tmp_path / "out.zarr")
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
         assert done.stderr.endswith(f"{REMEDY}\n")

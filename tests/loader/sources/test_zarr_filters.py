@@ -14,6 +14,7 @@ import zarr
 from anndata.io import write_elem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.loader.zarr_stores import written_at_once
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs.numcodecs import LZ4, AsType, Delta
 
@@ -54,19 +55,23 @@ def as_type(narrow: str, wide: str, zarr_format: int = 3) -> Any:
 
 def write_store(path: Path, matrix: Any, *, zarr_format: Any = 3, **options: Any) -> Path:
     """Write CSR, or a dense matrix; options of each array are given by its name."""
-    root = zarr.create_group(path, zarr_format=zarr_format)
+    with written_at_once(path) as memory:
+        write_matrix(zarr.create_group(memory, zarr_format=zarr_format), matrix, options)
+    return path
+
+
+def write_matrix(root: zarr.Group, matrix: Any, options: dict[str, Any]) -> None:
     root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
     with ad.settings.override(allow_write_nullable_strings=True):
         for name, n in (("obs", matrix.shape[0]), ("var", matrix.shape[1])):
             write_elem(root, name, pd.DataFrame(index=[f"{name}{i}" for i in range(n)]))
     if isinstance(matrix, np.ndarray):
         root.create_array("X", data=matrix, **options["X"])
-        return path
+        return
     group = root.create_group("X")
     group.attrs.update({"encoding-type": "csr_matrix", "shape": list(matrix.shape)})
     for name in ("indptr", "indices", "data"):
         group.create_array(name, data=getattr(matrix, name), **options.get(name, {}))
-    return path
 
 
 @st.composite

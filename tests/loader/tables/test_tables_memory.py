@@ -1,6 +1,5 @@
 import multiprocessing
 import os
-import subprocess
 import sys
 import textwrap
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 
@@ -89,5 +89,6 @@ def test_memory_of_a_process_does_not_grow_with_cells(tmp_path, monkeypatch):
     small, large = (write_rows(tmp_path / f"{n}.h5ad", n) for n in (200_000, 4 << 20))
     open_collection(large).load_tables()  # the first opening, in another process
     script = [sys.executable, "-c", textwrap.dedent(TELL_MEMORY), small, large]
-    told = subprocess.run(script, capture_output=True, text=True, check=True)
+    told = warm.run(script)
+    assert told.returncode == 0, told.stderr
     assert int(told.stdout) < 8 << 20  # the row pointer takes 32 MiB

@@ -23,7 +23,11 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import psutil
 
 from cellfeed import CellfeedError
-from cellfeed_tuner._constants import MEMORY_EVERY_SECONDS
+from cellfeed_tuner._constants import (
+    LOOKING_SHARE,
+    MEMORY_AT_LEAST_EVERY_SECONDS,
+    MEMORY_EVERY_SECONDS,
+)
 from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock, tree_cpu_seconds
 
 __all__ = [
@@ -298,10 +302,12 @@ def _events(
 ) -> Iterator[object]:
     """Yield what the child reports until it ends, and None whenever to look at what it takes."""
     start = looked = time.monotonic()
+    every = MEMORY_EVERY_SECONDS
     while (now := time.monotonic()) < start + limit_seconds and not abandoned():
-        if now > looked + MEMORY_EVERY_SECONDS:
-            looked = now
+        if now > looked + every:
             yield None
+            looked = time.monotonic()
+            every = min(max(every, (looked - now) / LOOKING_SHARE), MEMORY_AT_LEAST_EVERY_SECONDS)
         if not receiver.poll(MEMORY_EVERY_SECONDS):
             continue
         try:

@@ -7,44 +7,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._planning._constants import (
+    ALONE,
+    ANY_SCALE,
+    BY_OTHERS,
+    BY_SIZE,
+    CLOSE,
+    DEPARTURE,
+    ENOUGH_WORLDS,
+    HALVINGS,
+    JITTER,
+    N_WORLDS,
+    NO_WEIGHT,
+    NOISE_WIDTH,
+    NOISES,
+    NOT_AHEAD,
+    OF_SIZES,
+    PRICES,
+    REACH,
+    SERIAL,
+    USUAL_NOISE,
+)
 
 __all__ = ["CostModel", "Geometry", "Observation", "distinct", "draws_of"]
 
-# A priori, a price is 10 to a power between these ends, as often as not; in prices of a cell, what
-# reading and placing one takes once its chunk is there. They cover the recorded grids of
-# bench/grids, beside which they are generous: none was fitted to them.
-_PRICES = {
-    "fetch": (0.5, 3.0),
-    "block": (-1.0, 1.7),
-    "file": (0.0, 2.5),
-    "chunk": (-1.0, 1.5),  # of one row's share
-    "transfer": (-1.0, 1.0),  # from a worker's process, per cell
-    "worker": (-2.0, 0.0),  # what each worker adds to each cell, by standing in the others' way
-}
-# Decades of the share of all reading that workers do not divide.
-_SERIAL = (-2.0, 0.0)
-# Where few fetches make an epoch, the first is not read ahead: at most this much is added to the
-# logarithm of a cost, divided by the fetches of an epoch.
-_NOT_AHEAD = 0.5
-# Standard deviation by which a cost departs from the sum with each doubling of the fetch, since
-# buffers outgrow caches or memory is slow to get.
-_BY_SIZE = 0.1
-# Standard deviation by which it departs otherwise; the share of its variance that neighbours a step
-# of four away do not have in common, and that does not depend on workers; and the distance over
-# which the rest fades, in doublings.
-_DEPARTURE, _ALONE, _OF_SIZES, _REACH = 0.15, 0.25, 0.5, 3.0
-# Standard deviation by which it departs with each combination of other settings, which the sum says
-# nothing of.
-_BY_OTHERS = 0.5
-# What is the same at all configurations: the unit of time.
-_ANY_SCALE = 3.0
-# How many draws of the prices stand for all; how many are enough, as many equally likely ones, and
-# how exactly that is met.
-_N_WORLDS, _SEED, _ENOUGH_WORLDS, _HALVINGS, _NO_WEIGHT = 4000, 0, 200, 8, 1e-6
-_CLOSE, _JITTER = 0.5, 1e-9
-# What the relative spread of looks may be; and what it usually is, with the standard deviation of
-# its logarithm: bench/grids were recorded with spreads of 5 to 28 %.
-_NOISES, _USUAL_NOISE, _NOISE_WIDTH = np.geomspace(0.01, 0.4, 8), 0.08, 0.6
+_SEED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +81,7 @@ def distinct(
     >>> distinct(2, np.array([1.0, 2.0])).tolist()
     [1.0, 1.5]
     """
-    return pieces * -np.expm1(blocks * np.log1p(-np.minimum(touched / pieces, 1 - _JITTER)))
+    return pieces * -np.expm1(blocks * np.log1p(-np.minimum(touched / pieces, 1 - JITTER)))
 
 
 class CostModel:
@@ -125,10 +112,9 @@ class CostModel:
     def __init__(
         self, configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> None:
-        self.configurations = tuple(configurations)
         self._place = {each: number for number, each in enumerate(configurations)}
         self._worlds = self.worlds(configurations, batch_size, geometry)
-        self._departures = _departures(configurations) + _ANY_SCALE**2
+        self._departures = _departures(configurations) + ANY_SCALE**2
 
     @staticmethod
     def worlds(
@@ -160,10 +146,10 @@ class CostModel:
         seen = np.log([each.seconds_per_cell for each in observations.values()])
         errors = np.array([each.error for each in observations.values()])
         apart = self._departures[:, rows]
-        known = apart[rows] + np.diag(errors**2 + _JITTER)
+        known = apart[rows] + np.diag(errors**2 + JITTER)
         misfit = _misfit(known, seen - self._worlds[:, rows])
         share, weights = _weights(misfit)
-        kept = weights > _NO_WEIGHT * weights.max()
+        kept = weights > NO_WEIGHT * weights.max()
         mean = weights[kept] @ self._worlds[kept]
         roots = np.sqrt(weights[kept])[:, None] * (self._worlds[kept] - mean)
         covariance: NDArray[np.float64] = roots.T @ roots
@@ -195,26 +181,18 @@ class CostModel:
         freedom = int((numbers - 1).sum())
         apart = np.array([each.mean() for each in logs]) - self._worlds[:, rows]
         near = self._departures[np.ix_(rows, rows)]
-        scores = np.empty(_NOISES.size)
-        for number, noise in enumerate(_NOISES):
-            known = near + np.diag(noise**2 / numbers + _JITTER)
+        noises = np.geomspace(*NOISES)
+        scores = np.empty(noises.size)
+        for number, noise in enumerate(noises):
+            known = near + np.diag(noise**2 / numbers + JITTER)
             scores[number] = np.logaddexp.reduce(-0.5 * _misfit(known, apart)) - 0.5 * (
                 np.linalg.slogdet(known)[1]
                 + within / noise**2
                 + 2 * freedom * np.log(noise)
-                + (np.log(noise / _USUAL_NOISE) / _NOISE_WIDTH) ** 2
+                + (np.log(noise / USUAL_NOISE) / NOISE_WIDTH) ** 2
             )
         weights = np.exp(scores - scores.max())
-        return float(np.sqrt(weights @ _NOISES**2 / weights.sum()))
-
-    def draw(
-        self,
-        observations: Mapping[Configuration, Observation],
-        n_draws: int,
-        rng: np.random.Generator,
-    ) -> NDArray[np.float64]:
-        """Return equally likely logarithms of costs, shape (n_draws, n_configurations)."""
-        return draws_of(*self.posterior(observations), n_draws, rng)
+        return float(np.sqrt(weights @ noises**2 / weights.sum()))
 
 
 def _misfit(known: NDArray[np.float64], apart: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -234,11 +212,11 @@ def _weights(misfit: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         return found
 
     least, most = 0.0, 1.0
-    if 1 / (weights_at(most) ** 2).sum() >= _ENOUGH_WORLDS:
+    if 1 / (weights_at(most) ** 2).sum() >= ENOUGH_WORLDS:
         return most, weights_at(most)
-    for _ in range(_HALVINGS):
+    for _ in range(HALVINGS):
         middle = (least + most) / 2
-        is_enough = 1 / (weights_at(middle) ** 2).sum() >= _ENOUGH_WORLDS
+        is_enough = 1 / (weights_at(middle) ** 2).sum() >= ENOUGH_WORLDS
         least, most = (middle, most) if is_enough else (least, middle)
     return least, weights_at(least)
 
@@ -261,7 +239,7 @@ def _worlds(
 ) -> NDArray[np.float64]:
     """Return logarithms of costs at prices drawn at random, shape (n_worlds, n_configurations)."""
     rng = np.random.default_rng(_SEED)
-    prices = {name: _decades(rng, ends) for name, ends in _PRICES.items()}
+    prices = {name: _decades(rng, ends) for name, ends in PRICES.items()}
     block = np.array([each.block_size for each in configurations], dtype=np.float64)
     workers = np.array([each.num_workers for each in configurations], dtype=np.float64)
     cells = batch_size * np.array([each.fetch_factor for each in configurations], dtype=np.float64)
@@ -274,21 +252,21 @@ def _worlds(
         chunks = max(1.0, geometry.n_cells / rows)
         touched = 1 + (np.minimum(block, cells) - 1) / rows
         fetch = fetch + prices["chunk"] * max(1.0, rows) * distinct(chunks, blocks, touched)
-    serial = _decades(rng, _SERIAL)
+    serial = _decades(rng, SERIAL)
     divided = serial + (1 - serial) / np.maximum(1.0, workers)
     by_workers = (workers > 0) * prices["transfer"] + workers * prices["worker"]
     logs = np.log(fetch / cells * divided + by_workers)
     if geometry.n_cells is not None:
         n_fetches = np.maximum(1.0, geometry.n_cells // cells)
-        logs = logs + _NOT_AHEAD * rng.random((_N_WORLDS, 1)) / n_fetches
-    found: NDArray[np.float64] = logs + _BY_SIZE * rng.standard_normal((_N_WORLDS, 1)) * np.log2(
+        logs = logs + NOT_AHEAD * rng.random((N_WORLDS, 1)) / n_fetches
+    found: NDArray[np.float64] = logs + BY_SIZE * rng.standard_normal((N_WORLDS, 1)) * np.log2(
         cells
     )
     return found
 
 
 def _decades(rng: np.random.Generator, ends: tuple[float, float]) -> NDArray[np.float64]:
-    draws: NDArray[np.float64] = 10 ** rng.uniform(*ends, (_N_WORLDS, 1))
+    draws: NDArray[np.float64] = 10 ** rng.uniform(*ends, (N_WORLDS, 1))
     return draws
 
 
@@ -298,18 +276,18 @@ def _departures(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
     workers = 2 * np.log2([1 + each.num_workers for each in configurations])
     by_sizes = np.linalg.norm((sizes[:, None] - sizes[None]).reshape(*2 * workers.shape, 2), axis=2)
     by_all = np.hypot(by_sizes, workers[:, None] - workers[None])
-    shares = (1 - _ALONE - _OF_SIZES, _OF_SIZES, _ALONE)
-    parts = (_fading(by_all), _fading(by_sizes), np.exp(-((by_all / _CLOSE) ** 2)))
+    shares = (1 - ALONE - OF_SIZES, OF_SIZES, ALONE)
+    parts = (_fading(by_all), _fading(by_sizes), np.exp(-((by_all / CLOSE) ** 2)))
     departures = sum(share * part for share, part in zip(shares, parts, strict=True))
     others = [tuple(each.others.items()) for each in configurations]
     number_of = {each: number for number, each in enumerate(dict.fromkeys(others))}
     numbers = np.array([number_of[each] for each in others])
     by_others = -(numbers[:, None] != numbers).astype(np.float64)  # up to a constant
-    covariance: NDArray[np.float64] = _DEPARTURE**2 * departures + _BY_OTHERS**2 * by_others
+    covariance: NDArray[np.float64] = DEPARTURE**2 * departures + BY_OTHERS**2 * by_others
     return covariance
 
 
 def _fading(distances: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how alike departures are at such distances, 0 to 1."""
-    alike: NDArray[np.float64] = (1 + distances / _REACH) * np.exp(-distances / _REACH)
+    alike: NDArray[np.float64] = (1 + distances / REACH) * np.exp(-distances / REACH)
     return alike

@@ -7,21 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._planning._constants import (
+    DOUBTED_GAIN,
+    LEAST_CHANCE,
+    MOST_DRAWN,
+    N_DRAWS,
+    OPTIMISM,
+)
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation, draws_of
 from cellfeed_tuner._planning._goal import Goal
 
-__all__ = ["LEAST_CHANCE", "Posterior"]
-
-LEAST_CHANCE = 0.05
-"""Below this probability of being the best, something is out of the race."""
-
-# Equally likely worlds; and of how many configurations they are drawn, the most promising ones.
-_N_DRAWS, _MOST_DRAWN = 512, 128
-# Quantile of the difference to the leader, that of one standard deviation.
-_OPTIMISM = 0.84
-# What a single look puts out of the race is looked at again where, without that look, so large a
-# gain over the best was expected.
-_DOUBTED_GAIN = 0.05
+__all__ = ["Posterior"]
 
 
 class Posterior:
@@ -142,7 +138,7 @@ class Posterior:
     ) -> Configuration | None:
         """Return what may surpass the leader by most: in one world of six, by more than that."""
         values = self._drawn()
-        ahead = np.quantile(values - values[:, [self._place[leader]]], _OPTIMISM, axis=0)
+        ahead = np.quantile(values - values[:, [self._place[leader]]], OPTIMISM, axis=0)
         return max(among, key=lambda each: ahead[self._place[each]], default=None)
 
     def chances(self) -> dict[Configuration, float]:
@@ -169,7 +165,7 @@ class Posterior:
                 continue
             self._trusted.add(each)
             others = {one: looks for one, looks in self._looks.items() if one != each}
-            if others and self._gain_over(others, each) >= _DOUBTED_GAIN:
+            if others and self._gain_over(others, each) >= DOUBTED_GAIN:
                 return each
         return None
 
@@ -180,8 +176,8 @@ class Posterior:
         mean, covariance = self._model.posterior(self._observations(others))
         places = [self._place[each] for each in [*others, configuration]]
         rng = np.random.default_rng((self._seed, self._n_told))
-        logs = np.tile(mean, (_N_DRAWS, 1))
-        logs[:, places] = draws_of(mean[places], covariance[np.ix_(places, places)], _N_DRAWS, rng)
+        logs = np.tile(mean, (N_DRAWS, 1))
+        logs[:, places] = draws_of(mean[places], covariance[np.ix_(places, places)], N_DRAWS, rng)
         values = self._goal(-logs)[:, places]
         gains = values[:, -1] - values[:, :-1].max(axis=1)
         return float(np.maximum(0.0, gains).mean())
@@ -213,9 +209,9 @@ class Posterior:
             mean, covariance = self._known()
             rng = np.random.default_rng((self._seed, self._n_told))
             promising = self._goal(-mean + 2 * np.sqrt(np.maximum(0.0, covariance.diagonal())))
-            drawn = np.argsort(-promising, kind="stable")[:_MOST_DRAWN]
-            logs = np.tile(mean, (_N_DRAWS, 1))
-            logs[:, drawn] = draws_of(mean[drawn], covariance[np.ix_(drawn, drawn)], _N_DRAWS, rng)
+            drawn = np.argsort(-promising, kind="stable")[:MOST_DRAWN]
+            logs = np.tile(mean, (N_DRAWS, 1))
+            logs[:, drawn] = draws_of(mean[drawn], covariance[np.ix_(drawn, drawn)], N_DRAWS, rng)
             self._values = self._goal(-logs)
         return self._values
 

@@ -11,8 +11,16 @@ from cellfeed_tuner._defaults import DEFAULT_SAMPLER
 from cellfeed_tuner._history._recall import Earlier, Recollection
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS, Measurement
 from cellfeed_tuner._planning._around import around, best_mixed, ends
+from cellfeed_tuner._planning._constants import (
+    FIRST_LOOKS,
+    KNOWN,
+    LEAST_CHANCE,
+    MOST_REPLAYED,
+    SLACK_SECONDS,
+    SURVEY_UNTIL,
+)
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry
-from cellfeed_tuner._planning._posterior import LEAST_CHANCE, Posterior
+from cellfeed_tuner._planning._posterior import Posterior
 from cellfeed_tuner._planning._recommend import Choice, choose
 from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._planning._turns import LEAST_TURNS, Turns
@@ -32,16 +40,6 @@ if TYPE_CHECKING:  # they load Optuna
 
 __all__ = ["Search"]
 
-# How many are looked at before any is compared.
-_FEW = 4
-# Where the error of what leads is below this share of that of another, only the other is looked at.
-_KNOWN = 0.7
-# Beyond what should suffice for a loop with a training step, before it is stopped.
-_SLACK_SECONDS = 5.0
-# Until when what comes nearest to being feasible is measured, where nothing is.
-_SURVEY_UNTIL = 0.8
-# Pairs of sizes of a large space that are replayed where nothing known mixes well enough.
-_MOST_REPLAYED = 6
 _OUT_OF_BUDGET: tuple[Status, str] = ("out of budget", "")
 _MAY_RUN = {"too slow", "below entropy floor", "out of budget"}
 _BELOW_FLOOR: tuple[Status, str] = ("below entropy floor", "")
@@ -147,7 +145,7 @@ class Search:
         mixes = self.requirements.mixes
         for each in sorted(rest, key=lambda each: (not mixes(each), self._durations.of(each))):
             is_first = not len(self.measurements)  # however little time there is
-            if is_first or self._durations.of(each) <= self._budget.left_until(_SURVEY_UNTIL):
+            if is_first or self._durations.of(each) <= self._budget.left_until(SURVEY_UNTIL):
                 self._look(each, LEAST_ROUNDS)
 
     def choose(self, results: Sequence[ConfigurationResult]) -> Choice | None:
@@ -170,7 +168,7 @@ class Search:
         least_rounds = min(LEAST_ROUNDS, int(rounds) - 1)
         if step is None or least_rounds < 1:
             return None
-        limit = 2 * left + _SLACK_SECONDS
+        limit = 2 * left + SLACK_SECONDS
         found = self.measurements.timed(
             configuration, least_rounds=least_rounds, step_seconds=step, limit_seconds=limit
         )
@@ -211,14 +209,14 @@ class Search:
         )
         if not candidates and self.space is not None:
             most = [each for each in best_mixed(self.space) if not requirements.obstacle(each)]
-            self._add(most[:_MOST_REPLAYED])
+            self._add(most[:MOST_REPLAYED])
         is_stepped = requirements.constraints.step_seconds is not None
         self._durations = Durations(self._posterior, self.measurements, is_stepped=is_stepped)
         self._trials = Trials(
             [*self._not_timed, *(ends(self.space) if self.space else ())],
             sampler=self.sampler,
             posterior=self._posterior,
-            n_first=_FEW,
+            n_first=FIRST_LOOKS,
             is_race=requirements.constraints.need_cells_per_second is None,
             seed=self.measurements.seed,
         )
@@ -287,12 +285,12 @@ class Search:
 
     def _first_look(self) -> Configuration | None:
         """Return what to look at before anything is compared; None when that was done."""
-        if len(self.measurements) >= _FEW:
+        if len(self.measurements) >= FIRST_LOOKS:
             return None
         new = [each for each in self._posterior.candidates if self._durations.affords_first(each)]
         # Whether workers help is what is known least: the last has some, unless another has.
         other_way = not any(each.num_workers for each in self.measurements)
-        is_last = len(self.measurements) == _FEW - 1
+        is_last = len(self.measurements) == FIRST_LOOKS - 1
         others = [each for each in new if is_last and bool(each.num_workers) == other_way]
         first = self.recollection.first_probes(self._posterior.candidates)
         new = [each for each in first if each in new][:1] or others or new
@@ -315,7 +313,7 @@ class Search:
         other = self._posterior.challenger(leader, rest)
         if other is None:
             return [leader]
-        is_known = self._posterior.error(leader) < _KNOWN * self._posterior.error(other)
+        is_known = self._posterior.error(leader) < KNOWN * self._posterior.error(other)
         if other not in self._trials:
             other = self._trials.propose(new)
         # A leader that is known well needs no look beside what is not.
@@ -389,7 +387,7 @@ class Search:
 
     def _widen(self) -> None:
         """Take in what is around the likeliest best of a space that is not listed."""
-        if self.space is None or self.is_short or len(self.measurements) < _FEW:
+        if self.space is None or self.is_short or len(self.measurements) < FIRST_LOOKS:
             return
         likeliest = next(iter(self._posterior.chances()), None)
         if likeliest is not None:

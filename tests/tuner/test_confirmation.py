@@ -1,0 +1,110 @@
+"""What is clear is measured once more, and what that shows counts."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate
+from cellfeed_tuner._measuring._measuring_process import Outcome
+from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
+from cellfeed_tuner._planning._cost_model import Geometry
+from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._searching._time_budget import TimeBudget
+
+BATCH_SIZE, BUDGET = 64, 600.0
+GRID = [Configuration(block_size=b, fetch_factor=f) for b in (4, 16, 64) for f in (16, 64)]
+MIXED = EntropyBits(
+    measured=None,
+    expected=Estimate(3.0, 3.0, 3.0),
+    homogeneous=3.0,
+    lower_bound=0.0,
+    upper_bound=3.0,
+    random=3.0,
+)
+
+
+def true_seconds_per_cell(each):
+    return 1e-4 * (1 + 4 / each.block_size + 4 / each.fetch_factor)
+
+
+@dataclass
+class TurningMachine:
+    """One configuration becomes slower with a certain look, and stays so."""
+
+    turns_slow: Configuration | None = None
+    at_look: int = 0
+    slower: float = 3.0
+    now: float = 0.0
+    asked: list[Configuration] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
+        each = request.configuration
+        is_slow = each == self.turns_slow and len(self.asked) >= self.at_look
+        self.asked.append(each)
+        seconds = each.minibatches_per_round * BATCH_SIZE * true_seconds_per_cell(each)
+        seconds *= self.slower if is_slow else 1.0
+        n_rounds = 1 + max(request.least_rounds, int(request.seconds / seconds))
+        self.now += 1.0 + n_rounds * seconds
+        rounds = [Round(seconds, number > 0, 0.0, None) for number in range(n_rounds)]
+        return Outcome(events=(Started(0.0, 0.0, 0), *rounds), peak_memory_bytes=100, failure=None)
+
+
+def chosen_on(machine):
+    search = Search(
+        measurements=Measurements(
+            process=machine,
+            labels=["plate"],
+            batch_size=BATCH_SIZE,
+            cache="cold",
+            seed=0,
+            budget=TimeBudget(BUDGET, machine.clock),
+        ),
+        requirements=Requirements(
+            n_cells=10**6,
+            row_bytes=100.0,
+            batch_size=BATCH_SIZE,
+            constraints=Constraints(
+                entropy_floor=0.95, memory_bytes=10**9, need_cells_per_second=None
+            ),
+            entropies={each.plan_settings: {"plate": MIXED} for each in GRID},
+        ),
+        geometry=Geometry(),
+    )
+    search.run(GRID)
+    choice = search.choose(search.results(GRID))
+    assert choice is not None
+    return choice.result.configuration
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """The choice, and how many looks it took."""
+    machine = TurningMachine()
+    chosen = chosen_on(machine)
+    assert chosen == min(GRID, key=true_seconds_per_cell)
+    assert machine.asked[-1] == chosen or machine.asked[-2] == chosen
+    return chosen, len(machine.asked)
+
+
+@pytest.mark.parametrize("slower", [2.0, 3.0])
+def test_a_confirmation_that_contradicts_the_race_opens_the_choice_again(undisturbed, slower):
+    """All is as before until the last turn, in which the choice is far slower than it was."""
+    chosen, n_looks = undisturbed
+    machine = TurningMachine(turns_slow=chosen, at_look=n_looks - 2, slower=slower)
+    found = chosen_on(machine)
+    assert len(machine.asked) > n_looks
+    assert found != chosen
+    rest = [each for each in GRID if each != chosen]
+    assert true_seconds_per_cell(found) <= 1.05 * min(map(true_seconds_per_cell, rest))
+
+
+def test_a_confirmation_that_agrees_ends_the_search(undisturbed):
+    chosen, n_looks = undisturbed
+    machine = TurningMachine(turns_slow=chosen, at_look=n_looks - 2, slower=1.0)
+    assert chosen_on(machine) == chosen
+    assert len(machine.asked) == n_looks
