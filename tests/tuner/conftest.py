@@ -26,6 +26,7 @@ from cellfeed_tuner import (
     Recommended,
     Rival,
     StorageOrder,
+    Verdict,
 )
 from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
@@ -138,6 +139,12 @@ DATASET = Dataset(
     stored_bytes_per_cell=5_000.0, rows_per_chunk=4.4, label="plate", n_labels=14, n_missing=3,
     label_entropy_bits=3.78, batch_size=64,
 )  # fmt: skip
+SENTENCES = {
+    "inside": "Measured as the plan gives.",
+    "outside": "Measured as planned, outside the paper's bounds.",
+    "assumptions": "Theory does not apply, since there are few blocks.",
+    "loader": "THE LOADER IS WRONG: measured something else.",
+}
 
 
 def entropy(share, *, measured=True):
@@ -152,7 +159,7 @@ def entropy(share, *, measured=True):
     )
 
 
-def timed(block_size, fetch_factor, num_workers, speed, share):
+def timed(block_size, fetch_factor, num_workers, speed, share, kind="inside"):
     return ConfigurationResult(
         configuration=Configuration(
             block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers
@@ -164,6 +171,9 @@ def timed(block_size, fetch_factor, num_workers, speed, share):
         peak_memory_bytes=400_000_000,
         worker_start_seconds=0.1,
         first_minibatch_seconds=0.2,
+        verdict=Verdict(
+            kind=kind, bits=0.0, error_bits=0.01, assumptions=(), sentence=SENTENCES[kind]
+        ),
     )
 
 
@@ -180,12 +190,12 @@ def untimed(block_size, fetch_factor, num_workers, status, share, note=""):
 
 GRID = (
     timed(4, 4, 0, 2_000.0, 0.97),
-    timed(4, 4, 1, 3_000.0, 0.97),
+    timed(4, 4, 1, 3_000.0, 0.97, "outside"),
     timed(4, 64, 0, 1_500.0, 1.0),
     untimed(4, 64, 1, "over memory", 1.0, "its buffers alone take 9,000 MB"),
     untimed(64, 4, 0, "below entropy floor", 0.5),
     untimed(64, 4, 1, "failed", 0.5, "no workers here"),
-    timed(64, 64, 0, 9_000.0, 0.96),
+    timed(64, 64, 0, 9_000.0, 0.96, "assumptions"),
     timed(64, 64, 1, 8_000.0, 0.96),
     timed(1024, 4, 0, 12_000.0, 0.2),
     untimed(1024, 4, 1, "out of budget", 0.2),
@@ -236,7 +246,7 @@ def with_a_further_label(each):
     )
     return replace(
         each,
-        further_labels={"cell_line": LabelResult(entropy_bits=second)},
+        further_labels={"cell_line": LabelResult(entropy_bits=second, verdict=each.verdict)},
         conditional_entropy_bits=within,
     )
 
@@ -271,7 +281,7 @@ OF_RANGES = replace(
         timed(1, 1, 0, 1_800.0, 1.0),
         timed(22, 288, 3, 6_000.0, 0.99),
         *(timed(64 + size, 64, 0, 9_000.0 - 9 * size, 0.96) for size in range(0, 96, 8)),
-        timed(176, 208, 11, 7_000.0, 0.955),
+        timed(176, 208, 11, 7_000.0, 0.955, "outside"),
     ),
     ranges=Ranges(
         block_sizes=(1, 4096),
@@ -285,7 +295,9 @@ OF_RANGES = replace(
 
 def with_too_few_rounds(each):
     bits = replace(each.entropy_bits, measured=Estimate(3.0, -np.inf, np.inf))
-    return replace(each, status="not enough samples", cells_per_second=None, entropy_bits=bits)
+    return replace(
+        each, status="not enough samples", cells_per_second=None, verdict=None, entropy_bits=bits
+    )
 
 
 FROM_A_SERVER = replace(
@@ -358,7 +370,7 @@ RESULTS = {
     ),
     "wrong loader": replace(
         RECOMMENDED,
-        configurations=(replace(GRID[0], fault="minibatch 0 has plate p3"), *GRID[1:]),
+        configurations=(timed(4, 4, 0, 2_000.0, 0.97, "loader"), *GRID[1:]),
         recommended=None,
         loader_fault="block size 4, fetch factor 4, 0 workers: minibatch 0 has plate p3",
     ),

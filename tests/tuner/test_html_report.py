@@ -79,7 +79,10 @@ def html_of(result_of):
 def test_every_section_is_there_for_results_of_every_kind(any_kind, any_result, html_of):
     page = Page(html_of(any_kind))
     is_grid = any_result.ranges is None
-    optional = {"code": any_result.recommended, "grid": is_grid, "bounds": is_grid}
+    is_judged = any(each.verdict for each in any_result.configurations)
+    optional = {
+        "code": any_result.recommended, "grid": is_grid, "bounds": is_grid or is_judged,
+    }  # fmt: skip
     wanted = [name for name in SECTIONS if optional.get(name, True)]
     assert [name for name in page.values("id") if name in SECTIONS] == wanted
     assert all(page.texts[name].strip() for name in wanted)
@@ -95,6 +98,7 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
     assert "It is the fastest of the 4 measured" in said
     assert "throughput, measured in turns with its rivals8,800 [8,500, 9,100] cells/s" in said
     assert "3.456 bits, 96.0% of random sampling's" in said
+    assert "Theory does not apply, since there are few blocks." in said
     assert "1 x not timed (budget exhausted)" in said
 
 
@@ -110,9 +114,12 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
         ("nothing feasible", "conditions", "at least 50,000 cells/s"),
         ("not enough samples", "recommendation", "None could be timed: "),
         ("not enough samples", "trade-off", "No throughput could be measured"),
+        ("not enough samples", "bounds", "No measured configuration could be judged"),
         ("not enough samples", "conditions", "storage ordernot checked"),
         ("wrong loader", "recommendation", "0 workers: minibatch 0 has plate p3; please"),
-        ("wrong loader", "configurations", "minibatch 0 has plate p3"),
+        ("wrong loader", "bounds", "1 loader: not as planned"),
+        ("wrong loader", "configurations", "THE LOADER IS WRONG: measured something else."),
+        ("recommended", "bounds", "4 inside: as planned"),
         ("recommended", "conditions", "cold, dropped before each epoch"),
         ("recommended", "conditions", "The files are not shuffled"),
         ("recommended", "conditions", "torchnot installed"),
@@ -120,12 +127,14 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
         ("several labels", "<title>", "mixed by plate and cell_line"),
         ("several labels", "recommendation", "cell_line: 3.421 bits, 95.0% of random sampling's"),
         ("several labels", "recommendation", "plate within drug: 0.800 bits, 88.9% of random"),
+        ("several labels", "recommendation", "cell_line: Theory does not apply"),
         ("several labels", "trade-off", "entropy of the label mixed least"),
         ("several labels", "bounds", "Label plate."),
         ("several labels", "configurations", "cell_line: share of random"),
         ("several labels", "configurations", "plate within drug: expected bits"),
         ("several labels", "conditions", "labelcell_linevalues50, 5.600 bitswithout label7 cells"),
         ("ranges", "recommendation", "Of 35,651,584 configurations (block size 1 to 4,096,"),
+        ("ranges", "bounds", "14 inside: as planned"),
         ("warm", "conditions", "warm, all files read beforehand"),
         ("recommended", "bottleneck", "Not known: there is no recommendation"),
         ("explained", "bottleneck", "Clearly bound by decompression: it takes 80.0 [72.0, 88.0]"),
@@ -154,6 +163,7 @@ def test_each_configuration_says_what_became_of_it(result_of, html_of):
     for each in result.configurations:
         assert "recommended" if each == result.chosen else status_in_words(each) in table
         assert each.note in table
+        assert each.verdict is None or each.verdict.sentence in table
 
 
 def test_the_code_is_there_as_it_is_pasted(html_of):

@@ -86,6 +86,14 @@ def test_what_rests_on_few_rounds_is_marked(result_of):
         assert ("few rounds" in [text.get_text() for text in legend.get_texts()]) == named
 
 
+def test_verdicts_are_told_apart(result_of):
+    figure = plots.bounds_figure(result_of("wrong loader"))
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    kinds = ("inside", "outside", "assumptions", "loader")
+    assert names[-4:] == [f"measured, verdict: {kind}" for kind in kinds]
+
+
 def test_many_block_sizes_take_several_rows(result_of):
     result = result_of("recommended")
     grid = [

@@ -226,6 +226,7 @@ class TestResult:
         assert {each.configuration.block_size for each in result.configurations} == {4}
         assert result.chosen is not None
         assert result.chosen.entropy_bits.homogeneous is None
+        assert result.chosen.verdict is None
         dataset = CellDataset.from_autotune(collection, result, seed=0)
         assert isinstance(dataset.strategy, GroupedSampling)
         assert (dataset.strategy.set_size, dataset.strategy.block_size) == (8, 4)

@@ -83,11 +83,12 @@ def test_nothing_is_recommended(name, small_collection, tmp_path, monkeypatch, w
     (result,) = results
     assert result.recommended is None
     assert result.nearest is None
-    fault = result.loader_fault
+    fault, verdict = result.loader_fault, result.configurations[0].verdict
     assert fault is not None
     assert fault.startswith(str(CONFIGURATION))
     assert WRONG[name] in fault
-    assert fault == f"{CONFIGURATION}: {result.configurations[0].fault}"
+    assert verdict is not None
+    assert verdict.kind == "loader"
 
     said = " ".join(printed.stdout.split())
     assert said.startswith("THE LOADER IS WRONG")

@@ -42,6 +42,7 @@ if typing.TYPE_CHECKING:
         Rival,
     )
     from cellfeed_tuner._subject._tunable import Tunable
+    from cellfeed_tuner._verdicts._verdict import Verdict
 
 # Modules by what they have; imported when it is asked for, as is said above to type checkers.
 _MODULE_OF = {
@@ -70,6 +71,7 @@ _MODULE_OF = {
         "_results._dataset": "Dataset LabelCensus",
         "_results._recommended": "Constraints Nearest PrefetchResult Recommended Rival",
         "_subject._tunable": "Tunable",
+        "_verdicts._verdict": "Verdict",
     }.items()
     for name in names.split()
 }
@@ -78,11 +80,11 @@ _MODULES = ("plots", "theory")
 __all__ = [
     "AutotuneInterrupted", "AutotuneResult", "Bottleneck", "Busy", "Conditional",
     "ConditionalEntropyBits", "Configuration", "ConfigurationResult", "Constraints", "Dataset",
-    "Earlier", "EntropyBits", "Estimate", "LabelCensus", "LabelEntropy", "LabelResult", "Machine",
-    "Measurement", "Nearest", "PrefetchResult", "Ranges", "Ranks", "Recommended", "Rival", "Stage",
-    "StageModel", "StorageAdvice", "StorageOrder", "StrategyEntropy", "Tunable", "autotune",
-    "describe_machine", "epochs_until_paid", "label_entropy", "measure", "minibatch_entropies",
-    "plots", "strategy_entropy", "theory",
+    "Earlier", "EntropyBits", "Estimate", "LabelCensus", "LabelEntropy", "LabelResult",
+    "Machine", "Measurement", "Nearest", "PrefetchResult", "Ranges", "Ranks", "Recommended",
+    "Rival", "Stage", "StageModel", "StorageAdvice", "StorageOrder", "StrategyEntropy",
+    "Tunable", "Verdict", "autotune", "describe_machine", "epochs_until_paid", "label_entropy",
+    "measure", "minibatch_entropies", "plots", "strategy_entropy", "theory",
 ]  # fmt: skip
 
 if not typing.TYPE_CHECKING:

@@ -14,9 +14,9 @@ __all__ = [
     "LEAST_SPEEDUP", "LEAST_THROUGHPUT_SHARE", "LIKELY", "LIMIT_TIMES", "LONG_EPOCH",
     "LOOKING_SHARE", "MANY_BATCHES", "MAY_DRIFT", "MEMORY_AT_LEAST_EVERY_SECONDS",
     "MEMORY_EVERY_SECONDS", "MIXING_ROWS", "MIXING_ROWS_OF_SETS", "MOST_ACCOUNTED",
-    "MOST_DRAWS", "MOST_EPOCHS", "MOST_FIRST", "MOST_MIXING_ROWS", "MOST_ROUNDS",
-    "MOST_START_SECONDS", "MUCH_SPREAD", "MUST_NOT_DRIFT", "N_ANCHORED_RIVALS", "N_RESAMPLES",
-    "PREFETCH_SHARE", "PRESHUFFLE_OVERHEAD", "SAME_BUDGET", "SLICE_SECONDS",
+    "MOST_DRAWS", "MOST_EPOCHS", "MOST_FIRST", "MOST_IN_BLOCKS", "MOST_MIXING_ROWS",
+    "MOST_ROUNDS", "MOST_START_SECONDS", "MUCH_SPREAD", "MUST_NOT_DRIFT", "N_ANCHORED_RIVALS",
+    "N_RESAMPLES", "PREFETCH_SHARE", "PRESHUFFLE_OVERHEAD", "SAME_BUDGET", "SLICE_SECONDS",
     "STEP_LEAST_ROUNDS", "STEP_SECONDS", "STRAY_PAGES", "SURE", "USUAL_FREEDOM", "USUAL_SPREAD",
     "WARM_SHARE_OF_MEMORY", "WRITING_SECONDS",
 ]  # fmt: skip
@@ -83,6 +83,8 @@ EPOCHS_OF_ENDS, MOST_EPOCHS = 16, 256
 small one, at most. Chosen."""
 MOST_DRAWS = 1 << 22
 """Draws of an epoch that stand for all of them. Chosen: frequencies are then known to 0.05 %."""
+MOST_IN_BLOCKS = 1 << 18
+"""Rows of an epoch that show how labels lie in its blocks. Chosen: thousands of usual blocks."""
 LEAST_CELLS_PER_LABEL, LEAST_CELLS_PER_FRACTION = 2, 10
 """Cells of a value, on average, without which values are no labels but an identity; and, of
 fractions, without which they are a quantity. Chosen."""
@@ -95,8 +97,9 @@ USUAL_SPREAD, USUAL_FREEDOM = 0.05, 2.0
 """How much replicates differ on a machine that does little else, and the degrees of freedom that
 this is worth. Chosen: looks at one configuration soon outweigh it."""
 BEYOND_CHANCE = -NormalDist().inv_cdf(0.5e-4)
-"""Standard errors that a difference must exceed before files are said not to be shuffled. Chosen:
-chance does that once in 10,000 times."""
+"""Standard errors that a difference must exceed before anything is said to be wrong. Chosen: chance
+does that once in 10,000 times, so that about 1 % of grids of 100 configurations get a false
+alarm."""
 
 # Why
 

@@ -119,11 +119,11 @@ class LoaderMixing:
         """Return None: storage order is known of cellfeed's own plans only."""
         return None
 
-    def with_entropies(
-        self, result: ConfigurationResult, within: Estimate | None
+    def judged(
+        self, result: ConfigurationResult, fault: str | None, within: Estimate | None
     ) -> ConfigurationResult:
         """Return a result with what is known of its entropy by now; nothing is 0 to random's."""
-        del within  # of cellfeed's own
+        del fault, within  # of cellfeed's own
         settings = result.configuration.plan_settings
         found = dict(self[settings])
         if self._known(settings) is None:

@@ -29,6 +29,8 @@ from cellfeed_tuner._results._configuration_result import (
     EntropyBits,
 )
 from cellfeed_tuner._results._recommended import least_share
+from cellfeed_tuner._verdicts._judge import Judge
+from cellfeed_tuner._verdicts._verdict import Verdict, convicted
 
 __all__ = ["Label", "Mixing"]
 
@@ -111,7 +113,7 @@ _Replayed = Mapping[str | _RandomOf | None, LabelEntropy]
 
 
 class Mixing:
-    """Replays plans over labels.
+    """Replays plans over labels, and holds what is measured against that.
 
     A plan is replayed when something of it is asked for first: for a whole grid by `replay`, with
     its progress, or one by one.
@@ -173,6 +175,7 @@ class Mixing:
         self._random, self._random_within = self._random_bits(drawn_rows)
         self._replayed = cache(self._replayed_until_clear)
         self._entropies = cache(self._entropies_of)
+        self._selected, self._judges = selected, cache(self._judges_of)
 
     def __getitem__(self, plan_settings: tuple[Any, ...]) -> Mapping[str, EntropyBits]:
         """Return the entropy of each label, the first first, at `Configuration.plan_settings`."""
@@ -195,20 +198,30 @@ class Mixing:
         orders = [self._order(each, block_size) for each in self._labels]
         return next((each for each in orders if not each.already_shuffled), orders[0])
 
-    def with_entropies(
-        self, result: ConfigurationResult, within: Estimate | None
+    def judged(
+        self, result: ConfigurationResult, fault: str | None, within: Estimate | None
     ) -> ConfigurationResult:
-        """Return a result with the conditional entropy, of which ``within`` was measured."""
-        if self._given is None:
-            return result
-        replayed = self._replayed(_Settings.of(result.configuration.plan_settings))
-        bits = ConditionalEntropyBits(
-            given=self._given.name,
-            measured=within,
-            expected=replayed[None].bits,
-            random=self._random_within,
+        """Return a result with a verdict on each label, and the conditional entropy.
+
+        Parameters
+        ----------
+        result
+            What was measured.
+        fault
+            Where its minibatches were not those of the plan, in words; None if they all were.
+        within
+            Measured entropy of the first label within the other; None if there is none.
+        """
+        first = self._labels[0].name
+        return replace(
+            result,
+            verdict=self._verdict(first, result.entropy_bits, result, fault),
+            further_labels={
+                name: replace(each, verdict=self._verdict(name, each.entropy_bits, result, fault))
+                for name, each in result.further_labels.items()
+            },
+            conditional_entropy_bits=self._within(result.configuration, within),
         )
-        return replace(result, conditional_entropy_bits=bits)
 
     def _depends_on_known(self, label: Label) -> bool:
         """Return whether what a label is held against depends on how many cells have one."""
@@ -273,6 +286,39 @@ class Mixing:
         if not self._depends_on_known(label):
             return None
         return self._replayed(settings)[_RandomOf(label.name)].bits.value
+
+    def _within(
+        self, configuration: Configuration, measured: Estimate | None
+    ) -> ConditionalEntropyBits | None:
+        if self._given is None:
+            return None
+        return ConditionalEntropyBits(
+            given=self._given.name,
+            measured=measured,
+            expected=self._replayed(_Settings.of(configuration.plan_settings))[None].bits,
+            random=self._random_within,
+        )
+
+    def _verdict(
+        self, name: str, bits: EntropyBits, result: ConfigurationResult, fault: str | None
+    ) -> Verdict | None:
+        if fault is not None:
+            return convicted(fault)
+        if result.cells_per_second is None or bits.measured is None or not self._has_theory:
+            return None
+        configuration = result.configuration
+        settings = _Settings.of(configuration.plan_settings)
+        planned, judge = self._replayed(settings)[name], self._judges(settings.align)[name]
+        # The first round counts here too.
+        return judge.verdict(configuration, planned, bits.measured, result.n_rounds + 1)
+
+    def _judges_of(self, align: Any) -> dict[str, Judge]:
+        selected = self._selected
+        in_blocks = None if selected is None else selected.aligned(align).rows_in_blocks
+        return {
+            each.name: Judge(each.codes, each.target, self._batch_size, in_blocks)
+            for each in self._labels
+        }
 
     def _order(self, label: Label, block_size: int) -> StorageOrder:
         in_blocks, single_rows = _Settings(block_size, 1, None), _Settings(1, 1, None)

@@ -154,8 +154,9 @@ class Run:
             constraints=constraints,
             cache=self._found_cache,
             configurations=tuple(
-                self._mixing.with_entropies(
-                    replace(each, fault=faults.get(each.configuration, "")),
+                self._mixing.judged(
+                    each,
+                    faults.get(each.configuration),
                     measured.entropy_within(each.configuration),
                 )
                 for each in results

@@ -147,6 +147,8 @@ def _facts(result: AutotuneResult, answer: Why) -> Table:
     limit = f"of {constraints.memory_bytes / 1e6:,.0f} MB given"
     peak = about.peak_memory_bytes
     rows.append(("memory", f"{peak / 1e6:,.0f} MB {limit}" if peak else f"not known, {limit}"))
+    if about.verdict is not None:
+        rows.append(("proof", about.verdict.sentence))
     for name, value in rows:
         table.add_row(Text(name, style="dim"), Text(value))
     return table

@@ -15,7 +15,7 @@ from cellfeed_tuner._entropy._conditional_entropy import (
 )
 from cellfeed_tuner._entropy._label_counts import RandomOfKnown, as_codes, random_of_known_statistic
 from cellfeed_tuner._entropy._minibatch_entropy import entropy_statistic
-from cellfeed_tuner._entropy._plan_replay import Statistic, replay_plan
+from cellfeed_tuner._entropy._plan_replay import FetchSpread, Statistic, replay_plan
 from cellfeed_tuner._interval import Estimate
 
 __all__ = ["LabelEntropy", "LabelReplay", "Name", "label_entropy", "shuffled_blocks"]
@@ -35,16 +35,16 @@ class LabelEntropy:
         Mean entropy of minibatches with its 95 % interval.
     n_minibatches
         How many the mean rests on.
-    fetch_deviation
-        Standard deviation, from whole fetch to whole fetch, of the mean over one's minibatches;
-        0 if there are fewer than two.
+    whole_fetches
+        Mean and spread without a partial last fetch, which is what can be measured; None if
+        there are fewer than two whole fetches.
     """
 
     block_size: int
     fetch_factor: int
     bits: Estimate
     n_minibatches: int
-    fetch_deviation: float
+    whole_fetches: FetchSpread | None
 
 
 def label_entropy(
@@ -172,7 +172,7 @@ class LabelReplay(Generic[Name]):
                 fetch_factor=fetch_factor,
                 bits=replay.mean,
                 n_minibatches=replay.n_minibatches,
-                fetch_deviation=replay.deviation,
+                whole_fetches=replay.whole_fetches,
             )
             for name, replay in zip(self._statistics, found, strict=True)
         }

@@ -17,6 +17,7 @@ from cellfeed_tuner._constants import EPOCHS_OF_ENDS, LEAST_FETCHES, MOST_EPOCHS
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 
 __all__ = [
+    "FetchSpread",
     "PlanReplay",
     "Statistic",
     "effective_block_size",
@@ -31,6 +32,25 @@ _ROWS_AT_ONCE = 1 << 17
 
 Statistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 """One number for each minibatch, from its rows, shape (n_minibatches, batch_size)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSpread:
+    """How much whole fetches differ in a statistic.
+
+    Parameters
+    ----------
+    mean
+        Mean over their minibatches.
+    deviation
+        Standard deviation, from fetch to fetch, of the mean over one fetch's minibatches.
+    n
+        Fetches that both rest on, at least 2.
+    """
+
+    mean: float
+    deviation: float
+    n: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +91,14 @@ class PlanReplay:
         return mean_with_interval(sums / sizes, weights=sizes)
 
     @property
-    def deviation(self) -> float:
-        """Standard deviation of the means of whole fetches; 0 where there are fewer than two."""
+    def whole_fetches(self) -> FetchSpread | None:
+        """Mean and spread of whole fetches; None where there are fewer than two."""
         whole = self.fetch_means[self.fetch_sizes == self.fetch_factor]
-        return float(whole.std(ddof=1)) if whole.size > 1 else 0.0
+        if whole.size < 2:  # noqa: PLR2004 - a spread needs two
+            return None
+        return FetchSpread(
+            mean=float(whole.mean()), deviation=float(whole.std(ddof=1)), n=whole.size
+        )
 
 
 def replay_plan(

@@ -69,11 +69,12 @@ def storage_order(
     n_distinct
         Minibatches of an epoch.
     """
+    # One minibatch to a fetch, so that fetches are minibatches.
+    deviation = single_rows.whole_fetches.deviation if single_rows.whole_fetches else 0.0
     n = min(in_blocks.n_minibatches, max(1, n_distinct))
     return StorageOrder(
         block_size=in_blocks.block_size,
         expected_bits=in_blocks.bits.value,
         random_bits=random_bits,
-        # One minibatch to a fetch, so that fetches are minibatches.
-        tolerance_bits=BEYOND_CHANCE * single_rows.fetch_deviation / n**0.5,
+        tolerance_bits=BEYOND_CHANCE * deviation / n**0.5,
     )

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Setting
-from cellfeed_tuner._constants import MOST_DRAWS
+from cellfeed_tuner._constants import MOST_DRAWS, MOST_IN_BLOCKS
 from cellfeed_tuner._measuring._labels import label_codes
 
 __all__ = ["Selected"]
@@ -132,13 +132,21 @@ class Selected:
 
     def drawn_rows(self) -> NDArray[np.int64]:
         """Return the rows that an epoch delivers, or evenly spaced ones of very many."""
-        order = self.blocks(1).epoch_order(n_rows=len(self.collection), epoch_key=0)
-        return order(np.arange(0, self.n_drawn, self.rows_per_drawn))
+        return self._rows_at(np.arange(0, self.n_drawn, self.rows_per_drawn), 1)
 
     @property
     def rows_per_drawn(self) -> int:
         """How many rows each of `drawn_rows` stands for."""
         return -(-self.n_drawn // MOST_DRAWS)
+
+    def rows_in_blocks(self, block_size: int) -> NDArray[np.int64]:
+        """Return the rows of the first blocks of an epoch, block after block."""
+        n = self.blocks(block_size).n_positions(len(self.collection))
+        return self._rows_at(np.arange(min(n, max(block_size, MOST_IN_BLOCKS))), block_size)
+
+    def _rows_at(self, positions: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
+        order = self.blocks(block_size).epoch_order(n_rows=len(self.collection), epoch_key=0)
+        return order(positions)
 
     def codes(self, label: str) -> NDArray[np.integer]:
         """Return a code for the label of each of them; see `label_codes`."""

@@ -1,5 +1,6 @@
 """What ``autotune`` found, as one page that needs neither network nor scripts."""
 
+from collections import Counter
 from math import isfinite
 
 from cellfeed.console import format_bytes
@@ -19,7 +20,9 @@ from cellfeed_tuner._results._configuration_result import (
     ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
+    LabelResult,
 )
+from cellfeed_tuner._verdicts._verdict import MEANINGS
 from cellfeed_tuner.plots import bounds_figure, heat_map_figure, trade_off_figure
 
 __all__ = ["html_report"]
@@ -32,6 +35,7 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
     """Return the page."""
     labels = " and ".join(result.dataset.labels)
     chosen = result.recommended and result.recommended.configuration
+    found = Counter(each.verdict.kind for each in result.configurations if each.verdict)
     in_order = sorted(result.configurations, key=lambda each: each.configuration != chosen)
     return rendered(
         "page.html.jinja",
@@ -41,6 +45,7 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
         pictures=_pictures(result),
         stages=_stages(result.bottleneck) if result.bottleneck else [],
         stages_caption=_stages_caption(result.bottleneck) if result.bottleneck else "",
+        verdicts=[(found[kind], kind, said) for kind, said in MEANINGS.items() if found[kind]],
         headings=[name for name, _ in _cells(in_order[0], result)],
         rows=[
             (_kind(each, result), [said for _, said in _cells(each, result)]) for each in in_order
@@ -124,17 +129,18 @@ def _cells(each: ConfigurationResult, result: AutotuneResult) -> _Pairs:
         ("status", "recommended" if settings == chosen else status_in_words(each)),
         ("cells/s [95 % interval]", throughput(each)),
         ("rounds", each.n_rounds or ""),
-        *_entropies(entropy),
+        *_entropies(each),
         ("bounds (bits)", "{:.3f} to {:.3f}".format(*entropy.bounds)),
         ("memory", format_bytes(each.peak_memory_bytes) if each.peak_memory_bytes else ""),
         ("read / stored", "" if amplification is None else f"{amplification:.1f}"),
     ]
     for name, label in each.further_labels.items():
-        cells += _entropies(label.entropy_bits, f"{name}: ")
+        cells += _entropies(label, f"{name}: ")
     within = each.conditional_entropy_bits
     if within is not None:
-        cells += _entropies(within, f"{result.dataset.label} within {within.given}: ")
-    return [*cells, ("remark", "; ".join(filter(None, [each.note, each.fault])))]
+        cells += _bits_of(within, f"{result.dataset.label} within {within.given}: ")
+    proof = each.verdict.sentence if each.verdict else ""
+    return [*cells, ("remark", "; ".join(filter(None, [each.note, proof])))]
 
 
 def _kind(each: ConfigurationResult, result: AutotuneResult) -> str:
@@ -143,7 +149,12 @@ def _kind(each: ConfigurationResult, result: AutotuneResult) -> str:
     return "measured" if each.cells_per_second else "absent"
 
 
-def _entropies(bits: EntropyBits | ConditionalEntropyBits, of: str = "") -> _Pairs:
+def _entropies(label: ConfigurationResult | LabelResult, of: str = "") -> _Pairs:
+    kind = label.verdict.kind if label.verdict else ""
+    return [(f"{of}verdict", kind), *_bits_of(label.entropy_bits, of)]
+
+
+def _bits_of(bits: EntropyBits | ConditionalEntropyBits, of: str) -> _Pairs:
     return [
         (f"{of}measured bits [95 % interval]", _bits(bits.measured)),
         (f"{of}expected bits", f"{bits.expected.value:.3f}"),

@@ -124,7 +124,7 @@ def _reasons_for(result: AutotuneResult) -> tuple[str, ...]:
 
 def _reasons_against(each: ConfigurationResult, result: AutotuneResult) -> list[str]:
     return [
-        *([f"THE LOADER IS WRONG: {each.fault}."] if each.fault else []),
+        *([each.verdict.sentence] if each.verdict and each.verdict.kind == "loader" else []),
         *_mixing(each, result),
         *_memory(each, result),
         *_status(each),

@@ -16,6 +16,7 @@ from cellfeed_tuner._results._configuration_result import (
 )
 from cellfeed_tuner._results._dataset import Dataset, LabelCensus
 from cellfeed_tuner._results._recommended import Recommended, Rival, Waiting
+from cellfeed_tuner._verdicts._verdict import VerdictKind
 
 __all__ = [
     "busy_in_words",
@@ -191,11 +192,14 @@ def loader_faults(result: AutotuneResult) -> list[str]:
     """Return what the loader delivered that it should not have, with the first few faults."""
     if result.loader_fault is None:
         return []
-    faults = [f"{each.configuration}: {each.fault}" for each in result.configurations if each.fault]
-    others = [each for each in faults if each != result.loader_fault]
-    return [
-        f"{each}; please report this." for each in [result.loader_fault, *others][:_MOST_FAULTS]
+    others = [
+        f"{each.configuration}: {each.verdict.sentence}"
+        for each in result.configurations
+        if each.verdict is not None
+        and each.verdict.kind == "loader"
+        and not result.loader_fault.startswith(f"{each.configuration}: ")
     ]
+    return [f"{result.loader_fault}; please report this.", *others[: _MOST_FAULTS - 1]]
 
 
 def missing_in_words(result: AutotuneResult) -> list[str]:
@@ -237,8 +241,11 @@ def _expected(name: str, entropy: EntropyBits | ConditionalEntropyBits) -> str:
 
 
 def proof_of_choice(result: AutotuneResult) -> list[str]:
-    """Return whether files are shuffled already, and what was read once more to compare it."""
-    lines = list[str]()
+    """Return what the entropy of the choice proves, and whether files are shuffled already.
+
+    And what was read once more to compare it.
+    """
+    lines = _verdicts_of_choice(result, "inside", "assumptions")
     if result.storage_order is not None and result.storage_order.already_shuffled:
         lines.append(result.storage_order.sentence)
     if result.chosen is not None and result.n_cells_compared:
@@ -268,6 +275,19 @@ def waiting_in_words(result: AutotuneResult) -> list[str]:
     """Return how long training waits for the choice, if its step was given."""
     waiting = result.recommended and result.recommended.waiting
     return [_waiting(waiting, result)] if waiting else []
+
+
+def _verdicts_of_choice(result: AutotuneResult, *kinds: VerdictKind) -> list[str]:
+    """Return verdicts of some kinds on the choice, with the label where there are several."""
+    chosen = result.chosen
+    if chosen is None:
+        return []
+    labels = {result.dataset.label: chosen, **chosen.further_labels}
+    return [
+        f"{name}: {each.verdict.sentence}" if chosen.further_labels else each.verdict.sentence
+        for name, each in labels.items()
+        if each.verdict is not None and each.verdict.kind in kinds
+    ]
 
 
 def _waiting(waiting: Waiting, result: AutotuneResult) -> str:
@@ -351,6 +371,7 @@ def warnings_in_words(result: AutotuneResult) -> list[str]:
         *interruption_in_words(result),
         *filter(None, [result.dataset.slow_reading]),
         *_unknown_cache_in_words(result),
+        *_verdicts_of_choice(result, "outside"),
         *missing_in_words(result),
         *busy_in_words(result),
     ]

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
     "STATUS_WORDS",
@@ -154,9 +155,10 @@ class ConditionalEntropyBits(_MinibatchEntropyBits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelResult:
-    """One label in the minibatches of one configuration."""
+    """One label in the minibatches of one configuration, and what its measured entropy proves."""
 
     entropy_bits: EntropyBits
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,9 +186,8 @@ class ConfigurationResult:
         What was read for each cell that came out; None if that is not known.
     worker_start_seconds, first_minibatch_seconds
         Start-up, which is no part of the throughput; None if it never ran.
-    fault
-        Where its minibatches were not those of the plan or of the files, in words; empty if all
-        were.
+    verdict
+        What the measured entropy of the first label proves; None unless measured.
     further_labels
         The same of other labels, by name.
     conditional_entropy_bits
@@ -203,7 +204,7 @@ class ConfigurationResult:
     bytes_read_per_cell: BytesRead | None = None
     worker_start_seconds: float | None = None
     first_minibatch_seconds: float | None = None
-    fault: str = ""
+    verdict: Verdict | None = None
     further_labels: Mapping[str, LabelResult] = field(default_factory=dict)
     conditional_entropy_bits: ConditionalEntropyBits | None = None
 

@@ -57,9 +57,15 @@ def title_of_block(block_size: int) -> str:
 _MOST_COLUMNS = 6
 # Measured values stand right of their place, one number of workers beside the other.
 _FIRST_STEP, _LAST_STEP = 0.2, 0.6
-_MEASURED: Any = {
-    "ls": "", "marker": "o", "color": "black", "mfc": "none", "ms": 5, "elinewidth": 1,
-}  # fmt: skip
+_MEASURED: Any = {"ls": "", "mfc": "none", "ms": 5, "elinewidth": 1}
+# By the kind of the verdict; None where there is none.
+_MARKS: dict[str | None, Any] = {
+    "inside": {"marker": "o", "color": "black"},
+    "outside": {"marker": "s", "color": "#7b3294"},
+    "assumptions": {"marker": "^", "color": "#0072b2"},
+    "loader": {"marker": "X", "color": "#c1121f"},
+    None: {"marker": "o", "color": BOUND},
+}
 
 
 def bounds_figure(result: AutotuneResult) -> Figure:
@@ -90,7 +96,7 @@ def bounds_figure(result: AutotuneResult) -> Figure:
             axes.set_xlabel("fetch factor\n(minibatches)")
         for axes in rows[:, 0]:
             axes.set_ylabel("minibatch label entropy (bits)")
-        _name_marks(figure, rows[0, 0])
+        _name_marks(figure, rows[0, 0], result)
     return figure
 
 
@@ -127,16 +133,25 @@ def _draw_measured(axes: Axes, part: Sequence[ConfigurationResult]) -> None:
         bits = each.entropy_bits.measured
         if bits is not None and each.status == "measured":
             place = each.configuration.fetch_factor * 2 ** steps[each.configuration.num_workers]
-            axes.errorbar(place, bits.value, yerr=around(bits), **_MEASURED)
+            style = _MARKS[each.verdict.kind if each.verdict else None]
+            axes.errorbar(place, bits.value, yerr=around(bits), **_MEASURED, **style)
 
 
-def _name_marks(figure: Figure, axes: Axes) -> None:
+def _name_marks(figure: Figure, axes: Axes, result: AutotuneResult) -> None:
     """Say once what lines and marks mean; those of lines in grey, whatever their colour."""
     marks: dict[str, Any] = {
         "exact, homogeneous blocks": axes.plot([], [], lw=2, color=BOUND)[0],
         "plan replayed over labels, 95 % interval": axes.errorbar([], [], [], **REPLAYED),
         "upper bound": axes.plot([], [], **UPPER)[0],
         "lower bound of this block size": axes.plot([], [], **LOWER)[0],
-        "measured, 95 % interval": axes.errorbar([], [], [], **_MEASURED),
     }
+    found = {
+        each.verdict.kind if each.verdict else None
+        for each in result.configurations
+        if each.status == "measured"
+    }
+    for kind, style in _MARKS.items():
+        if kind in found:
+            label = f"measured, verdict: {kind}" if kind else "measured, not judged"
+            marks[label] = axes.errorbar([], [], [], **_MEASURED, **style)
     figure.legend(list(marks.values()), list(marks), loc="outside upper left", ncols=3)

@@ -1,0 +1,30 @@
+"""Labels inside blocks, against a loop over the blocks."""
+
+from collections import Counter
+from math import log2
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from cellfeed_tuner._entropy import _block_mixing as module
+
+labels = hnp.arrays(np.int8, st.integers(1, 60), elements=st.integers(-1, 4))
+
+
+def plug_in(block) -> float:
+    known = [label for label in block if label >= 0]
+    n = len(known)
+    return -sum(c / n * log2(c / n) for c in Counter(known).values()) if n else 0.0
+
+
+@given(labels, st.integers(1, 70), st.sampled_from([1, 16, 1 << 17]))
+def test_the_entropy_within_blocks_is_that_of_a_loop_over_them(codes, block_size, at_once):
+    blocks = [codes[i : i + block_size].tolist() for i in range(0, codes.size, block_size)]
+    expected = sum(len(block) * plug_in(block) for block in blocks) / codes.size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_ROWS_AT_ONCE", at_once)
+        found = module.within_block_bits(codes, block_size)
+    assert found == pytest.approx(expected, abs=1e-12)

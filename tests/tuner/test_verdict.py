@@ -1,0 +1,192 @@
+"""Verdicts over real plans: each is made to happen."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from cellfeed import BlockShuffling, EpochPlan
+from cellfeed_tuner import (
+    Configuration,
+    EntropyBits,
+    Estimate,
+    label_entropy,
+    minibatch_entropies,
+    theory,
+)
+from cellfeed_tuner._entropy._label_counts import count_labels
+from cellfeed_tuner._entropy._plan_replay import FetchSpread
+from cellfeed_tuner._interval import mean_with_interval
+from cellfeed_tuner._verdicts._assumptions import departures
+from cellfeed_tuner._verdicts._judge import Judge
+from cellfeed_tuner._verdicts._verdict import Measured, Theory, Verdict, convicted, verdict
+
+BATCH_SIZE = 64
+
+
+def measured_rounds(
+    codes: np.ndarray, block_size: int, fetch_factor: int, n_rounds: int
+) -> list[float]:
+    """What measuring gives: the first whole fetches of one epoch, or of several."""
+    rounds: list[float] = []
+    for epoch in range(1000, 1000 + n_rounds):
+        plan = EpochPlan(
+            strategy=BlockShuffling(block_size), n_rows=codes.size, batch_size=BATCH_SIZE,
+            fetch_factor=fetch_factor, epoch=epoch,
+        )  # fmt: skip
+        entropies = minibatch_entropies(codes, plan)[: plan.n_whole_fetches * fetch_factor]
+        rounds += entropies.reshape(-1, fetch_factor).mean(axis=1).tolist()
+        if len(rounds) >= n_rounds:
+            break
+    return rounds[:n_rounds]
+
+
+def judged(
+    codes: np.ndarray,
+    block_size: int,
+    fetch_factor: int,
+    *,
+    n_rounds: int = 40,
+) -> Verdict:
+    """The verdict on a loader that delivers its plan."""
+    (planned,) = label_entropy(
+        codes, batch_size=BATCH_SIZE, block_sizes=[block_size], fetch_factors=[fetch_factor],
+        n_rows=200_000,
+    )  # fmt: skip
+    judge = Judge(codes, count_labels(codes), BATCH_SIZE)
+    rounds = measured_rounds(codes, block_size, fetch_factor, n_rounds)
+    configuration = Configuration(block_size=block_size, fetch_factor=fetch_factor)
+    found = judge.verdict(configuration, planned, mean_with_interval(rounds), len(rounds))
+    assert found is not None
+    return found
+
+
+def homogeneous(n_blocks: int, block_size: int, n_labels: int = 14, missing: float = 0.0):
+    rng = np.random.default_rng(0)
+    labels = np.arange(n_blocks) % n_labels
+    labels[rng.random(n_blocks) < missing] = -1
+    return np.repeat(rng.permutation(labels), block_size)
+
+
+PLATES = np.sort(np.random.default_rng(0).integers(0, 14, 64_000))
+
+
+@pytest.mark.parametrize(("block_size", "fetch_factor"), list(product([16, 64, 256], [1, 4, 16])))
+def test_runs_of_labels_are_inside(block_size, fetch_factor):
+    codes = homogeneous(4096, 256)
+    found = judged(codes, block_size, fetch_factor)
+    assert (found.kind, found.bits, found.assumptions) == ("inside", 0.0, ())
+    assert "inside the paper's bounds" in found.sentence
+
+
+def test_shuffled_labels_are_mixed_inside_blocks():
+    codes = np.random.default_rng(0).permutation(PLATES)
+    found = judged(codes, 64, 4)
+    assert found.kind == "assumptions"
+    assert found.assumptions[0] == "labels mixed inside blocks"
+    expected = theory.expected_entropy_bits(np.bincount(codes), BATCH_SIZE, 64, 4)
+    random = theory.random_entropy_bits(np.bincount(codes), BATCH_SIZE)
+    assert found.bits == pytest.approx(random - expected, abs=0.02)
+    assert "mixed inside blocks (3.65 bits within one)" in found.sentence
+
+
+def test_few_blocks_are_not_drawn_independently():
+    codes = homogeneous(28, 256)  # two blocks of each label, a fetch has 16 of the 28
+    found = judged(codes, 256, 64, n_rounds=200)
+    assert found.kind == "assumptions"
+    assert found.assumptions[0] == "few blocks"
+    assert found.bits > 0
+    assert "28 of 14 labels, 16 to a fetch" in found.sentence
+
+
+def test_a_partial_last_fetch_lowers_the_mean_of_an_epoch():
+    codes = homogeneous(1040, 64)  # a fetch of 1,000 blocks, and one of 40
+    found = judged(codes, 64, 1000, n_rounds=30)
+    assert found.kind == "assumptions"
+    assert "partial last fetch" in found.assumptions
+
+
+def test_a_short_last_block_is_named():
+    codes = np.append(homogeneous(1000, 64), np.zeros(32, np.int64))
+    found = judged(codes, 64, 1, n_rounds=2000)
+    assert found.kind == "assumptions"
+    assert found.assumptions == ("short last block",)
+    assert "the last block is short (32 cells)" in found.sentence
+
+
+def test_missing_labels_are_named():
+    codes = homogeneous(4096, 64, missing=0.3)
+    found = judged(codes, 64, 16, n_rounds=60)
+    assert found.kind == "assumptions"
+    assert found.assumptions[0] == "missing labels"
+    assert found.bits < 0
+    assert "labels are missing in" in found.sentence
+
+
+@pytest.mark.parametrize("n_labels", [14, 40, 400])
+@pytest.mark.parametrize("skew", [0.0, 2.0])
+def test_random_sampling_is_inside_though_the_expansion_excludes_it(n_labels, skew):
+    """With 400 labels, 64 rows cannot show all, and the expansion is below what is exact."""
+    frequencies = np.arange(1, n_labels + 1) ** -skew
+    codes = np.random.default_rng(0).choice(n_labels, 100_000, p=frequencies / frequencies.sum())
+    found = judged(codes, 1, 64)
+    assert (found.kind, found.bits) == ("inside", 0.0)
+    upper = theory.upper_bound_bits(np.bincount(codes), BATCH_SIZE)
+    random = theory.random_entropy_bits(np.bincount(codes), BATCH_SIZE)
+    assert abs(random - upper) > 0.0005
+    if random > upper:
+        assert "inside bounds, exact where the paper's are loose" in found.sentence
+
+
+def test_where_an_expansion_excludes_what_is_exact_the_bounds_do_not():
+    entropy = EntropyBits(
+        measured=None,
+        expected=Estimate(3.5, 3.49, 3.51),
+        homogeneous=3.19,
+        lower_bound=3.2,  # an expansion, too, which excludes homogeneous blocks
+        upper_bound=3.492,
+        random=3.5,
+    )
+    assert entropy.bounds == (3.19, 3.5)
+
+
+def test_a_fault_convicts_the_loader():
+    found = convicted("minibatch 0 of epoch 0 has cell 3 where the plan has 7")
+    assert (found.kind, found.bits, found.error_bits) == ("loader", 0.0, 0.0)
+    assert found.sentence.startswith("THE LOADER IS WRONG: minibatch 0 of epoch 0 has cell 3")
+
+
+def test_a_value_whose_error_touches_a_bound_is_inside():
+    spread = FetchSpread(mean=1.0, deviation=0.1, n=100_000)
+    at = Theory(homogeneous=0.99, lower_bound=0.5, upper_bound=0.99, random=0.99, departures=())
+    for n_rounds, kind in ((100, "inside"), (10_000, "outside")):
+        measured = Measured(
+            bits=Estimate(1.0, -np.inf, np.inf),
+            n_rounds=n_rounds, fetches_per_round=1, fetches_per_epoch=10**6, fetches_per_block=1,
+        )  # fmt: skip
+        found = verdict(measured, planned=spread, epoch_bits=1.0, theory=at)
+        assert found.kind == kind
+        assert found.error_bits == pytest.approx(3.89 * 0.1 / n_rounds**0.5, rel=0.01)
+    assert found.bits == pytest.approx(0.01)
+
+
+def test_what_no_assumption_explains_is_outside():
+    spread = FetchSpread(mean=0.0, deviation=0.0, n=100)
+    measured = Measured(
+        bits=Estimate(0.0, 0.0, 0.0),
+        n_rounds=10,
+        fetches_per_round=1,
+        fetches_per_epoch=100,
+        fetches_per_block=1,
+    )
+    at = Theory(homogeneous=3.6, lower_bound=3.5, upper_bound=3.7, random=3.65, departures=())
+    found = verdict(measured, planned=spread, epoch_bits=0.0, theory=at)
+    assert (found.kind, found.bits) == ("outside", -3.5)
+    assert "no assumption is known to fail" in found.sentence
+
+
+def test_a_collection_as_theory_has_it_departs_in_nothing_but_its_size():
+    counted = count_labels(homogeneous(6400, 64, n_labels=4))
+    found = departures(counted, 0.0, batch_size=64, block_size=64, fetch_factor=64)
+    assert [each.assumption for each in found] == ["few blocks"]
+    assert found[0].bits < 0.001

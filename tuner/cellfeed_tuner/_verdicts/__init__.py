@@ -1,0 +1,1 @@
+"""What was measured, held against the plan and against theory."""
