@@ -13,6 +13,7 @@ STARTS = {
     "autotune --help": AUTOTUNE.format(["--help"]),
     "cellfeed --help": "from cellfeed._cli import main; main(['--help'])",
     "autotune explain --help": AUTOTUNE.format(["explain", "--help"]),
+    "autotune show": AUTOTUNE.format(["show"]),
 }
 COUNT_PACKAGES = """
 import atexit, sys
@@ -32,7 +33,7 @@ class Start:
 
     params = parameters(
         quick=["import torch, anndata", "import cellfeed", "all of cellfeed", "autotune --help"],
-        full=["cellfeed --help", "autotune explain --help"],
+        full=["cellfeed --help", "autotune explain --help", "autotune show"],
     )
     param_names = ("what",)
 

@@ -30,8 +30,8 @@ from cellfeed_tuner import (
 )
 from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
+from cellfeed_tuner._history._digest import fingerprint
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial, Key
-from cellfeed_tuner._history._fingerprint import fingerprint
 from cellfeed_tuner._history._study import record as keep_study
 from cellfeed_tuner._machine._description import Cpu, Memory, Platform
 from cellfeed_tuner._machine._storage import Storage
@@ -105,6 +105,7 @@ def earlier_run():
         speed = 1 / costs[choice]
         facts: dict[str, Any] = {
             "began": "2026-11-20T10:00:00.000+00:00",
+            "path": "plates/plate0.h5ad",
             "is_short": False,
             "cells_per_second": Estimate(speed, 0.9 * speed, 1.1 * speed),
         } | changes

@@ -19,7 +19,6 @@ from tests.warm import python as warm
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneResult, autotune
 from cellfeed_tuner._commands._autotune_cli import main
-from cellfeed_tuner._history._study import cache_folder, read_runs
 from cellfeed_tuner._measuring import _measuring_process
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._reports._terminal import print_report
@@ -375,7 +374,9 @@ def test_a_second_run_knows_of_the_first(small_collection, tmp_path):
     assert use() in {"confirmed", "dropped"}
     assert use("--batch-size", "32") == "none"
     assert use("--fresh") == "none"
-    assert [each.asked.batch_size for each in read_runs(cache_folder())] == [64, 64, 32, 64]
+    shown = json.loads(run("show", "--json").stdout)["runs"]
+    assert [each["asked"]["batch_size"] for each in shown] == [64, 32]
+    assert Path(shown[0]["path"]).parent == small_collection
 
 
 def test_where_nothing_can_be_kept_the_search_goes_on(

@@ -44,6 +44,7 @@ def imported_by(module: str, *arguments: str) -> set[str]:
         (TUNER, ["--help"]),
         (TUNER, ["--version"]),
         (TUNER, ["explain", "--help"]),
+        (TUNER, ["show", "--help"]),
         (LOADER, ["--help"]),
         (LOADER, ["preshuffle", "--help"]),
         (LOADER, ["synthesize", "--help"]),
@@ -51,6 +52,11 @@ def imported_by(module: str, *arguments: str) -> set[str]:
 )
 def test_help_imports_nothing_that_it_does_not_need(module, arguments):
     assert imported_by(module, *arguments) <= {"click", "colorama", "importlib_metadata"}
+
+
+def test_what_earlier_runs_found_is_shown_without_what_measures():
+    needless = {"anndata", "h5py", "matplotlib", "numba", "pandas", "scipy", "torch", "zarr"}
+    assert not imported_by(TUNER, "show", "--json") & needless
 
 
 def test_tuning_from_python_imports_what_reports_and_searches_need_when_they_do():

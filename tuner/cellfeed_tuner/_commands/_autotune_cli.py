@@ -21,7 +21,7 @@ from cellfeed_tuner._defaults import (
     SAMPLERS,
 )
 
-__all__ = ["Sizes", "explain_command", "listed", "main"]
+__all__ = ["Sizes", "explain_command", "listed", "main", "show_command"]
 
 
 if TYPE_CHECKING:
@@ -213,4 +213,14 @@ def explain_command(*, saved: Path, **asked: Any) -> None:
     explain(saved, **asked)
 
 
+@click.command("show", cls=OneLineErrorCommand)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+def show_command(*, as_json: bool) -> None:
+    """List what earlier runs found: the last one on each machine and data set."""
+    from cellfeed_tuner._commands._show_report import show  # noqa: PLC0415
+
+    show(as_json=as_json)
+
+
 main.add_command(explain_command)
+main.add_command(show_command)

@@ -8,7 +8,7 @@ import numpy as np
 
 from cellfeed_tuner._configuration import Configuration, Setting
 from cellfeed_tuner._constants import SAME_BUDGET
-from cellfeed_tuner._history._fingerprint import Fingerprint
+from cellfeed_tuner._history._digest import Fingerprint
 from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._planning._space import Space
 
@@ -127,6 +127,8 @@ class EarlierRun:
         What it was asked for.
     began
         Date and time in UTC, ISO 8601.
+    path
+        The first of the files, so that people know them again.
     is_short
         Whether it only confirmed what was known, so that it has measured little.
     choice, cells_per_second
@@ -138,6 +140,7 @@ class EarlierRun:
     key: Key
     asked: Asked
     began: str
+    path: str
     is_short: bool
     choice: Configuration | None
     cells_per_second: Estimate | None
@@ -161,6 +164,7 @@ class EarlierRun:
         return {
             "asked": self.asked.to_json(),
             "began": self.began,
+            "path": self.path,
             "is_short": self.is_short,
             "choice": self.choice and dict(self.choice),
             "cells_per_second": self.cells_per_second and asdict(self.cells_per_second),
@@ -176,6 +180,7 @@ class EarlierRun:
             key=key,
             asked=Asked.from_json(plain["asked"]),
             began=plain["began"],
+            path=plain["path"],
             is_short=plain["is_short"],
             choice=choice and Configuration(**choice),
             cells_per_second=speed and Estimate(**speed),

@@ -1,11 +1,7 @@
 """Short digests by which a machine, a data set and versions are known again."""
 
-import hashlib
-import json
 import platform
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,52 +9,19 @@ from numpy.typing import NDArray
 
 from cellfeed import Collection, SamplingStrategy
 from cellfeed_tuner._entropy._label_counts import count_labels
+from cellfeed_tuner._history._digest import Fingerprint, digest, fingerprint
 from cellfeed_tuner._machine._description import Machine, package_version
 from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 
 __all__ = [
-    "Fingerprint",
     "data_fingerprint",
-    "fingerprint",
     "machine_fingerprint",
     "versions_fingerprint",
 ]
 
-_DIGEST_BYTES = 4
 # What reads, decodes and carries cells.
 _PACKAGES = ("cellfeed", "deflate", "h5py", "numba", "numcodecs", "torch", "zarr", "zarrs")
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """What something is known by.
-
-    Parameters
-    ----------
-    digest
-        Eight hexadecimal digits.
-    facts
-        What it was made of, plain values to be read by people.
-    """
-
-    digest: str
-    facts: Mapping[str, Any] = field(compare=False)
-
-
-def fingerprint(facts: Mapping[str, Any]) -> Fingerprint:
-    """Return the fingerprint of plain values.
-
-    Examples
-    --------
-    >>> len(fingerprint({"cores": 2, "kernel": "Linux 6"}).digest)
-    8
-    """
-    return Fingerprint(_digest(json.dumps(facts, sort_keys=True).encode()), dict(facts))
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def machine_fingerprint(machine: Machine) -> Fingerprint:
@@ -125,7 +88,7 @@ def data_fingerprint(
 
 def _digest_of_sources(collection: Collection) -> str:
     found = [f"{each.location} {each.version()}" for each in collection.sources]
-    return _digest("\n".join(found).encode())
+    return digest("\n".join(found).encode())
 
 
 def _strategy_facts(strategy: SamplingStrategy) -> dict[str, Any]:
@@ -156,11 +119,11 @@ def _minor(version: str) -> str:
 
 def _digest_of_array(values: NDArray[Any]) -> str:
     content = values.astype(str) if values.dtype == object else values
-    return _digest(np.ascontiguousarray(content).tobytes() + str(values.dtype).encode())
+    return digest(np.ascontiguousarray(content).tobytes() + str(values.dtype).encode())
 
 
 def _digest_of_numbers(*arrays: NDArray[np.integer]) -> str:
     # The size before the numbers keeps apart what is divided in another way.
-    return _digest(
+    return digest(
         b"".join(np.insert(each, 0, each.size).astype("<i8").tobytes() for each in arrays)
     )

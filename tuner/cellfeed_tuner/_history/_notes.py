@@ -32,12 +32,15 @@ class Notes:
         What it runs on.
     asked
         What it is asked for.
+    path
+        The first of its files, so that people know them again.
     began
         When it began.
     """
 
     key: Key
     asked: Asked
+    path: str
     began: datetime
 
     @classmethod
@@ -61,7 +64,7 @@ class Notes:
             machine=machine_fingerprint(machine),
             versions=versions_fingerprint(),
         )
-        return cls(key=key, asked=asked, began=began)
+        return cls(key=key, asked=asked, path=str(collection.locations[0]), began=began)
 
     def recollection(self) -> Recollection:
         """Return which earlier runs bear on this one."""
@@ -81,6 +84,7 @@ class Notes:
             key=self.key,
             asked=self.asked,
             began=self.began.astimezone(UTC).isoformat(timespec="milliseconds"),
+            path=self.path,
             is_short=is_short,
             choice=None if recommended is None else recommended.configuration,
             cells_per_second=None if recommended is None else recommended.cells_per_second,

@@ -20,8 +20,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cellfeed import machine
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._history._digest import Fingerprint
 from cellfeed_tuner._history._earlier_run import EarlierRun, EarlierTrial, Key
-from cellfeed_tuner._history._fingerprint import Fingerprint
 from cellfeed_tuner._quiet_optuna import quiet
 
 __all__ = ["cache_folder", "read_runs", "record"]

@@ -1,0 +1,63 @@
+"""The ``autotune show`` command."""
+
+import json
+
+from click.testing import CliRunner
+
+from cellfeed_tuner import Configuration
+from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._history._study import cache_folder
+
+FAST = Configuration(block_size=64, fetch_factor=16)
+
+
+def show(*arguments):
+    shown = CliRunner().invoke(main, ["show", *arguments])
+    assert shown.exit_code == 0, shown.output
+    return shown.stdout
+
+
+def test_nothing_known_is_a_plain_line(cache_folder):
+    said = show()
+    assert said.startswith("Nothing is known yet")
+    assert str(cache_folder) in said
+    assert json.loads(show("--json"))["runs"] == []
+
+
+def test_the_last_run_of_each_kind_is_listed(earlier_run, record):
+    record(cache_folder(), earlier_run({FAST: 1e-4}))
+    record(
+        cache_folder(),
+        earlier_run({FAST: 1e-5}, began="2026-11-21T00:00:00.000+00:00", is_short=True),
+    )
+    record(cache_folder(), earlier_run({FAST: 1e-3}, machine="elsewhere"))
+    shown = " ".join(show().split())
+    assert "100,000 [90,000, 110,000]" in shown
+    assert "1,000 [900, 1,100]" in shown
+    assert "10,000 [9,000" not in shown
+    assert shown.index("2026-11-21") < shown.index("2026-11-20")
+    found = json.loads(show("--json"))
+    assert found["schema"] == "cellfeed.known/1"
+    last, other = found["runs"]
+    assert last["choice"] == {"block_size": 64, "fetch_factor": 16, "num_workers": 0}
+    assert round(last["cells_per_second"]["value"]) == 100_000
+    assert other["machine"]["cpu"] == "cpu of elsewhere"
+    assert last["asked"]["label"] == "plate"
+    assert {"digest", "n_cells"} <= last["data"].keys()
+
+
+def test_runs_for_other_numbers_of_ranks_are_listed_apart(earlier_run, record):
+    for n_ranks in (1, 2):
+        record(cache_folder(), earlier_run({FAST: 1e-4}, n_ranks=n_ranks))
+    assert [each["asked"]["n_ranks"] for each in json.loads(show("--json"))["runs"]] == [1, 2]
+    assert " ".join(show().split()).count("ranks") == 1
+
+
+def test_a_run_without_a_choice_is_listed(earlier_run, record):
+    record(cache_folder(), earlier_run({FAST: 1e-4}, cells_per_second=None))
+    assert "none" in show()
+
+
+def test_more_words_are_refused():
+    said = CliRunner().invoke(main, ["show", "plates"])
+    assert said.exit_code == 2

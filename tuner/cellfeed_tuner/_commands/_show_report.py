@@ -1,0 +1,93 @@
+"""What ``autotune show`` prints."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from cellfeed.console import format_bytes
+from cellfeed_tuner._history._earlier_run import EarlierRun
+from cellfeed_tuner._history._study import cache_folder, read_runs
+from cellfeed_tuner._interval import interval
+from cellfeed_tuner._reports._console import report_console
+
+__all__ = ["show"]
+
+
+def show(*, as_json: bool) -> None:
+    """List what earlier runs found; see `show_command`."""
+    folder = cache_folder()
+    runs = _latest(read_runs(folder))
+    if as_json:
+        found = {
+            "schema": "cellfeed.known/1",
+            "folder": str(folder),
+            "runs": [_json(each) for each in runs],
+        }
+        click.echo(json.dumps(found, indent=1, allow_nan=False))
+    elif runs:
+        _print(runs)
+        click.echo(f"\nThese are kept in {folder}; what is deleted there is forgotten.")
+    else:
+        click.echo(f"Nothing is known yet; what autotune finds is kept in {folder}.")
+
+
+def _latest(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
+    """Return the last run of each kind, the last of all first."""
+    by_kind = dict[tuple[object, ...], EarlierRun]()
+    for run in runs:
+        asked = run.asked
+        kind = run.key.name, asked.labels, asked.batch_size, asked.cache, asked.n_ranks
+        by_kind[kind] = run
+    return sorted(by_kind.values(), key=lambda run: run.began, reverse=True)
+
+
+def _json(run: EarlierRun) -> dict[str, Any]:
+    names = ("machine", "data", "versions")
+    known = {name: getattr(run.key, name) for name in names}
+    fingerprints = {name: {"digest": each.digest, **each.facts} for name, each in known.items()}
+    return fingerprints | run.to_json() | {"n_measured": len(run.trials)}
+
+
+def _print(runs: Sequence[EarlierRun]) -> None:
+    console = report_console()
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("date", no_wrap=True)
+    for heading in ("data set", "machine", "configuration"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("cells/s [95 % interval]", justify="right", no_wrap=True)
+    for run in runs:
+        cells = (run.date, _data(run), _machine(run), *_choice(run))
+        table.add_row(*map(Text, cells))
+    console.print(table)
+
+
+def _data(run: EarlierRun) -> str:
+    facts, n_ranks = run.key.data.facts, run.asked.n_ranks
+    together = f", {n_ranks} ranks" if n_ranks > 1 else ""
+    return (
+        f"{run.path}, {facts['n_files']} file(s): {facts['n_cells']:,} cells x "
+        f"{facts['n_vars']:,} genes, {format_bytes(facts['bytes_on_disk'])}; "
+        f"{', '.join(run.asked.labels)}, minibatches of {run.asked.batch_size}, {run.asked.cache}"
+        f"{together}"
+    )
+
+
+def _machine(run: EarlierRun) -> str:
+    facts = run.key.machine.facts
+    disks = ", ".join(each["file_system"] or "unknown" for each in facts["storage"])
+    return (
+        f"{facts['cpu'] or 'unknown'}, {facts['usable_cores']:g} cores, "
+        f"{facts['memory_gb']} GB, {disks or 'a server'}; "
+        f"cellfeed {run.key.versions.facts['cellfeed']}"
+    )
+
+
+def _choice(run: EarlierRun) -> tuple[str, str]:
+    if run.choice is None or run.cells_per_second is None:
+        return "none was feasible", ""
+    return str(run.choice), interval(run.cells_per_second)
