@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from cellfeed_tuner import Configuration
+from cellfeed_tuner import Configuration, theory
 from cellfeed_tuner._commands._autotune_cli import main
 
 
@@ -128,13 +128,54 @@ def test_with_a_need_what_mixes_less_is_not_chosen(explain, result_of):
     )
 
 
-def test_what_is_not_in_the_result_is_one_line_and_code_2(result_of, tmp_path):
-    path = tmp_path / "autotune.json"
-    result_of("explained").save(path)
-    ran = CliRunner().invoke(main, ["explain", str(path), "--block-size", "32"])
-    assert ran.exit_code == 2
-    assert ran.stderr.count("\n") == 1
-    assert "block size 32: not among the 12 configurations of this result" in ran.stderr
+def test_outside_of_the_grid_there_is_theory_and_the_nearest(explain):
+    said = explain("explained", "--block-size", 32, "--fetch-factor", 64)
+    bits = theory.expected_entropy_bits([2_000] * 14, 64, 32, 64)
+    assert "block size 32, fetch factor 64 is not in the grid." in said
+    assert f"would have {bits:.3f} bits" in said
+    assert "The cost model expects" in said
+    assert (
+        "Nearest of what was measured, in block size and fetch factor together, is block size 64, "
+        "fetch factor 64, 0 workers: It is the recommended one."
+    ) in said
+
+
+def test_without_label_counts_there_is_no_theory(explain):
+    said = explain("recommended", "--block-size", 32, "--fetch-factor", 64)
+    assert "is not in the grid" in said
+    assert "If every block held one label" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "meant", "nearest"),
+    [
+        # Of block size 1,024 only fetch factor 4 was measured, four doublings from the
+        # recommended 64, and as many as lie between block sizes 64 and 1,024.
+        (("--block-size", 4096), "block size 4096, fetch factor 64, 0 workers", "block size 64"),
+        (("--block-size", 2), "block size 2, fetch factor 64, 0 workers", "block size 4"),
+        (("--fetch-factor", 8), "block size 64, fetch factor 8, 0 workers", "block size 64"),
+        (("--num-workers", 9), "block size 64, fetch factor 64, 9 workers", "block size 64"),
+        (("--block-size", 8192, "--fetch-factor", 2), "fetch factor 2, 0", "block size 1024"),
+    ],
+)
+def test_the_nearest_is_near_in_both_sizes_and_was_measured(explain, options, meant, nearest):
+    said = explain("explained", *options)
+    assert meant in said
+    assert f"of what was measured, in block size and fetch factor together, is {nearest}" in said
+    answer = json.loads(explain("explained", *options, "--json"))["answer"]
+    assert answer["about"]["cells_per_second"]["value"] is not None
+
+
+def test_workers_decide_only_between_equal_sizes(explain):
+    said = explain("explained", "--num-workers", 9)
+    assert "together, is block size 64, fetch factor 64, 1 worker:" in said
+
+
+def test_without_a_choice_the_size_that_was_asked_for_decides(explain):
+    said = explain("not enough samples", "--block-size", 700)
+    assert "block size 700 is not in the grid." in said
+    assert "Nearest is block size 1024" in said
+    assert "The cost model" not in said
 
 
 def test_json_says_the_same(explain):
@@ -146,6 +187,9 @@ def test_json_says_the_same(explain):
     assert (answer["n_matching"], answer["is_chosen"]) == (4, False)
     assert answer["about"]["configuration"]["num_workers"] == 1
     assert answer["speed_ratio"] == pytest.approx(1 / 3)
+    # The model is fitted to that very throughput.
+    predicted = answer["predicted"]
+    assert predicted["low"] < 3_000 < predicted["high"]
     assert answer["reasons"][0].startswith("It is slower")
     assert json.loads(explain("recommended", "--json"))["answer"] is None
 

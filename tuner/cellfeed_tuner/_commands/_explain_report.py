@@ -121,7 +121,14 @@ def _print_answer(console: Console, result: AutotuneResult, answer: Why) -> None
     said = str(about.configuration)
     if answer.n_matching > 1:
         said = f"Of {answer.n_matching} configurations with {answer.asked}, the best is {said}."
-    _say(console, said, "bold")
+    if answer.n_matching:
+        _say(console, said, "bold")
+    else:
+        _say(console, f"{answer.asked} is not in the grid.", "bold")
+        _print_outside(console, answer)
+        measured = "" if about.cells_per_second is None else " of what was measured"
+        both = ", in block size and fetch factor together," if answer.outside else ""
+        _say(console, f"\nNearest{measured}{both} is {said}:")
     if answer.is_chosen:
         _say(console, "It is the recommended one.")
     elif chosen is not None:
@@ -129,6 +136,22 @@ def _print_answer(console: Console, result: AutotuneResult, answer: Why) -> None
     for reason in answer.reasons:
         _say(console, f"- {reason}")
     console.print("", _facts(result, answer))
+
+
+def _print_outside(console: Console, answer: Why) -> None:
+    if answer.outside is None:
+        return
+    _say(console, f"For {answer.outside}:")
+    if answer.homogeneous_bits is not None:
+        random = answer.about.entropy_bits.random
+        share = answer.homogeneous_bits / random if random else 1.0
+        _say(
+            console,
+            f"- If every block held one label, minibatches would have "
+            f"{answer.homogeneous_bits:.3f} bits, {share:.1%} of random sampling's.",
+        )
+    if answer.predicted is not None:
+        _say(console, f"- The cost model expects {interval(answer.predicted)} cells/s.")
 
 
 def _facts(result: AutotuneResult, answer: Why) -> Table:
@@ -141,6 +164,8 @@ def _facts(result: AutotuneResult, answer: Why) -> Table:
     ]
     if answer.speed_ratio is not None and not answer.is_chosen:
         rows.append(("", f"{answer.speed_ratio:.2f} times the chosen one's in the same search"))
+    if answer.predicted is not None and answer.n_matching:
+        rows.append(("by the cost model", f"{interval(answer.predicted)} cells/s"))
     share = f"{entropy.share_of_random:.1%} of random sampling's"
     floor = f"floor {constraints.entropy_floor:.0%}"
     rows.append(("entropy", f"{entropy.expected.value:.3f} bits, {share} ({floor})"))
