@@ -13,6 +13,7 @@ from cellfeed_tuner._results._configuration_result import (
     ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
+    LabelResult,
 )
 from cellfeed_tuner._results._dataset import Dataset, LabelCensus
 from cellfeed_tuner._results._recommended import Recommended, Rival, Waiting
@@ -282,7 +283,8 @@ def _verdicts_of_choice(result: AutotuneResult, *kinds: VerdictKind) -> list[str
     chosen = result.chosen
     if chosen is None:
         return []
-    labels = {result.dataset.label: chosen, **chosen.further_labels}
+    labels: dict[str, ConfigurationResult | LabelResult] = {result.dataset.label: chosen}
+    labels |= chosen.further_labels
     return [
         f"{name}: {each.verdict.sentence}" if chosen.further_labels else each.verdict.sentence
         for name, each in labels.items()
