@@ -82,19 +82,19 @@ def _attend(
     """Wait for the end of a process; return why it has to be ended, and its peak of memory."""
     peak_bytes, next_sample = 0, 0.0
     while True:
+        now = time.perf_counter()
+        if watch_memory and now >= next_sample:
+            peak_bytes = max(peak_bytes, tree_memory_bytes(process.pid))
+            next_sample = now + SAMPLE_SECONDS
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
         if process.returncode is not None:
             return None, peak_bytes or None
-        now = time.perf_counter()
         if now > deadline:
             return "timeout", peak_bytes or None
         available = psutil.virtual_memory().available
         if available < LEAST_AVAILABLE_BYTES:
             return f"left less than {LEAST_AVAILABLE_BYTES / 1e9} GB of memory", peak_bytes or None
-        if watch_memory and now >= next_sample:
-            peak_bytes = max(peak_bytes, tree_memory_bytes(process.pid))
-            next_sample = now + SAMPLE_SECONDS
 
 
 def _end_group(process: subprocess.Popen) -> None:

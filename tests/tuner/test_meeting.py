@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from torch import distributed
 
 from cellfeed import ParameterError
 from cellfeed_tuner._measuring._measuring_process import MeasuringError
@@ -39,11 +40,11 @@ def world(rank, world_size=3, **changes):
 
 
 @contextmanager
-def others(*worlds, seconds=20.0, function=told_by_first):
+def others(*worlds, seconds=20.0, function=told_by_first, **settings):
     """What other ranks are told, in threads."""
     with ThreadPoolExecutor(len(worlds)) as pool:
         yield [
-            pool.submit(function, each, join_seconds=seconds, limit_seconds=seconds)
+            pool.submit(function, each, join_seconds=seconds, limit_seconds=seconds, **settings)
             for each in worlds
         ]
 
@@ -87,7 +88,7 @@ class TestWorld:
     )
     def test_what_is_no_number_is_named(self, environment, name, value):
         environment.setenv(name, value)
-        with pytest.raises(ParameterError, match=f"^{name}='{value}' is no number"):
+        with pytest.raises(ParameterError, match=f"^{name}='{value}' is not a valid number"):
             World.here()
 
     @pytest.mark.parametrize(
@@ -97,6 +98,19 @@ class TestWorld:
     def test_what_cannot_be_is_named(self, environment, name, value):
         environment.setenv(name, value)
         with pytest.raises(ParameterError, match=f"{name}={value}.* contradict each other"):
+            World.here()
+
+    @pytest.mark.parametrize("value", [None, "", "1"])
+    def test_a_group_that_no_variable_knows_of_is_refused(self, environment, value):
+        """Each rank would tune for itself."""
+        if value is None:
+            environment.delenv("WORLD_SIZE")
+        else:
+            environment.setenv("WORLD_SIZE", value)
+        assert World.here() is None
+        environment.setattr(distributed, "is_initialized", lambda: True)
+        environment.setattr(distributed, "get_world_size", lambda: 4)
+        with pytest.raises(ParameterError, match=r"torch\.distributed has 4 ranks, but WORLD_SIZE"):
             World.here()
 
     @pytest.mark.parametrize(
@@ -187,13 +201,22 @@ class TestMeeting:
                 Meeting(world(0), join_seconds=20.0).__enter__()
             assert all("RANK=1" in each.result()["message"] for each in told)
 
+    def test_what_is_asked_differently_is_refused(self):
+        with others(world(1, 2), asked="plate") as told:
+            with pytest.raises(ParameterError, match="rank 1 called `autotune` with another coll"):
+                Meeting(world(0, 2), asked="donor", join_seconds=20.0).__enter__()
+            assert told[0].result()["error"] == "ParameterError"
+
     def test_two_first_ones_are_refused(self):
         listener = _meeting._listening(world(0))
         with listener, pytest.raises(ParameterError, match="two processes have RANK=0"):
             Meeting(world(0), join_seconds=1.0).__enter__()
 
-    def test_who_says_nothing_of_use_is_no_rank(self, monkeypatch):
-        monkeypatch.setattr(_meeting, "_HELLO_SECONDS", 0.2)
+    @pytest.mark.parametrize(
+        "said", [b"\0\0\0\2{}", b"\0", b"\0\0\3\xe3" + b"[" * 995], ids=["no rank", "part", "deep"]
+    )
+    def test_who_says_nothing_of_use_is_no_rank(self, monkeypatch, said):
+        monkeypatch.setattr(_meeting, "_HELLO_SECONDS", 1)
         path = _meeting._socket_path(world(0))
 
         def stranger(*_, **__):
@@ -203,7 +226,7 @@ class TestMeeting:
                         came.connect(str(path))
                     except OSError:
                         continue
-                    came.sendall(b"\0\0\0\2{}")
+                    came.sendall(said)
                     return told_by_first(world(1, 2), join_seconds=20.0, limit_seconds=20.0)
 
         with others(world(1, 2), function=stranger) as told:

@@ -101,6 +101,18 @@ def test_each_has_its_share_of_the_cores(process, tmp_path):
             assert threads == max(1, usable_cpu_count() // n)
 
 
+def test_one_rank_by_itself_has_all_cores(collection, tmp_path, monkeypatch):
+    step = partial(ranked_loaders.note_threads, folder=str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with MeasuringProcess(collection) as process:
+        process.start()
+        assert not measured(process, request_of(ranks=Ranks(), step=step)).failure
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert int((tmp_path / "0.threads").read_text()) == usable_cpu_count()
+
+
 def test_memory_is_that_of_all(process):
     n_bytes = 200_000_000
     step = partial(ranked_loaders.large_step, n_bytes=n_bytes)

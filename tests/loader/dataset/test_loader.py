@@ -86,7 +86,9 @@ def test_an_error_of_a_worker_is_one_line():
 
 
 _MOUNT = """
-import ctypes, subprocess, sys
+import ctypes, shutil, subprocess, sys
+if shutil.which("mount") is None:
+    sys.exit(77)
 unshare, name_space = getattr(ctypes.CDLL(None), "unshare", None), 0x00020000
 if unshare is None or unshare(name_space) or any(
     subprocess.run(["mount", *options], stderr=subprocess.DEVNULL).returncode

@@ -229,9 +229,10 @@ except cellfeed.FormatError as error:
 
 def test_without_cellstream(stored):
     command = [sys.executable, "-c", WITHOUT, str(stored[0])]
-    said = warm.run(command).stdout
+    ran = warm.run(command)
+    assert ran.returncode == 0, ran.stderr
     expected = (
         "an archive of cellstream is read with cellstream; "
         "install it: pip install 'cellfeed[cellstream]'"
     )
-    assert said == f"{stored[0]}: {expected}\n"
+    assert ran.stdout == f"{stored[0]}: {expected}\n"

@@ -148,7 +148,7 @@ class TestRows:
         direct.load_state_dict(state)
         assert [each.rows.tolist() for each in direct] == expected
 
-    @pytest.mark.parametrize("context", ["fork", "forkserver"])
+    @pytest.mark.parametrize("context", ["fork", "spawn"])
     def test_reach_worker_processes(self, stores, context):
         collection = open_collection(stores / "gzip.h5ad", direct_io=True)
         dataset, _ = minibatches(collection)  # threads are there by then

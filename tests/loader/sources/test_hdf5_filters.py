@@ -136,9 +136,9 @@ class TestInstalled:
         csr, dense = filtered(FILTERS)
         check_rows(load([whole, *csr, *dense]))
 
-    def test_files_are_read_in_spawned_workers(self, filtered, load):
-        slow, _ = filtered(["lz4"])
-        check_rows(load(slow, method="spawn"))
+    def test_files_are_read_in_spawned_workers(self, whole, filtered, load):
+        (slow,), _ = filtered(["lz4"])
+        check_rows(load([whole, slow], method="spawn"))
 
     def test_the_commands_read_them(self, whole, tmp_path):
         arguments = [whole, "--label", "plate", "--output", tmp_path, "--budget", "2"]

@@ -260,8 +260,9 @@ except cellfeed.FormatError as error:
 
 def test_without_pyarrow(folder):
     command = [sys.executable, "-c", WITHOUT, str(folder)]
-    said = warm.run(command).stdout
+    ran = warm.run(command)
+    assert ran.returncode == 0, ran.stderr
     install = (
         "a table of Arrow is read with pyarrow; install it: pip install 'cellfeed[huggingface]'"
     )
-    assert said == f"{folder}: {install}\n"
+    assert ran.stdout == f"{folder}: {install}\n"

@@ -214,9 +214,10 @@ except cellfeed.FormatError as error:
 
 def test_without_psycopg(stored):
     command = [sys.executable, "-c", WITHOUT, stored[0]]
-    said = warm.run(command).stdout
+    ran = warm.run(command)
+    assert ran.returncode == 0, ran.stderr
     expected = "PostgreSQL is read with psycopg; install it: pip install 'cellfeed[postgres]'"
-    assert said == f"{stored[0]}: {expected}\n"
+    assert ran.stdout == f"{stored[0]}: {expected}\n"
 
 
 def test_autotune_and_preshuffle(stored, options, tmp_path, monkeypatch):

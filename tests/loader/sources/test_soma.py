@@ -205,9 +205,10 @@ except cellfeed.FormatError as error:
 
 def test_without_tiledbsoma(stored):
     command = [sys.executable, "-c", WITHOUT, str(stored[0])]
-    said = warm.run(command).stdout
+    ran = warm.run(command)
+    assert ran.returncode == 0, ran.stderr
     expected = "TileDB-SOMA is read with tiledbsoma; install it: pip install 'cellfeed[soma]'"
-    assert said == f"{stored[0]}: {expected}\n"
+    assert ran.stdout == f"{stored[0]}: {expected}\n"
 
 
 def test_autotune_and_preshuffle(stored, tmp_path, monkeypatch):

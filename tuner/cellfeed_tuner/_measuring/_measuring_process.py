@@ -305,9 +305,10 @@ def _events(
     every = MEMORY_EVERY_SECONDS
     while (now := time.monotonic()) < start + limit_seconds and not abandoned():
         if now > looked + every:
+            began = time.thread_time()
             yield None
-            looked = time.monotonic()
-            every = min(max(every, (looked - now) / LOOKING_SHARE), MEMORY_AT_LEAST_EVERY_SECONDS)
+            looked, taken = time.monotonic(), time.thread_time() - began
+            every = min(max(every, taken / LOOKING_SHARE), MEMORY_AT_LEAST_EVERY_SECONDS)
         if not receiver.poll(MEMORY_EVERY_SECONDS):
             continue
         try:

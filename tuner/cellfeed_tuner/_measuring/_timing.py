@@ -7,6 +7,7 @@ Since the next fetch is under way while one is dealt out, rounds follow each oth
 pause in the clock would be time to read ahead for which nobody is charged.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ class TimingRequest(TimingSettings):
         pace: Pace,
         report: Callable[[object], None],
     ) -> None:
-        if self.ranks.n_total > 1:
+        if self.ranks.n_total > 1 or {"WORLD_SIZE", "LOCAL_WORLD_SIZE"} & os.environ.keys():
             self.ranks.become(rank)
         request = replace(self, rank=rank)
         if isinstance(subject, Tunable):

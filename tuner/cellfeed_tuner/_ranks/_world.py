@@ -1,6 +1,7 @@
 """Which ranks train, and which of them this process is."""
 
 import os
+import sys
 from dataclasses import dataclass
 
 from cellfeed import ParameterError
@@ -43,7 +44,8 @@ class World:
         ParameterError
             Variables are missing, or contradict each other or torch.distributed.
         """
-        if "WORLD_SIZE" not in os.environ or _number("WORLD_SIZE") == 1:
+        if not os.environ.get("WORLD_SIZE", "").strip() or _number("WORLD_SIZE") == 1:
+            _check_alone()
             return None
         world = cls(
             rank=_number("RANK"),
@@ -143,6 +145,19 @@ class Ranks:
         return f"{self.n_local} of {self.n_total} ranks"
 
 
+def _check_alone() -> None:
+    """Refuse ranks that torch.distributed knows of, but no variable: each would tune for itself."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    if distributed.get_world_size() > 1:
+        msg = (
+            f"torch.distributed has {distributed.get_world_size()} ranks, but WORLD_SIZE is "
+            f"{os.environ.get('WORLD_SIZE', 'not set')}; {_REMEDY}"
+        )
+        raise ParameterError(msg)
+
+
 def _text(name: str) -> str:
     found = os.environ.get(name, "").strip()
     if not found:
@@ -155,6 +170,6 @@ def _number(name: str) -> int:
     found = _text(name)
     is_number = found.isascii() and found.isdecimal() and len(found) < 10  # noqa: PLR2004
     if not is_number or (name.endswith("WORLD_SIZE") and int(found) == 0):
-        msg = f"{name}={found!r} is no number of ranks or ports; {_REMEDY}"
+        msg = f"{name}={found!r} is not a valid number; {_REMEDY}"
         raise ParameterError(msg)
     return int(found)

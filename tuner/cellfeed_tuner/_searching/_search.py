@@ -156,8 +156,8 @@ class Search:
         """
         configuration = choice.result.configuration
         step, left = self.requirements.constraints.step_seconds, self._budget.left
-        batch_size = self.measurements.batch_size
-        seconds_per_minibatch = max(step or 0.0, batch_size / choice.speed.value)
+        cells_per_step = self.measurements.ranks.n_local * self.measurements.batch_size
+        seconds_per_minibatch = max(step or 0.0, cells_per_step / choice.speed.value)
         rounds = left / (seconds_per_minibatch * configuration.minibatches_per_round)
         least_rounds = min(LEAST_ROUNDS, int(rounds) - 1)
         if step is None or least_rounds < 1:

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import socket
+import struct
 import tempfile
 import time
 from collections.abc import Mapping
@@ -48,8 +49,10 @@ class Meeting:
     ----------
     world
         Whom it waits for.
+    asked
+        What is asked of it, which must be the same on all ranks.
     join_seconds
-        How long.
+        How long it waits.
 
     Raises
     ------
@@ -59,8 +62,10 @@ class Meeting:
         On entry: ranks do not agree on who they are, or have no place to meet.
     """
 
-    def __init__(self, world: World, *, join_seconds: float = JOIN_SECONDS) -> None:
-        self._world, self._join_seconds = world, join_seconds
+    def __init__(
+        self, world: World, *, asked: str = "", join_seconds: float = JOIN_SECONDS
+    ) -> None:
+        self._world, self._asked, self._join_seconds = world, asked, join_seconds
         self._others: list[tuple[int, Connection[bytes, bytes]]] = []
 
     def __enter__(self) -> Self:
@@ -123,7 +128,7 @@ class Meeting:
             found = listener.accepted()
             if found is None:
                 continue
-            connection, rank, theirs = found
+            connection, rank, theirs, asked = found
             self._others.append((rank, connection))
             if theirs != world_size:
                 msg = (
@@ -132,7 +137,16 @@ class Meeting:
                 )
                 raise ParameterError(msg)
             if rank not in missing:
-                msg = f"two processes have RANK={rank}; set it as torchrun does, for each another"
+                msg = (
+                    f"two processes have RANK={rank}; set it as torchrun does, a different one "
+                    "for each"
+                )
+                raise ParameterError(msg)
+            if asked != self._asked:
+                msg = (
+                    f"rank {rank} called `autotune` with another collection or other arguments "
+                    "than rank 0; call it alike on all ranks"
+                )
                 raise ParameterError(msg)
             missing.remove(rank)
 
@@ -142,7 +156,7 @@ class Meeting:
 
 
 def told_by_first(
-    world: World, *, join_seconds: float = JOIN_SECONDS, limit_seconds: float
+    world: World, *, asked: str = "", join_seconds: float = JOIN_SECONDS, limit_seconds: float
 ) -> Message:
     """Return what the first rank tells all others.
 
@@ -150,6 +164,8 @@ def told_by_first(
     ----------
     world
         Which rank this is.
+    asked
+        What it asks of all.
     join_seconds
         How long to wait until the first rank is there.
     limit_seconds
@@ -160,7 +176,7 @@ def told_by_first(
     MeasuringError
         It does not come, ends, or says nothing in time.
     """
-    connection = _joined(world, join_seconds)
+    connection = _joined(world, asked, join_seconds)
     try:
         if not connection.poll(limit_seconds):
             msg = (
@@ -192,20 +208,25 @@ class _Listener:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def accepted(self) -> "tuple[Connection[bytes, bytes], int, int] | None":
-        """Return a connection, its rank and number of ranks; None if nobody comes now."""
+    def accepted(self) -> "tuple[Connection[bytes, bytes], int, int, str] | None":
+        """Return a connection, its rank, number of ranks and what it asks; None if nobody comes."""
         try:
             accepted, _ = self._socket.accept()
         except TimeoutError:
             return None
         accepted.settimeout(None)
+        # Whoever says no more than a part of it is not waited for.
+        accepted.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(_HELLO_SECONDS), 0)
+        )
         connection: Connection[bytes, bytes] = Connection(accepted.detach())
         try:
             if connection.poll(_HELLO_SECONDS):
                 hello = json.loads(connection.recv_bytes(maxlength=1000))
                 if hmac.compare_digest(hello["token"], self._token):
-                    return connection, int(hello["rank"]), int(hello["world_size"])
-        except (EOFError, OSError, ValueError, KeyError, TypeError):
+                    rank, world_size = int(hello["rank"]), int(hello["world_size"])
+                    return connection, rank, world_size, str(hello["asked"])
+        except (EOFError, OSError, ValueError, KeyError, TypeError, RecursionError):
             pass  # whoever that was, it is no rank
         connection.close()
         return None
@@ -220,7 +241,7 @@ def _listening(world: World) -> _Listener:
     path = _socket_path(world)
     with _connected(path) or nullcontext() as other:
         if other is not None:
-            msg = "two processes have RANK=0; set it as torchrun does, for each another"
+            msg = "two processes have RANK=0; set it as torchrun does, a different one for each"
             raise ParameterError(msg)
     path.unlink(missing_ok=True)  # of one that was killed
     listener = socket.socket(socket.AF_UNIX)
@@ -229,7 +250,7 @@ def _listening(world: World) -> _Listener:
     return _Listener(listener, "", path)
 
 
-def _joined(world: World, seconds: float) -> "Connection[bytes, bytes]":
+def _joined(world: World, asked: str, seconds: float) -> "Connection[bytes, bytes]":
     deadline = time.monotonic() + seconds
     store = None if world.is_on_one_machine else _store(world)
     token, found = "", None
@@ -249,6 +270,7 @@ def _joined(world: World, seconds: float) -> "Connection[bytes, bytes]":
             time.sleep(_AGAIN_SECONDS)
     connection: Connection[bytes, bytes] = Connection(found.detach())
     hello = {"rank": world.rank, "world_size": world.world_size, "token": token}
+    hello["asked"] = asked
     connection.send_bytes(json.dumps(hello).encode())
     return connection
 

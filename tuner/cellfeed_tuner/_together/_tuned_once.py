@@ -1,6 +1,7 @@
 """``autotune`` on several ranks: the first measures for all, and all get the same result."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import wraps
 from typing import Any, ParamSpec, cast
 
@@ -17,7 +18,7 @@ from cellfeed_tuner._together._meeting import Meeting, Message, told_by_first
 __all__ = ["tuned_once"]
 
 # How long other ranks wait: for so many budgets, and for what comes before and after these.
-_BUDGETS, _BESIDE_SECONDS = 5, 600.0
+_BUDGETS, _BESIDE_SECONDS, _LONGEST_SECONDS = 5, 600.0, 1e6
 
 P = ParamSpec("P")
 
@@ -41,11 +42,11 @@ def tuned_once(tune: Callable[P, AutotuneResult]) -> Callable[P, AutotuneResult]
         world = World.here() if given.get("ranks") is None else None
         if world is None:
             return tune(*arguments, **settings)
+        asked = _digest(arguments, given)
         if world.rank:
-            budget = given.get("budget", DEFAULT_BUDGET_SECONDS)
-            told = told_by_first(world, limit_seconds=_BUDGETS * budget + _BESIDE_SECONDS)
-            return _as_told(told)
-        with Meeting(world) as meeting:
+            limit = _limit_seconds(given.get("budget", DEFAULT_BUDGET_SECONDS))
+            return _as_told(told_by_first(world, asked=asked, limit_seconds=limit))
+        with Meeting(world, asked=asked) as meeting:
             on_progress: Progress = given.get("on_progress", silent)
 
             def progress(stage: str, done: float, total: float) -> None:
@@ -65,6 +66,26 @@ def tuned_once(tune: Callable[P, AutotuneResult]) -> Callable[P, AutotuneResult]
         return _as_told(told)
 
     return tuned
+
+
+def _limit_seconds(budget: Any) -> float:
+    """Return how long to wait; what is no budget, rank 0 refuses at once."""
+    is_number = isinstance(budget, int | float)
+    seconds = _BUDGETS * budget + _BESIDE_SECONDS if is_number else _LONGEST_SECONDS
+    return seconds if 0 < seconds < _LONGEST_SECONDS else _LONGEST_SECONDS
+
+
+def _digest(arguments: Iterable[object], settings: Mapping[str, Any]) -> str:
+    """Return the same text for what is asked alike, of what can be written down."""
+    words = [f"{len(each)}" for each in arguments if isinstance(each, Sized)]
+    words += [f"{name}={value!r}" for name, value in sorted(settings.items()) if _is_plain(value)]
+    return hashlib.sha256(repr(words).encode()).hexdigest()
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int | float | None)
 
 
 def _failure(error: BaseException) -> Message:
