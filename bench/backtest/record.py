@@ -155,7 +155,7 @@ def record(
         block_sizes, fetch_factors, default_workers(collection) if workers is None else workers
     )
     grid = _listed(space)
-    check_size(collection, grid, batch_size)
+    check_size("the collection", len(collection), grid, batch_size)
     cache = cache_state(collection, cache)
     check_cache(collection, cache)
     on_progress("machine", 0, 1)

@@ -8,6 +8,8 @@ are any, and the caption names the machine.
 from ._annloader import measure_annloader
 from ._decoded import decoded_bytes_per_cell
 from ._entropy_worth import entropy_worth_figure
+from ._epoch_course import EpochCourse, entropy_over_epoch
+from ._epoch_figure import epoch_figure
 from ._expansions import expansions_figure
 from ._figure4 import entropy_figure
 from ._figure5 import macro_f1_figure
@@ -19,9 +21,12 @@ from ._throughput import storage_figure, throughput_figure
 from ._workers import workers_figure
 
 __all__ = [
+    "EpochCourse",
     "decoded_bytes_per_cell",
     "entropy_figure",
+    "entropy_over_epoch",
     "entropy_worth_figure",
+    "epoch_figure",
     "expansions_figure",
     "loaders_figure",
     "macro_f1_figure",

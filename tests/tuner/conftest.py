@@ -16,7 +16,6 @@ from cellfeed_tuner import (
     Constraints,
     Dataset,
     EntropyBits,
-    EpochCourse,
     Estimate,
     LabelCensus,
     LabelResult,
@@ -29,13 +28,12 @@ from cellfeed_tuner import (
     StorageOrder,
     Verdict,
 )
-from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
-from cellfeed_tuner._explain._stage_model import StageModel
+from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._digest import fingerprint
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial, Key
 from cellfeed_tuner._history._study import record as keep_study
-from cellfeed_tuner._machine._description import Cpu, Memory, Packages, Platform
+from cellfeed_tuner._machine._description import Cpu, Memory, Platform
 from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._searching._trials import Trials
@@ -108,7 +106,6 @@ def earlier_run():
         facts: dict[str, Any] = {
             "began": "2026-11-20T10:00:00.000+00:00",
             "path": "plates/plate0.h5ad",
-            "load": 0.5,
             "is_short": False,
             "cells_per_second": Estimate(speed, 0.9 * speed, 1.1 * speed),
         } | changes
@@ -126,16 +123,15 @@ MACHINE = Machine(
     memory=Memory(total_bytes=16 * 10**9, available_bytes=12 * 10**9),
     storage=(
         Storage(
-            mount_point="/", file_system="ext4", kind="local", device="/dev/vda", rotational=False,
-            model=None,
+            mount_point="/", file_system="ext4", kind="local", device="/dev/vda",
         ),
     ),
     platform=Platform(
         system="Debian", kernel="Linux 6.1", architecture="x86_64", python="3.11.7",
-        packages=Packages(
-            cellfeed="0.1.0", anndata="0.12", h5py="3.16", hdf5="2.0", numpy="2.4", scipy="1.17",
-            torch=None,
-        ),
+        packages={
+            "cellfeed": "0.1.0", "anndata": "0.12", "h5py": "3.16", "hdf5": "2.0", "numpy": "2.4",
+            "scipy": "1.17", "torch": None,
+        },
     ),
 )  # fmt: skip
 DATASET = Dataset(
@@ -164,7 +160,7 @@ def entropy(share, *, measured=True):
     )
 
 
-def timed(block_size, fetch_factor, num_workers, speed, share, kind):
+def timed(block_size, fetch_factor, num_workers, speed, share, kind="inside"):
     return ConfigurationResult(
         configuration=Configuration(
             block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers
@@ -194,15 +190,15 @@ def untimed(block_size, fetch_factor, num_workers, status, share, note=""):
 
 
 GRID = (
-    timed(4, 4, 0, 2_000.0, 0.97, "inside"),
+    timed(4, 4, 0, 2_000.0, 0.97),
     timed(4, 4, 1, 3_000.0, 0.97, "outside"),
-    timed(4, 64, 0, 1_500.0, 1.0, "inside"),
+    timed(4, 64, 0, 1_500.0, 1.0),
     untimed(4, 64, 1, "over memory", 1.0, "its buffers alone take 9,000 MB"),
     untimed(64, 4, 0, "below entropy floor", 0.5),
     untimed(64, 4, 1, "failed", 0.5, "no workers here"),
     timed(64, 64, 0, 9_000.0, 0.96, "assumptions"),
-    timed(64, 64, 1, 8_000.0, 0.96, "inside"),
-    timed(1024, 4, 0, 12_000.0, 0.2, "inside"),
+    timed(64, 64, 1, 8_000.0, 0.96),
+    timed(1024, 4, 0, 12_000.0, 0.2),
     untimed(1024, 4, 1, "out of budget", 0.2),
     untimed(1024, 64, 0, "too few cells", 0.6, "whole fetches need 32,768 cells"),
     untimed(1024, 64, 1, "too slow", 0.6, "as its like were"),
@@ -256,18 +252,6 @@ def with_a_further_label(each):
     )
 
 
-def course(*bits):
-    """Ten tenths of an epoch, of which the last one is off if it differs from the first."""
-    return EpochCourse(
-        deciles=tuple(Estimate(each, each - 0.01, each + 0.01) for each in bits),
-        drift_bits=bits[-1] - bits[0],
-        drift_error_bits=0.05,
-        departure_bits=bits[-1] - bits[0],
-        departure_error_bits=0.05,
-        departing_decile=9,
-    )
-
-
 def stage(name, microseconds, saving):
     seconds = microseconds * 1e-6
     interval = Estimate(seconds, 0.9 * seconds, 1.1 * seconds)
@@ -295,9 +279,9 @@ ADVICE = StorageAdvice(
 OF_RANGES = replace(
     RECOMMENDED,
     configurations=(
-        timed(1, 1, 0, 1_800.0, 1.0, "inside"),
-        timed(22, 288, 3, 6_000.0, 0.99, "inside"),
-        *(timed(64 + size, 64, 0, 9_000.0 - 9 * size, 0.96, "inside") for size in range(0, 96, 8)),
+        timed(1, 1, 0, 1_800.0, 1.0),
+        timed(22, 288, 3, 6_000.0, 0.99),
+        *(timed(64 + size, 64, 0, 9_000.0 - 9 * size, 0.96) for size in range(0, 96, 8)),
         timed(176, 208, 11, 7_000.0, 0.955, "outside"),
     ),
     ranges=Ranges(
@@ -400,9 +384,7 @@ RESULTS = {
             },
         ),
         configurations=tuple(with_a_further_label(each) for each in GRID),
-        entropy_over_epoch={"plate": course(*[3.45] * 9, 3.46), "cell_line": course(*[3.4] * 10)},
     ),
-    "drift": replace(RECOMMENDED, entropy_over_epoch={"plate": course(*[3.5] * 9, 3.3)}),
     "busy": replace(RECOMMENDED, busy=Busy(other_cores=1.4, share=0.35)),
     "ranges": OF_RANGES,
     "ranges without a choice": replace(

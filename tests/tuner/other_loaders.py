@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,14 @@ class PlannedPlates(Plates):
     def planned_rows(self, configuration, n_minibatches):
         loader = Blocks(configuration, 0.0, 0)
         return np.stack([rows for rows, _ in zip(loader, range(n_minibatches), strict=False)])
+
+
+class ShortWithLargeFetches(PlannedPlates):
+    """With large fetches, an epoch is shorter than one of them."""
+
+    def open(self, configuration):
+        loader = super().open(configuration)
+        return list(islice(loader, 4)) if configuration.fetch_factor == 8 else loader
 
 
 class OfAnotherSize(Plates):

@@ -10,15 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import BlockShuffling, EpochPlan, ParameterError
-from cellfeed_tuner import (
-    Conditional,
-    joint_codes,
-    label_entropies,
-    label_entropy,
+from cellfeed_tuner import Conditional, label_entropy
+from cellfeed_tuner._entropy._conditional_entropy import (
+    _joint,
+    label_pair,
     random_conditional_entropy_bits,
 )
+from cellfeed_tuner._entropy._label_entropy import LabelReplay
 
 pairs = st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 2)), min_size=1, max_size=8)
+
+
+def joint_codes(first, second):
+    pair = label_pair(first, second)
+    return _joint(*pair, int(pair[1].max()) + 1)
 
 
 def conditional(drawn) -> float:
@@ -88,16 +93,16 @@ def test_single_rows_mix_as_random_sampling_does():
 def test_several_labels_are_replayed_as_each_is_alone():
     rng = np.random.default_rng(0)
     labels = {"plate": np.repeat([0, 1, 2], 500), "drug": rng.integers(-1, 9, 1500)}
-    grid = {"batch_size": 16, "block_sizes": [1, 32], "fetch_factors": [1, 4], "n_rows": 4000}
-    together = label_entropies(labels, **grid)  # type: ignore[arg-type]
-    alone = {name: label_entropy(codes, **grid) for name, codes in labels.items()}  # type: ignore[arg-type]
-    assert together == alone
+    together = LabelReplay(labels, batch_size=16, seed=0).of(32, 4, n_rows=4000)
+    for name, codes in labels.items():
+        alone = LabelReplay({name: codes}, batch_size=16, seed=0).of(32, 4, n_rows=4000)
+        assert alone == {name: together[name]}
 
 
 @pytest.mark.parametrize("labels", [{}, {"a": [0, 1], "b": [0, 1, 2]}])
 def test_labels_of_unequal_length_are_refused(labels):
     with pytest.raises(ParameterError, match="same number of rows"):
-        label_entropies(labels, batch_size=2, block_sizes=[1], fetch_factors=[1])
+        LabelReplay(labels, batch_size=2, seed=0)
 
 
 def test_pairs_that_do_not_fit_together_are_refused():

@@ -29,7 +29,7 @@ def test_the_choice_and_the_bottleneck_are_explained(explain):
     assert "block size 64, fetch factor 64, 0 workers" in said
     assert "It is the fastest of the 4 measured configurations" in said
     assert "Clearly bound by decompression" in said
-    assert "decompressing 160.00 [144.00, 176.00] █" in said
+    assert "decompressing 160.0 [144.0, 176.0] █" in said
     assert "1.67 bytes are decompressed for each that is used." in said
     assert "A training step longer than 7.2 ms hides" in said  # 64 x 113 us
     assert "should be read at least 2.5 times as fast" in said

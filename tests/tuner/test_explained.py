@@ -1,13 +1,15 @@
 """Where the time goes is counted while a choice is measured, and stands in the result."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from cellfeed import Cells, open_collection
+from cellfeed import CellDataset, Cells, open_collection
 from cellfeed_tuner import Configuration, autotune, measure
+from cellfeed_tuner._explain import _store_sample
 from cellfeed_tuner._explain._explained import Explained, explain_throughput
 from cellfeed_tuner._explain._storage_advice import StorageLayout
 from cellfeed_tuner._explain._store_sample import StoreRequest, StoreSample, sample_store
@@ -71,6 +73,23 @@ def explained(collection, measured, *, step_seconds=None, seconds=1.0):
             seconds=seconds,
             seed=0,
         )
+
+
+def test_a_sample_is_read_with_all_settings(small_collection, monkeypatch):
+    made, reported = list[tuple[Any, Any]](), list[object]()
+
+    def make(*arguments, **settings):
+        made.append((arguments, settings))
+        return CellDataset(*arguments, **settings)
+
+    monkeypatch.setattr(_store_sample, "CellDataset", make)
+    settings = Configuration(block_size=16, fetch_factor=4, align="chunks", num_threads=1)
+    request = StoreRequest(configuration=settings, batch_size=BATCH_SIZE, seed=0)
+    request.run(open_collection(small_collection), reported.append)
+    ((arguments, options),) = made
+    assert arguments[1].align == "chunks"
+    assert options["num_threads"] == 1
+    assert [type(each) for each in reported] == [StoreSample]
 
 
 def test_a_sample_is_taken_in_the_process(small_collection):

@@ -32,6 +32,12 @@ def test_each_is_a_configuration(tuned):
     assert tuned.recommended is not None
 
 
+def test_each_that_was_measured_is_judged_by_blocks_of_its_own(tuned):
+    measured = [each for each in tuned.configurations if each.status == "measured"]
+    assert measured
+    assert {each.verdict and each.verdict.kind for each in measured} <= {"inside", "assumptions"}
+
+
 def test_entropy_is_that_of_the_plan_of_each(tuned, small_collection):
     collection = open_collection(small_collection, obs=["plate"])
     for each in tuned.configurations:

@@ -32,9 +32,9 @@ class TestMemory:
 class TestPlatform:
     def test_versions_are_those_that_run(self):
         described = describe_machine([]).platform
-        assert described.packages.hdf5 == h5py.version.hdf5_version
-        assert described.packages.numpy == np.__version__
-        assert described.packages.cellfeed is not None
+        assert described.packages["hdf5"] == h5py.version.hdf5_version
+        assert described.packages["numpy"] == np.__version__
+        assert described.packages["cellfeed"] is not None
         assert described.python == platform.python_version()
         assert platform.release() in described.kernel
 

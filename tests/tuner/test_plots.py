@@ -14,7 +14,6 @@ from cellfeed_tuner.plots._style import block_colours
 FIGURES = (
     plots.autotune_figure,
     plots.bounds_figure,
-    plots.heat_map_figure,
     plots.trade_off_figure,
 )
 
@@ -46,6 +45,26 @@ def test_what_has_no_throughput_says_why_in_its_place(result_of):
     speeds, _ = plots.heat_map_figure(result_of("recommended")).axes
     texts = {text.get_text() for text in speeds.texts}
     assert {"3.0k\n1 w", "below\nfloor", "too few\ncells"} <= texts
+
+
+def test_a_place_shows_the_best_of_all_other_settings(result_of):
+    """Of what differs in workers or in alignment, the fastest, and what is best mixed."""
+    result = result_of("recommended")
+    aligned = tuple(
+        replace(
+            each,
+            configuration=each.configuration.changed(align="chunks"),
+            entropy_bits=replace(each.entropy_bits, expected=Estimate(0.5, 0.5, 0.5)),
+            cells_per_second=each.cells_per_second and Estimate(1.0, 0.9, 1.1),
+        )
+        for each in result.configurations
+    )
+    both = replace(result, configurations=(*result.configurations, *aligned))
+    figures = plots.heat_map_figure(result), plots.heat_map_figure(both)
+    one, other = (
+        [text.get_text() for axes in figure.axes for text in axes.texts] for figure in figures
+    )
+    assert one == other
 
 
 def test_what_rests_on_few_rounds_is_marked(result_of):
@@ -95,29 +114,6 @@ def test_a_label_with_dollars_is_no_formula(result_of):
     figure = plots.autotune_figure(replace(result, dataset=replace(result.dataset, label=label)))
     figure.savefig(BytesIO())  # a formula is read only now
     assert any(label in text.get_text().replace(r"\$", "$") for text in figure.findobj(Text))
-
-
-def test_the_course_of_an_epoch_is_drawn_for_each_label(result_of):
-    result = result_of("several labels")
-    random = dict.fromkeys(result.entropy_over_epoch, 3.6)
-    figure = plots.epoch_figure(result.entropy_over_epoch, random)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["plate", "cell_line"]
-    for axes, course in zip(figure.axes, result.entropy_over_epoch.values(), strict=True):
-        tenths = [[n, bits.value] for n, bits in enumerate(course.deciles, start=1)]
-        assert any(np.array_equal(line.get_xydata(), tenths) for line in axes.lines)
-        low, high = axes.get_ylim()
-        assert low < min(bits for _, bits in tenths) < 3.6 < high
-        assert high - low >= 0.36
-
-
-def test_courses_of_one_label_are_drawn_to_one_scale(result_of):
-    course = result_of("drift").entropy_over_epoch["plate"]
-    lower = replace(course, deciles=tuple(Estimate(1.0, 0.9, 1.1) for _ in course.deciles))
-    courses = {"one": course, "other": lower}
-    same = plots.epoch_figure(courses, dict.fromkeys(courses, 3.6)).axes
-    assert same[0].get_ylim() == same[1].get_ylim()
-    own = plots.epoch_figure(courses, {"one": 3.6, "other": 3.5}).axes
-    assert own[0].get_ylim() != own[1].get_ylim()
 
 
 def test_the_trade_off_shows_the_label_that_is_mixed_least(result_of):

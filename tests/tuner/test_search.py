@@ -11,7 +11,6 @@ from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import Delivery, Round, Started, TimingRequest
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._turns import LEAST_TURNS
-from cellfeed_tuner._progress import Standings, unwatched
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._searching._search import Search
@@ -71,7 +70,6 @@ def search_of(
     memory=10**9,
     budget=60.0,
     recollection=None,
-    on_race=unwatched,
     further=None,
 ):
     entropies = {}
@@ -109,7 +107,6 @@ def search_of(
             entropies=entropies,
         ),
         geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=8.0, n_files=14),
-        on_race=on_race,
         recollection=recollection or Recollection(),
     )
 
@@ -221,27 +218,8 @@ def test_a_choice_is_made_within_the_budget_however_fast_the_disk(slowness):
     assert choice is not None
 
 
-def test_those_who_watch_see_how_the_race_stands():
-    handed = list[Standings]()
-    results, _, _ = run_search(budget=600.0, on_race=handed.append)
-    (standings,) = handed
-    race = {each.configuration: each for each in standings()}
-    measured = {each.configuration: each for each in results if each.status == "measured"}
-    assert measured.keys() <= race.keys()
-    for configuration, each in measured.items():
-        assert race[configuration].cells_per_second == each.cells_per_second
-        assert race[configuration].n_rounds == each.n_rounds
-        mixes = each.entropy_bits.share_of_random >= 0.95
-        assert (race[configuration].state == "below floor") == (not mixes)
-    mixing = [each for each in race.values() if each.state != "below floor"]
-    fastest = max(mixing, key=lambda each: each.rough_cells_per_second)
-    assert fastest.state == "racing"
-    assert {"racing", "left"} == {each.state for each in race.values()}
-
-
 def test_where_nothing_mixes_well_enough_what_comes_nearest_is_measured():
-    handed = list[Standings]()
-    search = search_of(ModelProcess(), floor=1.0, on_race=handed.append)
+    search = search_of(ModelProcess(), floor=1.0)
     grid = [each for each in GRID if each.block_size > 16]
     search.run(grid)
     assert len(search.measurements) == 0
@@ -249,8 +227,7 @@ def test_where_nothing_mixes_well_enough_what_comes_nearest_is_measured():
     results = search.results(grid)
     assert search.choose(results) is None
     assert any(each.status == "measured" for each in results)
-    (standings,) = handed
-    assert {"below floor"} == {each.state for each in standings()}
+    assert not any(search.requirements.mixes(each) for each in search.measurements)
 
 
 def test_what_may_be_the_best_is_measured_in_turns_and_the_rest_is_not():

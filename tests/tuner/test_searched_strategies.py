@@ -225,6 +225,7 @@ class TestResult:
         assert result.storage_order is None
         assert {each.configuration.block_size for each in result.configurations} == {4}
         assert result.chosen is not None
+        assert result.chosen.entropy_bits.homogeneous is None
         assert result.chosen.verdict is None
         dataset = CellDataset.from_autotune(collection, result, seed=0)
         assert isinstance(dataset.strategy, GroupedSampling)

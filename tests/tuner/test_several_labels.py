@@ -4,7 +4,6 @@ import html
 import json
 import re
 from collections import Counter
-from itertools import pairwise
 from math import log2
 
 import anndata as ad
@@ -169,19 +168,6 @@ def test_the_floor_holds_for_every_label(tuned, counted):
     said = re.search(r"with at least ([0-9.]+)% of random", recommended["reason"])
     assert said is not None
     assert float(said[1]) / 100 == pytest.approx(min(chosen.values()), abs=0.01)
-
-
-def test_the_epoch_of_the_choice_is_followed_from_first_to_last_tenth(tuned, page):
-    sizes = tuned[1]["recommended"]["configuration"]
-    rows = minibatches(sizes["block_size"], sizes["fetch_factor"], epoch=0)
-    ends = np.arange(11) * len(rows) // 10
-    assert list(tuned[1]["entropy_over_epoch"]) == ["line", "plate"]
-    for name, course in tuned[1]["entropy_over_epoch"].items():
-        entropies = [bits(each) for each in LABELS[name][rows].tolist()]
-        tenths = [np.mean(entropies[a:b]) for a, b in pairwise(ends)]
-        assert [each["value"] for each in course["deciles"]] == pytest.approx(tenths, abs=1e-9)
-        assert f"{name}: From the first to the last tenth of an epoch, entropy stays within" in page
-        assert f"within {min(tenths):.3f} to {max(tenths):.3f} bits" in page
 
 
 def test_labels_are_named_where_they_are_used(tuned, said, page):

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed_tuner import Configuration, Estimate, epochs_until_paid
-from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage
-from cellfeed_tuner._explain._stage_model import StageModel, StageName
+from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel, StageName
 from cellfeed_tuner._explain._storage_advice import StorageLayout, amplification, storage_advice
 from cellfeed_tuner._explain._store_sample import StoreSample
 

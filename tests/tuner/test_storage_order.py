@@ -3,7 +3,23 @@
 import numpy as np
 import pytest
 
-from cellfeed_tuner import storage_order
+from cellfeed_tuner._entropy import _storage_order
+from cellfeed_tuner._entropy._label_counts import count_labels
+from cellfeed_tuner._entropy._label_entropy import label_entropy
+
+
+def storage_order(codes, *, batch_size, block_size, n_rows=1_000_000, seed=0):
+    """The storage order of labels, by what is replayed of them alone."""
+    in_blocks, single_rows = label_entropy(
+        codes, batch_size=batch_size, block_sizes=[block_size, 1], fetch_factors=[1],
+        n_rows=n_rows, seed=seed,
+    )  # fmt: skip
+    return _storage_order.storage_order(
+        in_blocks,
+        single_rows,
+        random_bits=count_labels(codes).random_entropy_bits(batch_size),
+        n_distinct=codes.size // batch_size,
+    )
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.2])

@@ -58,7 +58,7 @@ def test_each_configuration_is_a_trial_of_a_study_that_optuna_reads(earlier_run,
     assert study.best_trial.user_attrs["replicates"] == list(run.trials[0].replicates)
     looks = study.best_trial.intermediate_values
     assert list(looks.values()) == list(run.trials[0].replicates)
-    assert {"asked", "began", "load", "choice"} <= set(study.user_attrs["run"])
+    assert {"asked", "began", "choice"} <= set(study.user_attrs["run"])
 
 
 def test_runs_come_in_their_order_and_by_their_data(earlier_run, tmp_path, record):

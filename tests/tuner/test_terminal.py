@@ -45,6 +45,21 @@ def test_that_replicates_differ_much_is_said(result_of, capsys, spread, is_said)
     assert result.to_json()["replicate_spread"] == spread
 
 
+@pytest.mark.parametrize("kind", ["inside", "assumptions", "outside"])
+def test_a_verdict_is_printed_only_where_the_choice_is_outside(result_of, capsys, kind):
+    result = result_of("recommended")
+    assert result.chosen is not None
+    judged = {each.verdict.kind: each.verdict for each in result.configurations if each.verdict}
+    configurations = tuple(
+        replace(each, verdict=judged[kind]) if each == result.chosen else each
+        for each in result.configurations
+    )
+    print_report(replace(result, configurations=configurations), Path("autotune.json"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert (judged["outside"].sentence in said) == (kind == "outside")
+    assert not any(judged[each].sentence in said for each in ("inside", "assumptions"))
+
+
 def test_a_busy_machine_is_said(result_of, capsys):
     print_report(result_of("busy"), Path("autotune.json"))
     said = " ".join(capsys.readouterr().out.split())

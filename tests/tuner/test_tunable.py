@@ -122,6 +122,18 @@ def test_workers_are_measured_too():
     assert result.recommended is not None
 
 
+def test_what_has_too_short_epochs_is_infeasible_and_nothing_else():
+    result = autotune(other_loaders.ShortWithLargeFetches(), budget=8.0, entropy_floor=0.0)
+    looked_at = [each for each in result.configurations if each.status == "too few cells"]
+    assert looked_at
+    for each in looked_at:
+        assert each.configuration.fetch_factor == 8
+        assert "an epoch has 4 minibatches" in each.note
+        assert "needs 8 to be timed" in each.note
+    assert result.recommended is not None
+    assert result.recommended.configuration.fetch_factor == 1
+
+
 def test_each_measurement_reads_other_rows():
     settings = Configuration(num_workers=0)
     found = [

@@ -3,7 +3,6 @@
 import inspect
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
@@ -15,39 +14,23 @@ from cellfeed_tuner._defaults import (
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
     DEFAULT_SAMPLER,
-    SAMPLERS,
 )
-from cellfeed_tuner._finding import Explaining, Found, find, since
-from cellfeed_tuner._history._notes import Notes
-from cellfeed_tuner._history._recall import Recollection
 from cellfeed_tuner._interruption import AutotuneInterrupted
-from cellfeed_tuner._loader_request import LoaderRequest
-from cellfeed_tuner._machine._busy import Busy
-from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import MakeDataset, Step
-from cellfeed_tuner._planning._recommend import nearest
-from cellfeed_tuner._progress import Progress, RaceWatcher, silent, unwatched
+from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._ranks._world import Ranks
-from cellfeed_tuner._request import AnyMixing, CollectionRequest, Request
-from cellfeed_tuner._result import AutotuneResult, Ranges
-from cellfeed_tuner._results._searched_strategy import SearchedStrategy
-from cellfeed_tuner._searching._measurements import Measurements
-from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._request import collection_request, loader_request
+from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner._run import Run
 from cellfeed_tuner._subject._tunable import Tunable
 from cellfeed_tuner._together._tuned_once import tuned_once
-from cellfeed_tuner._training_step import step_seconds_of
 
 if TYPE_CHECKING:  # it loads Optuna
     from optuna.samplers import BaseSampler
 
 __all__ = ["autotune"]
-
-# Shares of the budget: for finding the bottleneck, or how much to read ahead of a server, and at
-# least for throughput.
-_EXPLAIN_SHARE, _PREFETCH_SHARE, _LEAST_THROUGHPUT_SHARE = 0.1, 0.35, 0.25
 
 
 @tuned_once
@@ -77,7 +60,6 @@ def autotune(
     make_dataset: MakeDataset = CellDataset,
     ranks: int | None = None,
     on_progress: Progress = silent,
-    on_race: RaceWatcher = unwatched,
 ) -> AutotuneResult:
     """Measure a grid of configurations, or proposals from ranges, and recommend one.
 
@@ -187,8 +169,6 @@ def autotune(
         have to call this alike; one where these are not set.
     on_progress
         Called with how far the work has come.
-    on_race
-        Handed, before throughput is measured, what says how the race stands.
 
     Raises
     ------
@@ -216,24 +196,6 @@ def autotune(
         what was found by then. Later runs do not rely on it.
     """
     started = time.perf_counter()
-    date = datetime.now(UTC).astimezone()
-    is_sampler = hasattr(sampler, "sample_relative") and not isinstance(sampler, type)
-    if sampler not in SAMPLERS and not is_sampler:
-        msg = (
-            f"`sampler` must be one of {', '.join(SAMPLERS)}, or a sampler of Optuna, but got "
-            f"{sampler!r}"
-        )
-        raise ParameterError(msg)
-    settings: dict[str, Any] = {
-        "budget": budget,
-        "entropy_floor": entropy_floor,
-        "memory": memory,
-        "need": need,
-        "step_seconds": step_seconds,
-        "cache": cache,
-        "seed": seed,
-        "ranks": Ranks.of(ranks),
-    }
     of_collection: dict[str, Any] = {
         "label": label,
         "given": given,
@@ -246,83 +208,32 @@ def autotune(
         "num_threads": num_threads,
         "align": align,
     }
-    request: CollectionRequest | LoaderRequest
+    common: dict[str, Any] = {
+        "budget": budget,
+        "entropy_floor": entropy_floor,
+        "memory": memory,
+        "need": need,
+        "step_seconds": step_seconds,
+        "step": step,
+        "cache": cache,
+        "seed": seed,
+        "sampler": sampler,
+        "fresh": fresh,
+        "make_dataset": make_dataset,
+        "ranks": Ranks.of(ranks),
+    }
     if isinstance(subject, Tunable):
         _require_usual(subject, of_collection | {"make_dataset": make_dataset})
-        request = LoaderRequest.checked(subject, **settings)
+        request = loader_request(subject, **common)
     else:
-        request = CollectionRequest.checked(subject, **of_collection, **settings)
-    if step is not None and (need is not None or step_seconds is not None):
-        msg = "give one of `step`, `step_seconds` and `need`"
-        raise ParameterError(msg)
-    on_progress("machine", 0, 1)
-    machine = describe_machine(request.files)
-    with MeasuringProcess[Any](request.subject) as process:  # its imports go on beside this
-        mixing, grid = request.mixing(), request.grid
-        mixing.replay(grid, on_progress)
-        order = mixing.storage_order(request.space.block_sizes[-1])
-        found_cache = request.prepared()
-        notes, recollection = None, Recollection.ignored()
-        if isinstance(request, CollectionRequest) and make_dataset is CellDataset:
-            notes = Notes.of(
-                request.selected, request.labels[0].name, machine, request.asked(found_cache), date
-            )
-            recollection = recollection if fresh else notes.recollection()
-        grid = list(dict.fromkeys([*grid, *recollection.trials_in(request.space)]))
-        on_progress("start", 0, 1)
-        process.start()
-        if step is not None:
-            request = request.with_step(step_seconds_of(step, process, request, make_dataset))
-        after = _PREFETCH_SHARE if request.cache == "remote" else _EXPLAIN_SHARE
-        least, most = _LEAST_THROUGHPUT_SHARE * budget, (1 - after) * budget
-        measurements = Measurements(
-            process=process,
-            labels=[each.name for each in request.labels],
-            given=given,
-            batch_size=request.batch_size,
-            cache=request.cache,
-            seed=seed,
-            budget=TimeBudget(max(least, most - since(started))),
-            on_progress=on_progress,
-            make_dataset=make_dataset,
-            step=step,
-            ranks=request.ranks,
-        )
-        search = Search(
-            measurements=measurements,
-            requirements=request.requirements(mixing),
-            geometry=request.geometry,
-            on_race=on_race,
-            recollection=recollection,
-            space=request.space if request.space.is_large else None,
-            sampler=sampler,
-        )
-        explaining = Explaining(
-            process=process,
-            request=request,
-            already_shuffled=order is not None and order.already_shuffled,
-            # Where it could not be had, nothing is known of the disk.
-            cache=request.cache if found_cache == request.cache else "warm",
-            seconds=_EXPLAIN_SHARE * budget,
-            ends=started + budget,
-            on_progress=on_progress,
-        )
-        found = find(search, grid, explaining, notes)
-    result = AutotuneResult(
-        machine=machine,
-        dataset=request.described(),
-        constraints=request.constraints,
-        cache=found_cache,
-        seconds=since(started),
-        date=date,
-        storage_order=order,
-        ranges=_ranges(request, search) if request.space.is_large else None,
-        n_unlisted=0 if request.space.is_large else len(grid) - len(found.results),
-        strategy=None if strategy is None else SearchedStrategy.of(strategy),
-        ranks=request.ranks,
-        **_as_found(found, search, mixing),
-    )
-    if found.interrupted:
+        request = collection_request(subject, **of_collection, **common)
+    with MeasuringProcess[Any](request.subject) as process:  # its imports go on meanwhile
+        run = Run(request=request, process=process, started=started, on_progress=on_progress)
+        run.prepare()
+        run.start()
+        run.search()
+    result = run.result(strategy)
+    if run.interrupted:
         raise AutotuneInterrupted(result)
     return result
 
@@ -334,44 +245,3 @@ def _require_usual(tunable: Tunable, of_collection: Mapping[str, Any]) -> None:
     if given:
         msg = f"`{given[0]}` is for collections; {tunable.name} has its own"
         raise ParameterError(msg)
-
-
-def _as_found(found: Found, search: Search, mixing: AnyMixing) -> dict[str, Any]:
-    """Return what a result has of a search and what followed."""
-    measured, recommended = search.measurements, found.recommended
-    faults, constraints = measured.faults, search.requirements.constraints
-    return {
-        "configurations": tuple(
-            mixing.judged(
-                each,
-                faults.get(each.configuration),
-                measured.entropy_within(each.configuration),
-            )
-            for each in found.results
-        ),
-        "recommended": recommended,
-        "nearest": None if recommended or faults else nearest(found.results, constraints),
-        "loader_fault": next((f"{each}: {fault}" for each, fault in faults.items()), None),
-        "n_cells_compared": found.n_cells_compared,
-        "busy": Busy.of(measured.others),
-        "replicate_spread": measured.replicate_spread,
-        "earlier": search.earlier,
-        "entropy_over_epoch": mixing.over_epoch(recommended.configuration) if recommended else {},
-        "bottleneck": found.explained.bottleneck,
-        "storage_advice": found.explained.storage_advice,
-        "interrupted": found.interrupted,
-        "prefetch_results": found.prefetch_results,
-    }
-
-
-def _ranges(request: Request, search: Search) -> Ranges:
-    space = request.space
-    sizes = (space.block_sizes, space.fetch_factors, space.workers)
-    ends = [(each[0], each[-1]) for each in sizes]
-    return Ranges(
-        block_sizes=ends[0],
-        fetch_factors=ends[1],
-        workers=ends[2],
-        n_configurations=space.size,
-        n_considered=search.n_considered,
-    )

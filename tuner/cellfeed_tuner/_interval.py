@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, hypot
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from cellfeed_tuner._constants import BEYOND_CHANCE, CONFIDENCE, USUAL_FREEDOM, USUAL_SPREAD
 
 __all__ = [
     "BEYOND_CHANCE",
@@ -17,15 +18,6 @@ __all__ = [
     "mean_with_interval",
     "positive_estimate",
 ]
-
-CONFIDENCE = 0.95
-
-# How much replicates differ on a machine that does little else, and how much that is worth.
-_USUAL_SPREAD, _USUAL_FREEDOM = 0.05, 2.0
-
-BEYOND_CHANCE = -NormalDist().inv_cdf(0.5e-4)
-"""Standard errors that a difference must exceed before anything is said to be wrong: chance does
-that once in 10,000 times, so that about 1 % of grids of 100 configurations get a false alarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +69,7 @@ def mean_with_interval(samples: ArrayLike, *, weights: ArrayLike | None = None) 
 
 
 def positive_estimate(mean: float, relative_error: float, freedom: float) -> Estimate:
-    """Return the mean of something above 0, with Student's 95 % interval of its logarithm.
-
-    Parameters
-    ----------
-    mean
-        The mean.
-    relative_error
-        Its standard error, relative to it.
-    freedom
-        Degrees of freedom of that.
-    """
+    """Return the mean of something above 0, with Student's 95 % interval of its logarithm."""
     times = exp(_half_width(freedom) * relative_error)
     return Estimate(mean, mean / times, mean * times)
 
@@ -130,8 +112,8 @@ class Spread:
         (0.077, 5.0)
         """
         squares, n = _squares(replicates)
-        freedom = _USUAL_FREEDOM + n
-        squares += _USUAL_FREEDOM * _USUAL_SPREAD**2
+        freedom = USUAL_FREEDOM + n
+        squares += USUAL_FREEDOM * USUAL_SPREAD**2
         return cls((squares / freedom) ** 0.5, freedom)
 
     def error(self, n: int) -> float:

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._entropy._epoch_course import EpochCourse
+from cellfeed_tuner._constants import MIXING_ROWS
+from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
 from cellfeed_tuner._entropy._storage_order import StorageOrder
 from cellfeed_tuner._interval import Estimate, mean_with_interval
@@ -24,13 +26,29 @@ from cellfeed_tuner._results._configuration_result import (
 )
 from cellfeed_tuner._subject._tunable import Tunable
 
-__all__ = ["LoaderMixing"]
+__all__ = ["LoaderMixing", "loader_label"]
 
-# Rows of a plan that entropy is taken of.
-_PLANNED_ROWS = 1 << 18
+_LEAST_LABELS = 2
 
 _Settings = tuple[Any, ...]
 _Estimates = Mapping[str, Estimate]
+
+
+def loader_label(name: str, values: ArrayLike) -> Label:
+    """Return a label of another loader by its values; refuse one with nothing to mix."""
+    codes, found = pd.factorize(np.asarray(values))  # what is missing becomes -1
+    if len(found) < _LEAST_LABELS:
+        msg = (
+            f"label {name!r} has {len(found)} value(s), so there is nothing to mix; choose another"
+        )
+        raise ParameterError(msg)
+    if len(found) > codes.size // 2:
+        msg = (
+            f"label {name!r} has {len(found):,} values in {codes.size:,} rows, so that any order "
+            "looks mixed; choose another"
+        )
+        raise ParameterError(msg)
+    return Label(name, codes, count_labels(codes))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,14 +85,7 @@ class LoaderMixing:
         """Return the entropy of each label, the first first, at `Configuration.plan_settings`."""
         known = self._known(settings) or self._at_most(settings)
         return {
-            name: EntropyBits(
-                measured=None,
-                expected=known[name],
-                homogeneous=None,
-                lower_bound=0.0,
-                upper_bound=0.0,
-                random=random,
-            )
+            name: EntropyBits(expected=known[name], random=random)
             for name, random in self._random.items()
         }
 
@@ -136,10 +147,6 @@ class LoaderMixing:
             },
         )
 
-    def over_epoch(self, configuration: Configuration) -> dict[str, EpochCourse]:  # noqa: ARG002
-        """Return nothing: only some minibatches of an epoch came out."""
-        return {}
-
     def _known(self, settings: _Settings) -> _Estimates | None:
         return self._planned(settings) or self._delivered.get(settings)
 
@@ -151,7 +158,7 @@ class LoaderMixing:
 
     def _planned_anew(self, configuration: Configuration) -> _Estimates | None:
         tunable = self.tunable
-        rows = tunable.planned_rows(configuration, max(1, _PLANNED_ROWS // tunable.batch_size))
+        rows = tunable.planned_rows(configuration, max(1, MIXING_ROWS // tunable.batch_size))
         if rows is None:
             return None
         if rows.shape != (len(rows), tunable.batch_size) or not len(rows):

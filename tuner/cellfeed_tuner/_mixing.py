@@ -3,24 +3,23 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import BlockShuffling, Collection, SamplingStrategy
+from cellfeed import Collection, SamplingStrategy
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import MIXING_ROWS, MIXING_ROWS_OF_SETS, MOST_MIXING_ROWS
 from cellfeed_tuner._entropy._conditional_entropy import (
     Conditional,
     random_conditional_entropy_bits,
 )
-from cellfeed_tuner._entropy._epoch_course import LEAST_MINIBATCHES, EpochCourse, entropy_over_epoch
 from cellfeed_tuner._entropy._label_counts import LabelCounts, RandomOfKnown, count_labels
-from cellfeed_tuner._entropy._label_entropy import LabelEntropy, LabelReplay
-from cellfeed_tuner._entropy._plan_replay import effective_block_size
-from cellfeed_tuner._entropy._storage_order import StorageOrder, order_of_replayed
-from cellfeed_tuner._entropy._strategy_entropy import has_random_blocks
+from cellfeed_tuner._entropy._label_entropy import LabelEntropy, LabelReplay, shuffled_blocks
+from cellfeed_tuner._entropy._plan_replay import effective_block_size, has_random_blocks
+from cellfeed_tuner._entropy._storage_order import StorageOrder, storage_order
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._progress import Progress
@@ -28,19 +27,12 @@ from cellfeed_tuner._results._configuration_result import (
     ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
-    LabelResult,
 )
 from cellfeed_tuner._results._recommended import least_share
 from cellfeed_tuner._verdicts._judge import Judge
 from cellfeed_tuner._verdicts._verdict import Verdict, convicted
 
 __all__ = ["Label", "Mixing"]
-
-# Rows of a plan that entropy is taken of, at first and at most: four times as many again and again
-# as long as the interval holds the floor.
-_FEWEST_ROWS, _MOST_ROWS = 1 << 18, 1 << 22
-# And of a plan of random sets, which others are held against.
-_ROWS_OF_SETS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +45,7 @@ class Label:
         Of the column.
     codes
         Code of each cell's value in the order of storage, -1 where missing, shape (n_cells,): of
-        those that are visited, or, where there is a strategy, of all of the collection.
+        those that are visited, or, where `Mixing` has a selection, of all of the collection.
     counted
         How often each occurs among those that are visited.
     drawn
@@ -74,26 +66,19 @@ class Label:
     ) -> "Label":
         """Return a column of a collection, or of the rows of it that are visited.
 
-        Parameters
-        ----------
-        collection
-            What has the column.
-        name
-            Of the column.
-        drawn_rows
-            What `Selected.drawn_rows` gives, where there is a strategy.
-
         Raises
         ------
         ColumnError
             The collection was opened without it.
         """
         selected = Selected.of(collection)
-        codes = selected.codes(name)
-        counted = count_labels(codes)
+        visited = selected.codes(name)
+        counted = count_labels(visited)
         if drawn_rows is None:
-            return cls(name, codes, counted)
+            return cls(name, visited, counted)
         codes = Selected(selected.collection).codes(name)
+        if selected.strategy is None:
+            return cls(name, codes, counted)
         drawn, times = count_labels(codes[drawn_rows]), selected.rows_per_drawn
         return cls(name, codes, counted, LabelCounts(drawn.counts * times, drawn.n_missing * times))
 
@@ -109,12 +94,18 @@ class _RandomOf(NamedTuple):
     label: str
 
 
-class _Bounds(TypedDict):
-    """What theory says of a label."""
+class _Settings(NamedTuple):
+    """What plans of a collection depend on."""
 
-    homogeneous: float | None
-    lower_bound: float
-    upper_bound: float
+    block_size: int
+    fetch_factor: int
+    align: Any
+
+    @classmethod
+    def of(cls, plan_settings: tuple[Any, ...]) -> "_Settings":
+        """Return those of `Configuration.plan_settings`; what else varies mixes nothing."""
+        block_size, fetch_factor, *others = plan_settings
+        return cls(block_size, fetch_factor, dict(others).get("align"))
 
 
 # None stands for the first label given the other.
@@ -141,7 +132,8 @@ class Mixing:
         Share of random sampling's entropy that configurations must reach. What is near it is
         replayed for longer, so that which do hardly hangs on the seed.
     selected
-        What is visited, where there is a strategy; in shuffled blocks if None.
+        What is visited, where there is a strategy, or blocks may be aligned; in shuffled blocks
+        if None.
     drawn_rows
         What `Selected.drawn_rows` gives, likewise.
     """
@@ -157,11 +149,12 @@ class Mixing:
         selected: Selected | None = None,
         drawn_rows: NDArray[np.int64] | None = None,
     ) -> None:
-        strategy_of: Callable[[int], SamplingStrategy] = BlockShuffling
-        if selected is not None:
-            strategy_of = lru_cache(maxsize=2)(selected.blocks)  # which may take long to make
-        self._has_theory = has_random_blocks(strategy_of(1))
-        self._is_of_sets = strategy_of(1).n_together > 1
+        strategy_of: Callable[[int, Any], SamplingStrategy] = shuffled_blocks
+        if selected is not None:  # strategies may take long to make
+            aligned = cache(selected.aligned)
+            strategy_of = lru_cache(4)(lambda size, align: aligned(align).blocks(size))
+        self._has_theory = has_random_blocks(strategy_of(1, None))
+        self._is_of_sets = strategy_of(1, None).n_together > 1
         self._labels = labels
         self._given = given
         self._batch_size = batch_size
@@ -180,64 +173,24 @@ class Mixing:
             replayed, batch_size=batch_size, seed=seed, strategy_of=strategy_of
         )
         self._random, self._random_within = self._random_bits(drawn_rows)
-        self._plan, self._replayed = self._replay.plan, cache(self._replayed_until_clear)
+        self._replayed = cache(self._replayed_until_clear)
         self._entropies = cache(self._entropies_of)
-        in_blocks = None if selected is None else selected.rows_in_blocks
-        self._judges = {
-            each.name: Judge(each.codes, each.target, batch_size, in_blocks) for each in labels
-        }
+        self._selected, self._judges = selected, cache(self._judges_of)
 
-    def __getitem__(self, sizes: tuple[int, int]) -> Mapping[str, EntropyBits]:
-        """Return the entropy of each label, the first first, at (block size, fetch factor)."""
-        return self._entropies(*sizes)
-
-    def _depends_on_known(self, label: Label) -> bool:
-        """Return whether what a label is held against depends on how many cells have one."""
-        return bool(label.target.n_missing) and not self._is_of_sets
-
-    def _random_bits(self, drawn_rows: NDArray[np.int64] | None) -> tuple[dict[str, float], float]:
-        """Return what labels are held against, and the first within the other.
-
-        Random sets come from the plan of single cells: it shuffles sets as a whole.
-        """
-        first, within, batch_size = self._labels[0], self._given, self._batch_size
-        if self._is_of_sets:
-            found = self._replay.of(1, 1, n_rows=_ROWS_OF_SETS)
-            random = {each.name: found[each.name].bits.value for each in self._labels}
-            return random, 0.0 if within is None else found[None].bits.value
-        random = {each.name: each.target.random_entropy_bits(batch_size) for each in self._labels}
-        if within is None:
-            return random, 0.0
-        codes, given = first.codes, within.codes
-        if drawn_rows is not None:
-            codes, given = codes[drawn_rows], given[drawn_rows]
-        return random, random_conditional_entropy_bits(codes, given, batch_size)
+    def __getitem__(self, plan_settings: tuple[Any, ...]) -> Mapping[str, EntropyBits]:
+        """Return the entropy of each label, the first first, at `Configuration.plan_settings`."""
+        return self._entropies(_Settings.of(plan_settings))
 
     def replay(self, grid: Iterable[Configuration], on_progress: Progress) -> None:
-        """Replay the plans of a whole grid.
-
-        Parameters
-        ----------
-        grid
-            The configurations.
-        on_progress
-            Called with how far the replay has come.
-        """
-        pairs = dict.fromkeys((each.block_size, each.fetch_factor) for each in grid)
-        for number, pair in enumerate(pairs):
-            self._replayed(*pair)
-            on_progress("entropy", number + 1, len(pairs))
+        """Replay the plans of a whole grid, and tell how far that has come."""
+        plans = dict.fromkeys(_Settings.of(each.plan_settings) for each in grid)
+        for number, settings in enumerate(plans):
+            self._replayed(settings)
+            on_progress("entropy", number + 1, len(plans))
 
     def storage_order(self, block_size: int) -> StorageOrder | None:
         """Return the storage order by the first label that is not shuffled, if there is one.
 
-        Parameters
-        ----------
-        block_size
-            The largest that is of interest.
-
-        Returns
-        -------
         None where the strategy does not visit blocks in random order, which would show it.
         """
         if not self._has_theory:
@@ -259,33 +212,45 @@ class Mixing:
         within
             Measured entropy of the first label within the other; None if there is none.
         """
-        configuration = result.configuration
         first = self._labels[0].name
         return replace(
             result,
             verdict=self._verdict(first, result.entropy_bits, result, fault),
             further_labels={
-                name: LabelResult(
-                    entropy_bits=each.entropy_bits,
-                    verdict=self._verdict(name, each.entropy_bits, result, fault),
-                )
+                name: replace(each, verdict=self._verdict(name, each.entropy_bits, result, fault))
                 for name, each in result.further_labels.items()
             },
-            conditional_entropy_bits=self._within(configuration, within),
+            conditional_entropy_bits=self._within(result.configuration, within),
         )
 
-    def over_epoch(self, configuration: Configuration) -> dict[str, EpochCourse]:
-        """Return each label's entropy over an epoch; nothing where that is too short."""
-        plan = self._plan(configuration.block_size, configuration.fetch_factor)
-        if plan.n_delivered // plan.batch_size < LEAST_MINIBATCHES:
-            return {}
-        return {each.name: entropy_over_epoch(each.codes, plan) for each in self._labels}
+    def _depends_on_known(self, label: Label) -> bool:
+        """Return whether what a label is held against depends on how many cells have one."""
+        return bool(label.target.n_missing) and not self._is_of_sets
 
-    def _replayed_until_clear(self, block_size: int, fetch_factor: int) -> _Replayed:
-        n_rows = _FEWEST_ROWS
+    def _random_bits(self, drawn_rows: NDArray[np.int64] | None) -> tuple[dict[str, float], float]:
+        """Return what labels are held against, and the first within the other.
+
+        Random sets come from the plan of single cells: it shuffles sets as a whole.
+        """
+        first, within, batch_size = self._labels[0], self._given, self._batch_size
+        if self._is_of_sets:
+            found = self._replay.of(1, 1, n_rows=MIXING_ROWS_OF_SETS)
+            random = {each.name: found[each.name].bits.value for each in self._labels}
+            return random, 0.0 if within is None else found[None].bits.value
+        random = {each.name: each.target.random_entropy_bits(batch_size) for each in self._labels}
+        if within is None:
+            return random, 0.0
+        codes, given = first.codes, within.codes
+        if drawn_rows is not None:
+            codes, given = codes[drawn_rows], given[drawn_rows]
+        return random, random_conditional_entropy_bits(codes, given, batch_size)
+
+    def _replayed_until_clear(self, settings: _Settings) -> _Replayed:
+        n_rows = MIXING_ROWS
         while True:
-            found = self._replay.of(block_size, fetch_factor, n_rows=n_rows)
-            if n_rows >= _MOST_ROWS or not any(self._is_near_floor(found, e) for e in self._labels):
+            found = self._replay.of(*settings, n_rows=n_rows)
+            near = any(self._is_near_floor(found, each) for each in self._labels)
+            if n_rows >= MOST_MIXING_ROWS or not near:
                 return found
             n_rows *= 4
 
@@ -295,59 +260,43 @@ class Mixing:
             random = replayed[_RandomOf(label.name)].bits.value
         return bits.low <= self._least_share * random <= bits.high
 
-    def _entropies_of(self, block_size: int, fetch_factor: int) -> dict[str, EntropyBits]:
-        replayed = self._replayed(block_size, fetch_factor)
-        return {
-            each.name: EntropyBits(
-                measured=None,
-                expected=replayed[each.name].bits,
-                **self._bounds(each.target, block_size, fetch_factor),
-                random=self._random[each.name],
-                random_of_known=self._random_of_known(each, block_size, fetch_factor),
-            )
-            for each in self._labels
-        }
+    def _entropies_of(self, settings: _Settings) -> dict[str, EntropyBits]:
+        return {each.name: self._entropy_of(each, settings) for each in self._labels}
 
-    def _bounds(self, drawn: LabelCounts, block_size: int, fetch_factor: int) -> _Bounds:
+    def _entropy_of(self, label: Label, settings: _Settings) -> EntropyBits:
+        expected = self._replayed(settings)[label.name].bits
+        random, of_known = self._random[label.name], self._random_of_known(label, settings)
         if not self._has_theory:
-            return {"homogeneous": None, "lower_bound": 0.0, "upper_bound": 0.0}
-        counts, batch_size = drawn.counts, self._batch_size
-        plan = self._replay.plan(block_size, fetch_factor)
-        effective = effective_block_size(plan.strategy, plan.n_rows)
-        return {
-            "homogeneous": theory.expected_entropy_bits(
-                counts, batch_size, effective, fetch_factor
+            return EntropyBits(expected=expected, random=random, random_of_known=of_known)
+        counts, batch_size = label.target.counts, self._batch_size
+        plan = self._replay.plan(*settings)
+        block_size = effective_block_size(plan.strategy, plan.n_rows)
+        return EntropyBits(
+            expected=expected,
+            homogeneous=theory.expected_entropy_bits(
+                counts, batch_size, block_size, settings.fetch_factor
             ),
-            "lower_bound": theory.lower_bound_bits(counts, batch_size, effective),
-            "upper_bound": theory.upper_bound_bits(counts, batch_size),
-        }
+            lower_bound=theory.lower_bound_bits(counts, batch_size, block_size),
+            upper_bound=theory.upper_bound_bits(counts, batch_size),
+            random=random,
+            random_of_known=of_known,
+        )
 
-    def _random_of_known(self, label: Label, block_size: int, fetch_factor: int) -> float | None:
+    def _random_of_known(self, label: Label, settings: _Settings) -> float | None:
         if not self._depends_on_known(label):
             return None
-        return self._replayed(block_size, fetch_factor)[_RandomOf(label.name)].bits.value
+        return self._replayed(settings)[_RandomOf(label.name)].bits.value
 
     def _within(
         self, configuration: Configuration, measured: Estimate | None
     ) -> ConditionalEntropyBits | None:
         if self._given is None:
             return None
-        replayed = self._replayed(configuration.block_size, configuration.fetch_factor)
         return ConditionalEntropyBits(
             given=self._given.name,
             measured=measured,
-            expected=replayed[None].bits,
+            expected=self._replayed(_Settings.of(configuration.plan_settings))[None].bits,
             random=self._random_within,
-        )
-
-    def _order(self, label: Label, block_size: int) -> StorageOrder:
-        return order_of_replayed(
-            self._replayed(block_size, 1)[label.name],
-            self._replayed(1, 1)[label.name],
-            random_bits=max(
-                self._random[label.name], self._random_of_known(label, block_size, 1) or 0.0
-            ),
-            n_distinct=label.target.n_rows // self._batch_size,
         )
 
     def _verdict(
@@ -358,7 +307,26 @@ class Mixing:
         if result.cells_per_second is None or bits.measured is None or not self._has_theory:
             return None
         configuration = result.configuration
-        planned = self._replayed(configuration.block_size, configuration.fetch_factor)[name]
+        settings = _Settings.of(configuration.plan_settings)
+        planned, judge = self._replayed(settings)[name], self._judges(settings.align)[name]
         # The first round counts here too.
-        n_rounds = result.n_rounds + 1
-        return self._judges[name].verdict(configuration, planned, bits.measured, n_rounds)
+        return judge.verdict(configuration, planned, bits.measured, result.n_rounds + 1)
+
+    def _judges_of(self, align: Any) -> dict[str, Judge]:
+        selected = self._selected
+        in_blocks = None if selected is None else selected.aligned(align).rows_in_blocks
+        return {
+            each.name: Judge(each.codes, each.target, self._batch_size, in_blocks)
+            for each in self._labels
+        }
+
+    def _order(self, label: Label, block_size: int) -> StorageOrder:
+        in_blocks, single_rows = _Settings(block_size, 1, None), _Settings(1, 1, None)
+        return storage_order(
+            self._replayed(in_blocks)[label.name],
+            self._replayed(single_rows)[label.name],
+            random_bits=max(
+                self._random[label.name], self._random_of_known(label, in_blocks) or 0.0
+            ),
+            n_distinct=label.target.n_rows // self._batch_size,
+        )

@@ -12,12 +12,7 @@ __all__ = ["from_plain", "json_schema", "to_plain"]
 
 _Record = TypeVar("_Record")
 # Of these, chance may leave nothing known; JSON has no infinity, and null stands for it.
-_INFINITE_IF_NULL = {
-    "low": -math.inf,
-    "high": math.inf,
-    "drift_error_bits": math.inf,
-    "departure_error_bits": math.inf,
-}
+_INFINITE_IF_NULL = {"low": -math.inf, "high": math.inf}
 
 
 def to_plain(record: object) -> Any:

@@ -1,71 +1,111 @@
 """What ``autotune`` is asked, checked before any time is spent."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
 from cellfeed.machine import usable_memory_bytes
-from cellfeed_tuner._configuration import Configuration, Setting
-from cellfeed_tuner._entropy._label_counts import LabelCounts
-from cellfeed_tuner._explain._storage_advice import StorageLayout
+from cellfeed_tuner._configuration import SIZES, Configuration, Setting
+from cellfeed_tuner._defaults import SAMPLERS
 from cellfeed_tuner._grid import default_workers
 from cellfeed_tuner._history._earlier_run import Asked
-from cellfeed_tuner._loader_mixing import LoaderMixing
+from cellfeed_tuner._loader_mixing import LoaderMixing, loader_label
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._checks import cache_state, check_cache, check_labels, check_size
+from cellfeed_tuner._measuring._checks import (
+    cache_state,
+    check_cache,
+    check_labels,
+    check_size,
+)
 from cellfeed_tuner._measuring._labels import names_of
 from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._selected import Selected
+from cellfeed_tuner._measuring._timing import MakeDataset, Step
 from cellfeed_tuner._mixing import Label, Mixing
-from cellfeed_tuner._mixing_by_alignment import MixingByAlignment
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._ranks._world import Ranks
-from cellfeed_tuner._results._dataset import Dataset, describe_dataset
+from cellfeed_tuner._results._dataset import Dataset, dataset_of_loader, describe_dataset
 from cellfeed_tuner._results._recommended import Constraints
 from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._subject._tunable import Tunable
 
-__all__ = ["AnyMixing", "CollectionRequest", "Request", "constraints_of"]
+if TYPE_CHECKING:  # it loads Optuna
+    from optuna.samplers import BaseSampler
 
-AnyMixing = Mixing | MixingByAlignment | LoaderMixing
-"""What knows how labels are mixed."""
+__all__ = ["Request", "collection_request", "loader_request"]
+
+
+class _Common(TypedDict):
+    """What is asked of any loader, as in `autotune`."""
+
+    budget: float
+    entropy_floor: float
+    memory: int | None
+    need: float | None
+    step_seconds: float | None
+    seed: int
+    fresh: bool
+    sampler: "str | BaseSampler"
+    step: Step | None
+    make_dataset: MakeDataset
+    ranks: Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Request(ABC):
+class Request:
     """What is asked, checked.
 
     Parameters
     ----------
+    subject
+        What the measuring process is to hold: rows of a collection, or another loader.
     labels, within
         What minibatches are to be mixed by, and what the first label is to be mixed within.
+    drawn_rows
+        What `Selected.drawn_rows` gives, where there is a strategy, or blocks may be aligned.
     space, constraints
         What may be chosen, and what a choice must meet.
+    files
+        What is read, of this machine.
+    geometry
+        How what is visited lies in storage.
+    n_cells, row_bytes
+        Cells of an epoch of a rank, and the mean size of one in the buffers of all local ranks; 0
+        if that is not known.
     cache
         State of caches to measure in.
-    batch_size, budget, seed
+    batch_size, budget, seed, fresh, sampler, step, make_dataset
         As in `autotune`.
     ranks
         How many are measured side by side, and divide an epoch.
     """
 
+    subject: Selected | Tunable
     labels: Sequence[Label]
     within: Label | None = None
+    drawn_rows: NDArray[np.int64] | None = None
     space: Space
     constraints: Constraints
+    files: Sequence[Path]
+    geometry: Geometry
+    n_cells: int
+    row_bytes: float = 0.0
     cache: CacheState
     batch_size: int
     budget: float
     seed: int
-    ranks: Ranks = field(default_factory=Ranks)
+    fresh: bool
+    sampler: "str | BaseSampler"
+    step: Step | None
+    make_dataset: MakeDataset
+    ranks: Ranks
 
     @property
     def grid(self) -> list[Configuration]:
@@ -73,177 +113,55 @@ class Request(ABC):
         return self.space.coarse_grid() if self.space.is_large else self.space.grid()
 
     @property
-    def counted(self) -> dict[str, LabelCounts]:
-        """How often each label occurs, the first label first."""
-        return {each.name: each.counted for each in self.labels}
+    def selected(self) -> Selected | None:
+        """The rows of a collection; None of another loader."""
+        return None if isinstance(self.subject, Tunable) else self.subject
 
-    def with_step(self, seconds: float) -> Self:
+    def with_step(self, seconds: float) -> "Request":
         """Return the request with a training step that takes so long on a minibatch."""
         need = self.ranks.n_local * self.batch_size / seconds
         constraints = replace(self.constraints, step_seconds=seconds, need_cells_per_second=need)
         return replace(self, constraints=constraints)
 
-    @property
-    @abstractmethod
-    def subject(self) -> Selected | Tunable:
-        """What the measuring process is to hold."""
-
-    @property
-    @abstractmethod
-    def files(self) -> Sequence[Path]:
-        """What is read, of this machine."""
-
-    @property
-    @abstractmethod
-    def geometry(self) -> Geometry:
-        """How what is visited lies in storage."""
-
-    @abstractmethod
-    def mixing(self) -> AnyMixing:
+    def mixing(self) -> Mixing | LoaderMixing:
         """Return what knows how labels are mixed."""
-
-    @abstractmethod
-    def requirements(self, mixing: AnyMixing) -> Requirements:
-        """Return what holds configurations against the constraints."""
-
-    @abstractmethod
-    def described(self) -> Dataset:
-        """Return what is read, and how its labels are distributed."""
-
-    @abstractmethod
-    def prepared(self) -> CacheState | Literal["unknown"]:
-        """Bring files into the state that is asked for; return what came of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CollectionRequest(Request):
-    """Tune cellfeed's own loader.
-
-    Parameters
-    ----------
-    selected
-        What is visited, and how.
-    drawn_rows
-        Rows that an epoch delivers, where there is a strategy; None without one.
-    """
-
-    selected: Selected
-    drawn_rows: NDArray[np.int64] | None
-
-    @classmethod
-    def checked(
-        cls,
-        collection: Collection,
-        *,
-        label: str | Sequence[str],
-        given: str | None,
-        indices: ArrayLike | str | None,
-        strategy: SamplingStrategy | None,
-        batch_size: int,
-        block_sizes: Sequence[int],
-        fetch_factors: Sequence[int],
-        workers: Sequence[int] | None,
-        num_threads: Sequence[int],
-        align: Sequence[Literal["chunks"] | None],
-        budget: float,
-        entropy_floor: float,
-        memory: int | None,
-        need: float | None,
-        step_seconds: float | None,
-        cache: CacheState | None,
-        seed: int,
-        ranks: Ranks,
-    ) -> "CollectionRequest":
-        """Return a request of `autotune`, or raise what that raises for what cannot be done."""
-        selected = Selected.of(collection, indices, strategy)
-        drawn_rows = None if strategy is None else selected.drawn_rows()
-        labels, within = _labels(selected, label, given, drawn_rows)
-        request = cls(
-            selected=selected,
-            drawn_rows=drawn_rows,
-            labels=labels,
-            within=within,
-            space=Space.of(
-                selected.block_sizes(block_sizes),
-                fetch_factors,
-                default_workers(collection, ranks.n_local) if workers is None else workers,
-                **_further_settings(num_threads, align, strategy),
-            ),
-            constraints=constraints_of(
-                entropy_floor, memory, need, step_seconds, ranks.n_local * batch_size, budget
-            ),
-            cache=cache_state(collection, cache),
-            batch_size=batch_size,
-            budget=budget,
-            seed=seed,
-            ranks=ranks,
-        )
-        is_whole = selected.indices is None and strategy is None
-        whole = collection if is_whole else selected
-        check_size(whole, request.grid, batch_size, ranks.n_total)
-        check_cache(collection, request.cache)
-        return request
-
-    @property
-    def subject(self) -> Selected:
-        """What the measuring process is to hold."""
-        return self.selected
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """What is read, of this machine."""
-        return self.selected.collection.files
-
-    def described(self) -> Dataset:
-        """Return what is read, and how its labels are distributed."""
-        return describe_dataset(self.selected, self.counted, self.batch_size)
-
-    def prepared(self) -> CacheState | Literal["unknown"]:
-        """Bring files into the state that is asked for; return what came of it."""
-        return prepare_cache(self.files, self.cache)
-
-    def mixing(self) -> Mixing | MixingByAlignment:
-        """Return what replays plans over the labels."""
-        if not self.space.others:
-            return self._mixing_of(self)
-        alignments = self.space.others.get("align", (None,))
-        return MixingByAlignment(
-            {each: self._mixing_of(self._aligned(each)) for each in alignments}
-        )
-
-    def _aligned(self, align: Setting) -> "CollectionRequest":
-        """Return the request with blocks that are all aligned."""
-        if align is None:
-            return self
-        strategy = BlockShuffling(1, align="chunks")
-        selected = Selected.of(self.selected.collection, self.selected.indices, strategy)
-        drawn_rows = selected.drawn_rows()
-        within = None if self.within is None else self.within.name
-        names = [each.name for each in self.labels]
-        labels, given = _labels(selected, names, within, drawn_rows)
-        return replace(self, selected=selected, drawn_rows=drawn_rows, labels=labels, within=given)
-
-    def _mixing_of(self, request: "CollectionRequest") -> Mixing:
-        has_strategy = request.selected.strategy is not None
+        if isinstance(self.subject, Tunable):
+            return LoaderMixing(tunable=self.subject, labels=self.labels, first=self.grid[0])
         return Mixing(
-            request.labels,
-            request.within,
+            self.labels,
+            self.within,
             batch_size=self.batch_size,
             seed=self.seed,
             entropy_floor=self.constraints.entropy_floor,
-            selected=request.selected if has_strategy else None,
-            drawn_rows=request.drawn_rows,
+            selected=None if self.drawn_rows is None else self.subject,
+            drawn_rows=self.drawn_rows,
         )
 
-    def requirements(self, mixing: AnyMixing) -> Requirements:
+    def requirements(self, mixing: Mixing | LoaderMixing) -> Requirements:
         """Return what holds configurations against the constraints."""
+        measured: dict[str, Any] = {}
+        if isinstance(mixing, LoaderMixing):
+            measured = {"is_planned": mixing.is_planned, "learn": mixing.learn}
         return Requirements(
-            n_cells=self.selected.n_drawn // self.ranks.n_total,
-            row_bytes=self.ranks.n_local * self.selected.collection.mean_row_bytes(),
+            n_cells=self.n_cells,
+            row_bytes=self.row_bytes,
             batch_size=self.batch_size,
             constraints=self.constraints,
             entropies=mixing,
+            **measured,
         )
+
+    def prepare_cache(self) -> CacheState | Literal["unknown"]:
+        """Bring files into the state that is asked for; return what came of it."""
+        is_fileless = isinstance(self.subject, Tunable) and not self.files
+        return self.cache if is_fileless else prepare_cache(self.files, self.cache)
+
+    def described(self) -> Dataset:
+        """Return what is read, and how its labels are distributed."""
+        counted = {each.name: each.counted for each in self.labels}
+        if isinstance(self.subject, Tunable):
+            return dataset_of_loader(self.subject, counted)
+        return describe_dataset(self.subject, counted, self.batch_size)
 
     def asked(self, found_cache: str) -> Asked:
         """Return what is kept of it for later runs."""
@@ -261,23 +179,95 @@ class CollectionRequest(Request):
             n_ranks=self.ranks.n_local,
         )
 
-    @property
-    def geometry(self) -> Geometry:
-        """How what is visited lies in storage."""
-        return Geometry(
-            n_cells=len(self.selected),
-            rows_per_chunk=self.selected.rows_per_chunk,
-            n_files=len(self.selected.collection.locations),
-        )
 
-    def layout(self, *, already_shuffled: bool) -> StorageLayout:
-        """Return the same for advice on storage."""
-        return StorageLayout(
-            n_cells=len(self.selected),
-            rows_per_chunk=self.selected.rows_per_chunk,
-            batch_size=self.batch_size,
-            already_shuffled=already_shuffled,
-        )
+def collection_request(
+    collection: Collection,
+    *,
+    label: str | Sequence[str],
+    given: str | None,
+    indices: ArrayLike | str | None,
+    strategy: SamplingStrategy | None,
+    batch_size: int,
+    block_sizes: Sequence[int],
+    fetch_factors: Sequence[int],
+    workers: Sequence[int] | None,
+    num_threads: Sequence[int],
+    align: Sequence[Literal["chunks"] | None],
+    cache: CacheState | None,
+    **common: Unpack[_Common],
+) -> Request:
+    """Return a request to tune cellfeed's own loader, or raise what `autotune` raises."""
+    ranks = common["ranks"]
+    selected = Selected.of(collection, indices, strategy)
+    others = _further_settings(num_threads, align, strategy)
+    drawn_rows = None if strategy is None and not align else selected.drawn_rows()
+    labels, within = _labels(selected, label, given, drawn_rows)
+    request = Request(
+        subject=selected,
+        drawn_rows=drawn_rows,
+        labels=labels,
+        within=within,
+        space=Space.of(
+            selected.block_sizes(block_sizes),
+            fetch_factors,
+            default_workers(collection, ranks.n_local) if workers is None else workers,
+            **others,
+        ),
+        constraints=_constraints(ranks.n_local * batch_size, **common),
+        files=collection.files,
+        geometry=Geometry(
+            n_cells=len(selected),
+            rows_per_chunk=selected.rows_per_chunk,
+            n_files=len(collection.locations),
+        ),
+        n_cells=selected.n_drawn // ranks.n_total,
+        row_bytes=ranks.n_local * collection.mean_row_bytes(),
+        cache=cache_state(collection, cache),
+        batch_size=batch_size,
+        **_kept(common),
+    )
+    what = "the collection" if selected.indices is None else "the selection"
+    if strategy is not None:
+        what = f"the epoch of {type(strategy).__name__}"
+    check_size(what, selected.n_drawn, request.grid, batch_size, ranks.n_total)
+    check_cache(collection, request.cache)
+    return request
+
+
+def loader_request(
+    tunable: Tunable, *, cache: CacheState | None, **common: Unpack[_Common]
+) -> Request:
+    """Return a request to tune another loader, or raise what `autotune` raises."""
+    ranks = common["ranks"]
+    tunable.check()
+    if not tunable.labels:
+        msg = f"{tunable.name} has no `labels`; give it one that minibatches are to be mixed by"
+        raise ParameterError(msg)
+    if cache == "remote" or (cache == "cold" and not tunable.paths):
+        msg = f"cache={cache!r} needs `files` of this machine, but {tunable.name} has none"
+        raise ParameterError(msg)
+    labels = [loader_label(name, values) for name, values in tunable.labels.items()]
+    n_rows = labels[0].codes.size
+    settings: dict[str, Any] = {name: (least,) for name, least in SIZES.items()}
+    settings |= tunable.parameters
+    request = Request(
+        subject=tunable,
+        labels=labels,
+        space=Space.of(*(settings.pop(name) for name in SIZES), **settings),
+        constraints=_constraints(ranks.n_local * tunable.batch_size, **common),
+        files=tunable.paths,
+        geometry=Geometry(
+            n_cells=n_rows,
+            rows_per_chunk=tunable.rows_per_chunk,
+            n_files=max(1, len(tunable.paths)),
+        ),
+        n_cells=n_rows // ranks.n_total,
+        cache=cache or ("cold" if tunable.paths else "warm"),
+        batch_size=tunable.batch_size,
+        **_kept(common),
+    )
+    check_size(tunable.name, n_rows, request.grid, tunable.batch_size, ranks.n_total)
+    return request
 
 
 def _labels(
@@ -320,28 +310,40 @@ def _further_settings(
     return {name: values for name, values in asked.items() if len(values)}
 
 
-def constraints_of(
-    entropy_floor: float,
-    memory: int | None,
-    need: float | None,
-    step_seconds: float | None,
-    cells_per_step: int,
-    budget: float,
-) -> Constraints:
+def _kept(common: _Common) -> dict[str, Any]:
+    """Return what a request holds of these as it was asked; the rest is in its constraints."""
+    is_sampler = hasattr(common["sampler"], "sample_relative")
+    is_sampler &= not isinstance(common["sampler"], type)
+    if common["sampler"] not in SAMPLERS and not is_sampler:
+        msg = (
+            f"`sampler` must be one of {', '.join(SAMPLERS)}, or a sampler of Optuna, but got "
+            f"{common['sampler']!r}"
+        )
+        raise ParameterError(msg)
+    names = ("budget", "seed", "fresh", "sampler", "step", "make_dataset", "ranks")
+    return {name: value for name, value in common.items() if name in names}
+
+
+def _constraints(cells_per_step: int, **asked: Unpack[_Common]) -> Constraints:
     """Return what a choice must meet, or raise what `autotune` raises for what cannot be met."""
-    if not 0 <= entropy_floor <= 1:
-        msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={entropy_floor}"
+    floor, need, step_seconds = asked["entropy_floor"], asked["need"], asked["step_seconds"]
+    if not 0 <= floor <= 1:
+        msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={floor}"
         raise ParameterError(msg)
     if need is not None and step_seconds is not None:
         msg = f"give need={need} or step_seconds={step_seconds}, not both"
         raise ParameterError(msg)
+    if asked["step"] is not None and (need is not None or step_seconds is not None):
+        msg = "give one of `step`, `step_seconds` and `need`"
+        raise ParameterError(msg)
+    memory, budget = asked["memory"], asked["budget"]
     positive = {"memory": memory, "need": need, "step_seconds": step_seconds, "budget": budget}
     for name, value in positive.items():
         if value is not None and not 0 < value < math.inf:
             msg = f"`0 < {name} < infinity` must hold, but got {name}={value}"
             raise ParameterError(msg)
     return Constraints(
-        entropy_floor=entropy_floor,
+        entropy_floor=floor,
         memory_bytes=usable_memory_bytes() if memory is None else int(memory),
         need_cells_per_second=need if step_seconds is None else cells_per_step / step_seconds,
         step_seconds=step_seconds,

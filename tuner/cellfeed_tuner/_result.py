@@ -1,7 +1,6 @@
 """All that ``autotune`` found."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, Literal
 import msgspec
 
 from cellfeed import FormatError, ParameterError, PathError, __version__
-from cellfeed_tuner._entropy._epoch_course import EpochCourse
 from cellfeed_tuner._entropy._storage_order import StorageOrder
 from cellfeed_tuner._explain._bottleneck import Bottleneck
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
@@ -79,9 +77,6 @@ class AutotuneResult:
         Whether the files are shuffled already; None if that was not looked at.
     earlier
         What became of earlier runs' results; None if they were not looked at.
-    entropy_over_epoch
-        For each label, entropy in each tenth of an epoch of the configuration that was chosen;
-        empty if none was, or an epoch has too few minibatches.
     bottleneck
         Where the time of a cell goes in the chosen configuration; None if there was no time to
         find out.
@@ -125,7 +120,6 @@ class AutotuneResult:
     date: datetime
     storage_order: StorageOrder | None = None
     earlier: Earlier | None = None
-    entropy_over_epoch: Mapping[str, EpochCourse] = field(default_factory=dict)
     bottleneck: Bottleneck | None = None
     storage_advice: tuple[StorageAdvice, ...] = ()
     ranges: Ranges | None = None

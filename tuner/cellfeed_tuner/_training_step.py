@@ -3,35 +3,23 @@
 import numpy as np
 
 from cellfeed import ParameterError
+from cellfeed_tuner._constants import STEP_LEAST_ROUNDS, STEP_SECONDS
 from cellfeed_tuner._measuring._measure import limit_seconds, measure_with
 from cellfeed_tuner._measuring._measuring_process import Runs
-from cellfeed_tuner._measuring._timing import MakeDataset, Step, TimingRequest
+from cellfeed_tuner._measuring._timing import Step, TimingRequest
 from cellfeed_tuner._request import Request
 
 __all__ = ["step_seconds_of"]
 
-_SECONDS, _LEAST_ROUNDS = 1.0, 4
 # What does nothing still has a time.
 _LEAST_SECONDS = 1e-6
 
 
-def step_seconds_of(
-    step: Step, process: Runs[TimingRequest], request: Request, make_dataset: MakeDataset
-) -> float:
+def step_seconds_of(step: Step, process: Runs[TimingRequest], request: Request) -> float:
     """Return the median over rounds of the seconds that a step takes on a minibatch.
 
     The first round, in which a model is made or compiled, does not count.
-
-    Parameters
-    ----------
-    step
-        Called with each minibatch.
-    process
-        Where it is called.
-    request
-        What minibatches are of: the smallest fetches are read.
-    make_dataset
-        As in `autotune`.
+    The smallest fetches are read.
 
     Raises
     ------
@@ -47,13 +35,13 @@ def step_seconds_of(
             labels=(),
             cache=request.cache,
             seed=request.seed,
-            least_rounds=_LEAST_ROUNDS,
-            seconds=_SECONDS,
+            least_rounds=STEP_LEAST_ROUNDS,
+            seconds=STEP_SECONDS,
             step=step,
-            make_dataset=make_dataset,
+            make_dataset=request.make_dataset,
             ranks=request.ranks,
         ),
-        limit_seconds=limit_seconds(_SECONDS),
+        limit_seconds=limit_seconds(STEP_SECONDS),
     )
     if not found.round_seconds:
         msg = f"no training step came to its end: {found.failure or 'it takes too long'}"

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cellfeed import __version__
-from cellfeed.console import ByteSize
-from cellfeed_tuner._commands._explain_cli import explain_command
-from cellfeed_tuner._commands._show_cli import show_command
-from cellfeed_tuner._commands._subcommands import CommandWithSubcommands
+from cellfeed.console import ByteSize, OneLineErrorCommand
 from cellfeed_tuner._defaults import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_BUDGET_SECONDS,
@@ -24,7 +21,7 @@ from cellfeed_tuner._defaults import (
     SAMPLERS,
 )
 
-__all__ = ["Sizes", "listed", "main"]
+__all__ = ["Sizes", "explain_command", "listed", "main", "show_command"]
 
 
 if TYPE_CHECKING:
@@ -35,11 +32,6 @@ else:  # older ones say nothing of the type of values
 
 class Sizes(SizesParameter):
     """Integers, separated by commas or blanks, or all from one to another, such as 1:4096.
-
-    Parameters
-    ----------
-    least
-        The least there may be.
 
     Examples
     --------
@@ -82,7 +74,50 @@ def listed(sizes: Sequence[int]) -> str:
     return ",".join(map(str, sizes))
 
 
-@click.command(cls=CommandWithSubcommands)
+class _CommandWithSubcommands(OneLineErrorCommand):
+    """A command whose first word is a subcommand if it is the name of one.
+
+    Otherwise its own arguments begin there. What has the name of a subcommand and is a path is
+    written as ``./show``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._subcommands: dict[str, click.Command] = {}
+
+    def add_command(self, command: click.Command) -> None:
+        """Add a subcommand under its name."""
+        assert command.name is not None, "a command is added by its name"  # noqa: S101
+        self._subcommands[command.name] = command
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Read the arguments, for the subcommand that they begin with if they do."""
+        subcommand = self._subcommands.get(args[0]) if args else None
+        if subcommand is None:
+            return super().make_context(info_name, args, parent, **extra)
+        name = f"{info_name} {subcommand.name}"
+        return subcommand.make_context(name, args[1:], parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run what the context was made for."""
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the subcommands below the options."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, each.get_short_help_str()) for name, each in self._subcommands.items()]
+            )
+        super().format_epilog(ctx, formatter)
+
+
+@click.command(cls=_CommandWithSubcommands)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--label", required=True, multiple=True, metavar="COLUMN",
               help="obs column to mix minibatches by; may be given several times.")  # fmt: skip
@@ -156,6 +191,35 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     from cellfeed_tuner._commands._autotune_run import run  # noqa: PLC0415
 
     run(paths, **settings)
+
+
+@click.command("explain", cls=OneLineErrorCommand)
+@click.argument("saved", metavar="[AUTOTUNE.json]", default=Path("autotune.json"),
+                type=click.Path(dir_okay=False, path_type=Path))  # fmt: skip
+@click.option("--block-size", type=click.IntRange(min=1), help="Why not this block size?")
+@click.option("--fetch-factor", type=click.IntRange(min=1), help="Why not this fetch factor?")
+@click.option("--num-workers", type=click.IntRange(min=0), help="Why not so many workers?")
+@click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), metavar="MS",
+              help="Time of your training step, which may be the bottleneck.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of words.")
+def explain_command(*, saved: Path, **asked: Any) -> None:
+    """Explain a result: why the choice, why nothing else, and where the time goes.
+
+    AUTOTUNE.json is what autotune wrote. With a block size, a fetch factor or a number of
+    workers, the best configuration that has them is held against the choice.
+    """
+    from cellfeed_tuner._commands._explain_report import explain  # noqa: PLC0415
+
+    explain(saved, **asked)
+
+
+@click.command("show", cls=OneLineErrorCommand)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+def show_command(*, as_json: bool) -> None:
+    """List what earlier runs found: the last one on each machine and data set."""
+    from cellfeed_tuner._commands._show_report import show  # noqa: PLC0415
+
+    show(as_json=as_json)
 
 
 main.add_command(explain_command)

@@ -9,11 +9,13 @@ from typing import Any
 
 import click
 import psutil
+import torch  # noqa: F401 - where it is missing, that is to be said, and not what SciPy makes of it
 
 from cellfeed import ClassBalancedSampling, FormatError, PathError, open_collection
 from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._commands._live import LiveDisplay
+from cellfeed_tuner._constants import LEAST_SHARE_LEFT, MOST_START_SECONDS, WRITING_SECONDS
 from cellfeed_tuner._interruption import AutotuneInterrupted
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._ranks._world import World
@@ -25,10 +27,6 @@ from cellfeed_tuner._results._replaced_file import replaced_file
 from cellfeed_tuner.plots import autotune_figure
 
 __all__ = ["read_storage_options", "run"]
-
-# What takes longer has done something else before; and what is kept for the picture and the page.
-_MOST_START_SECONDS, _WRITING_SECONDS = 15.0, 2.0
-_LEAST_SHARE = 0.5
 
 
 def run(
@@ -71,7 +69,6 @@ def run(
                 budget=_left_of(budget),
                 ranks=ranks,
                 on_progress=display.show,
-                on_race=display.watch,
                 **settings,
             )
     except AutotuneInterrupted as interruption:
@@ -103,8 +100,8 @@ def _require_writable(folder: Path) -> None:
 def _left_of(budget: float) -> float:
     """Return what is left of a budget after the start of this program, and before its files."""
     age = time.time() - psutil.Process().create_time()
-    spent = (age if age < _MOST_START_SECONDS else 0.0) + _WRITING_SECONDS
-    return max(budget - spent, _LEAST_SHARE * budget)
+    spent = (age if age < MOST_START_SECONDS else 0.0) + WRITING_SECONDS
+    return max(budget - spent, LEAST_SHARE_LEFT * budget)
 
 
 def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> list[Path]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cellfeed_tuner._explain._bottleneck import Bottleneck, with_training_step
+from cellfeed_tuner._explain._bottleneck import Bottleneck, microseconds, with_training_step
 from cellfeed_tuner._interval import interval
 from cellfeed_tuner._plain import to_plain
 from cellfeed_tuner._reports._console import report_console
@@ -90,11 +90,9 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
     longest = max(each.seconds_per_cell.value for each in found.stages)
     for each in found.stages:
         seconds = each.seconds_per_cell
-        value, low, high = (1e6 * end for end in (seconds.value, seconds.low, seconds.high))
         bar = "█" * round(_BAR_WIDTH * max(0.0, seconds.value) / longest)
         style = "bold" if each.name == found.kind else ""
-        row = (each.label, f"{value:,.2f} [{low:,.2f}, {high:,.2f}]", bar)
-        table.add_row(*row, style=style)
+        table.add_row(each.label, microseconds(seconds), bar, style=style)
     console.print("", table)
     _say(
         console,
@@ -120,21 +118,17 @@ def _print_bottleneck(console: Console, result: AutotuneResult, found: Bottlenec
 
 def _print_answer(console: Console, result: AutotuneResult, answer: Why) -> None:
     about, chosen = answer.about, result.recommended
-    if not answer.n_matching:
+    said = str(about.configuration)
+    if answer.n_matching > 1:
+        said = f"Of {answer.n_matching} configurations with {answer.asked}, the best is {said}."
+    if answer.n_matching:
+        _say(console, said, "bold")
+    else:
         _say(console, f"{answer.asked} is not in the grid.", "bold")
         _print_outside(console, answer)
         measured = "" if about.cells_per_second is None else " of what was measured"
         both = ", in block size and fetch factor together," if answer.outside else ""
-        _say(console, f"\nNearest{measured}{both} is {about.configuration}:")
-    elif answer.n_matching == 1:
-        _say(console, str(about.configuration), "bold")
-    else:
-        _say(
-            console,
-            f"Of {answer.n_matching} configurations with {answer.asked}, the best is "
-            f"{about.configuration}.",
-            "bold",
-        )
+        _say(console, f"\nNearest{measured}{both} is {said}:")
     if answer.is_chosen:
         _say(console, "It is the recommended one.")
     elif chosen is not None:

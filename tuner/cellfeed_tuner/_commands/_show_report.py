@@ -38,28 +38,18 @@ def show(*, as_json: bool) -> None:
 
 def _latest(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
     """Return the last run of each kind, the last of all first."""
-    by_kind = {
-        (
-            run.key.name,
-            *run.asked.labels,
-            run.asked.batch_size,
-            run.asked.cache,
-            run.asked.n_ranks,
-        ): run
-        for run in runs
-    }
+    by_kind = dict[tuple[object, ...], EarlierRun]()
+    for run in runs:
+        asked = run.asked
+        kind = run.key.name, asked.labels, asked.batch_size, asked.cache, asked.n_ranks
+        by_kind[kind] = run
     return sorted(by_kind.values(), key=lambda run: run.began, reverse=True)
 
 
 def _json(run: EarlierRun) -> dict[str, Any]:
-    fingerprints = {
-        name: {"digest": each.digest, **each.facts}
-        for name, each in (
-            ("machine", run.key.machine),
-            ("data", run.key.data),
-            ("versions", run.key.versions),
-        )
-    }
+    names = ("machine", "data", "versions")
+    known = {name: getattr(run.key, name) for name in names}
+    fingerprints = {name: {"digest": each.digest, **each.facts} for name, each in known.items()}
     return fingerprints | run.to_json() | {"n_measured": len(run.trials)}
 
 

@@ -20,7 +20,6 @@ __all__ = [
     "Conditional",
     "conditional_entropies_of",
     "conditional_statistic",
-    "joint_codes",
     "label_pair",
     "random_conditional_entropy_bits",
 ]
@@ -43,33 +42,6 @@ class Conditional(NamedTuple):
 
     labels: ArrayLike
     given: ArrayLike
-
-
-def joint_codes(labels: ArrayLike, given: ArrayLike) -> NDArray[np.signedinteger]:
-    """Return one code for each pair of labels, -1 where either is missing.
-
-    Parameters
-    ----------
-    labels, given
-        Codes of each row's labels, -1 where missing, shape (n_rows,).
-
-    Returns
-    -------
-    Codes of the smallest signed integer dtype that holds them, shape (n_rows,).
-
-    Raises
-    ------
-    ParameterError
-        The labels are not lines of integers of one length, or their codes are so large that the
-        pairs exceed 63 bits.
-
-    Examples
-    --------
-    >>> joint_codes([0, 1, -1, 1], [0, 2, 2, -1])
-    array([ 0,  5, -1, -1], dtype=int8)
-    """
-    first, second = label_pair(labels, given)
-    return _joint(first, second, int(second.max()) + 1)
 
 
 def conditional_statistic(labels: _Codes, given: _Codes) -> Statistic:
@@ -125,7 +97,13 @@ def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_s
 
 
 def label_pair(labels: ArrayLike, given: ArrayLike) -> tuple[_Codes, _Codes]:
-    """Return two labels as arrays of codes that can be joined; see `joint_codes`."""
+    """Return two labels as arrays of codes, whose pairs fit into 63 bits.
+
+    Raises
+    ------
+    ParameterError
+        They are not lines of integers of one length, or their codes are too large.
+    """
     first, second = as_codes(labels), as_codes(given)
     if first.size != second.size:
         msg = f"labels must have as many rows as `given`, but got {first.size} and {second.size}"

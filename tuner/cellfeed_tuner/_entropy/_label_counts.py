@@ -69,17 +69,7 @@ def count_labels(codes: NDArray[np.integer]) -> LabelCounts:
 def count_in_parts(
     codes_in: Callable[[slice], NDArray[np.integer]], n_rows: int, most: int
 ) -> LabelCounts:
-    """Count labels whose codes are made when they are asked for; see `count_labels`.
-
-    Parameters
-    ----------
-    codes_in
-        Gives the codes of a range of rows.
-    n_rows
-        All rows.
-    most
-        No code is larger.
-    """
+    """Count labels whose codes are made when they are asked for; see `count_labels`."""
     if most > max(_ROWS_AT_ONCE, n_rows):
         found, counted = np.unique(codes_in(slice(0, n_rows)), return_counts=True)
         return LabelCounts(counted[found >= 0], int(counted[found < 0].sum()))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -18,7 +18,7 @@ from cellfeed_tuner._entropy._minibatch_entropy import entropy_statistic
 from cellfeed_tuner._entropy._plan_replay import FetchSpread, Statistic, replay_plan
 from cellfeed_tuner._interval import Estimate
 
-__all__ = ["LabelEntropy", "LabelReplay", "Name", "label_entropies", "label_entropy"]
+__all__ = ["LabelEntropy", "LabelReplay", "Name", "label_entropy", "shuffled_blocks"]
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -55,7 +55,6 @@ def label_entropy(
     fetch_factors: Sequence[int],
     n_rows: int = 1_000_000,
     seed: int = 0,
-    on_progress: Callable[[int], object] | None = None,
 ) -> list[LabelEntropy]:
     """Return the minibatch entropy of block shuffling for a whole grid, without any I/O.
 
@@ -76,8 +75,6 @@ def label_entropy(
         Rows to replay for each cell of the grid, over as many epochs as that takes, up to 256.
     seed
         Seed of the plans.
-    on_progress
-        Called with the number of finished cells after each.
 
     Returns
     -------
@@ -97,79 +94,29 @@ def label_entropy(
     64 1 0.0
     64 16 0.94
     """
-    return label_entropies(
-        {"": labels},
-        batch_size=batch_size,
-        block_sizes=block_sizes,
-        fetch_factors=fetch_factors,
-        n_rows=n_rows,
-        seed=seed,
-        on_progress=on_progress,
-    )[""]
+    replay = LabelReplay({"": labels}, batch_size=batch_size, seed=seed)
+    return [replay.of(*sizes, n_rows=n_rows)[""] for sizes in product(block_sizes, fetch_factors)]
 
 
-def label_entropies(
-    labels: Mapping[Name, ArrayLike | Conditional],
-    *,
-    batch_size: int,
-    block_sizes: Sequence[int],
-    fetch_factors: Sequence[int],
-    n_rows: int = 1_000_000,
-    seed: int = 0,
-    on_progress: Callable[[int], object] | None = None,
-) -> dict[Name, list[LabelEntropy]]:
-    """Return the minibatch entropy of several labels over one replay of each plan.
+def shuffled_blocks(block_size: int, align: Any) -> SamplingStrategy:
+    """Return the strategy of labels alone, of which no chunks are known."""
+    del align
+    return BlockShuffling(block_size)
+
+
+class LabelReplay(Generic[Name]):
+    """Replays one plan after the other over the same labels, by any name.
 
     Rows are drawn once, and every label is looked up for them.
 
     Parameters
     ----------
     labels
-        Codes of each label, as `label_entropy` takes them, all of the same length, by any name.
-    batch_size, block_sizes, fetch_factors, n_rows, seed, on_progress
+        Codes of each label, as `label_entropy` takes them, all of the same length.
+    batch_size, seed
         As in `label_entropy`.
-
-    Returns
-    -------
-    For each label what `label_entropy` returns.
-
-    Raises
-    ------
-    ParameterError
-        There is no label, labels are not lines of integers or differ in length, or a size is
-        below one.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> plate, line = np.repeat([0, 1], 6_400), np.tile([0, 1], 6_400)
-    >>> labels = {"plate": plate, "line": line, "plate within line": Conditional(plate, line)}
-    >>> found = label_entropies(labels, batch_size=64, block_sizes=[64], fetch_factors=[16])
-    >>> for name, (cell,) in found.items():
-    ...     print(name, round(cell.bits.value, 2))
-    plate 0.94
-    line 0.99
-    plate within line 0.93
-    """
-    replay = LabelReplay(labels, batch_size=batch_size, seed=seed)
-    results: dict[Name, list[LabelEntropy]] = {name: [] for name in labels}
-    for number, (block_size, fetch_factor) in enumerate(product(block_sizes, fetch_factors)):
-        for name, cell in replay.of(block_size, fetch_factor, n_rows=n_rows).items():
-            results[name].append(cell)
-        if on_progress is not None:
-            on_progress(number + 1)
-    return results
-
-
-class LabelReplay(Generic[Name]):
-    """Replays one plan after the other over the same labels.
-
-    Parameters
-    ----------
-    labels, batch_size, seed
-        As in `label_entropies`.
     strategy_of
-        Gives the strategy for a block size.
+        Gives the strategy for a block size, and for how blocks are aligned.
 
     Raises
     ------
@@ -183,7 +130,7 @@ class LabelReplay(Generic[Name]):
         *,
         batch_size: int,
         seed: int,
-        strategy_of: Callable[[int], SamplingStrategy] = BlockShuffling,
+        strategy_of: Callable[[int, Any], SamplingStrategy] = shuffled_blocks,
     ) -> None:
         replayed = {name: _replayed(each) for name, each in labels.items()}
         sizes = {name: each.n_rows for name, each in replayed.items()}
@@ -197,32 +144,27 @@ class LabelReplay(Generic[Name]):
         self._batch_size, self._seed = batch_size, seed
         self._strategy_of = strategy_of
 
-    def plan(self, block_size: int, fetch_factor: int) -> EpochPlan:
-        """Return the plan of two sizes, at its first epoch."""
+    def plan(self, block_size: int, fetch_factor: int, align: Any = None) -> EpochPlan:
+        """Return the plan of these settings, at its first epoch."""
         return EpochPlan(
-            strategy=self._strategy_of(block_size),
+            strategy=self._strategy_of(block_size, align),
             n_rows=self._n_cells,
             batch_size=self._batch_size,
             fetch_factor=fetch_factor,
             seed=self._seed,
         )
 
-    def of(self, block_size: int, fetch_factor: int, *, n_rows: int) -> dict[Name, LabelEntropy]:
-        """Return the minibatch entropy of each label in the plan of two sizes.
-
-        Parameters
-        ----------
-        block_size, fetch_factor
-            The sizes.
-        n_rows
-            As in `label_entropies`.
+    def of(
+        self, block_size: int, fetch_factor: int, align: Any = None, *, n_rows: int
+    ) -> dict[Name, LabelEntropy]:
+        """Return the minibatch entropy of each label in the plan of these settings.
 
         Raises
         ------
         ParameterError
             A size is below one.
         """
-        plan = self.plan(block_size, fetch_factor)
+        plan = self.plan(block_size, fetch_factor, align)
         found = replay_plan(plan, list(self._statistics.values()), n_rows=n_rows)
         return {
             name: LabelEntropy(

@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed import BlockShuffling, EpochPlan, SamplingStrategy
+from cellfeed import (
+    BlockShuffling,
+    BlockWeightedSampling,
+    ClassBalancedSampling,
+    EpochPlan,
+    SamplingStrategy,
+)
+from cellfeed_tuner._constants import EPOCHS_OF_ENDS, LEAST_FETCHES, MOST_EPOCHS
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 
 __all__ = [
@@ -15,18 +22,13 @@ __all__ = [
     "Statistic",
     "effective_block_size",
     "fetches_per_block",
+    "has_random_blocks",
     "minibatches_by_fetch",
     "replay_plan",
 ]
 
 # So many rows are replayed at once: enough to be fast, few enough to stay in the CPU's cache.
 _ROWS_AT_ONCE = 1 << 17
-# Minibatches of one fetch resemble each other, so that fetches are what an interval rests on.
-_LEAST_FETCHES = 16
-# Of a large collection, both ends of so many epochs are replayed.
-_EPOCHS_OF_ENDS = 16
-# A handful of cells needs no more epochs than this.
-_MOST_EPOCHS = 256
 
 Statistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 """One number for each minibatch, from its rows, shape (n_minibatches, batch_size)."""
@@ -122,7 +124,7 @@ def replay_plan(
     -------
     One result for each statistic.
     """
-    least_rows = max(n_rows, _LEAST_FETCHES * min(plan.fetch_size, plan.n_rows))
+    least_rows = max(n_rows, LEAST_FETCHES * min(plan.fetch_size, plan.n_rows))
     means: list[list[NDArray[np.float64]]] = [[] for _ in statistics]
     sizes = list[NDArray[np.int64]]()
     for rows in _parts(plan, least_rows):
@@ -145,14 +147,14 @@ def replay_plan(
 def _parts(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
     """Yield minibatches by fetch until there are so many rows."""
     if plan.n_delivered >= least_rows:
-        half = -(-least_rows // (2 * _EPOCHS_OF_ENDS * plan.fetch_size))
-        for epoch in range(plan.epoch, plan.epoch + _EPOCHS_OF_ENDS):
+        half = -(-least_rows // (2 * EPOCHS_OF_ENDS * plan.fetch_size))
+        for epoch in range(plan.epoch, plan.epoch + EPOCHS_OF_ENDS):
             this_epoch = replace(plan, epoch=epoch)
             yield from _whole_fetches(this_epoch, 0, half)
             yield from _whole_fetches(this_epoch, -half, 0)
         return
     replayed = 0
-    for epoch in range(plan.epoch, plan.epoch + _MOST_EPOCHS):
+    for epoch in range(plan.epoch, plan.epoch + MOST_EPOCHS):
         for rows in minibatches_by_fetch(replace(plan, epoch=epoch)):
             yield rows
             replayed += rows.shape[0] * rows.shape[1] * plan.batch_size
@@ -179,9 +181,12 @@ def effective_block_size(strategy: SamplingStrategy, n_rows: int) -> float:
     return getattr(strategy, "block_size", 1)
 
 
-def minibatches_by_fetch(
-    plan: EpochPlan,
-) -> Iterator[NDArray[np.int64]]:
+def has_random_blocks(strategy: SamplingStrategy) -> bool:
+    """Return whether theory applies to a strategy: it is of blocks in random order."""
+    return isinstance(strategy, BlockShuffling | BlockWeightedSampling | ClassBalancedSampling)
+
+
+def minibatches_by_fetch(plan: EpochPlan) -> Iterator[NDArray[np.int64]]:
     """Yield the rows of an epoch's full minibatches, some fetches at a time.
 
     Yields

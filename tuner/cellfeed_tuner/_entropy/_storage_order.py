@@ -2,13 +2,10 @@
 
 from dataclasses import dataclass
 
-from numpy.typing import ArrayLike
-
-from cellfeed_tuner._entropy._label_counts import as_codes, count_labels
-from cellfeed_tuner._entropy._label_entropy import LabelEntropy, label_entropy
+from cellfeed_tuner._entropy._label_entropy import LabelEntropy
 from cellfeed_tuner._interval import BEYOND_CHANCE
 
-__all__ = ["StorageOrder", "order_of_replayed", "storage_order"]
+__all__ = ["StorageOrder", "storage_order"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +51,7 @@ class StorageOrder:
 
 
 def storage_order(
-    labels: ArrayLike, *, batch_size: int, block_size: int, n_rows: int = 1_000_000, seed: int = 0
+    in_blocks: LabelEntropy, single_rows: LabelEntropy, *, random_bits: float, n_distinct: int
 ) -> StorageOrder:
     """Return what large blocks cost in entropy, and whether that is no more than chance.
 
@@ -62,56 +59,6 @@ def storage_order(
     share no row. The mean over G of them has the deviation of one, which a replay of single rows
     gives, over the root of G. Going through more than one epoch adds none that are new, so G is
     never more than an epoch has.
-
-    Parameters
-    ----------
-    labels
-        Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
-    batch_size
-        Rows of a minibatch.
-    block_size
-        The largest block size that is of interest.
-    n_rows
-        Rows to replay, over as many epochs as that takes.
-    seed
-        Seed of the plans.
-
-    Raises
-    ------
-    ParameterError
-        The labels are not a line of integers, or a size is below one.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> labels = np.repeat([0, 1], 6_400)
-    >>> storage_order(labels, batch_size=64, block_size=256).already_shuffled
-    False
-    >>> np.random.default_rng(0).shuffle(labels)
-    >>> storage_order(labels, batch_size=64, block_size=256).already_shuffled
-    True
-    """
-    codes = as_codes(labels)
-    in_blocks, single_rows = label_entropy(
-        codes,
-        batch_size=batch_size,
-        block_sizes=[block_size, 1],
-        fetch_factors=[1],
-        n_rows=n_rows,
-        seed=seed,
-    )
-    return order_of_replayed(
-        in_blocks,
-        single_rows,
-        random_bits=count_labels(codes).random_entropy_bits(batch_size),
-        n_distinct=codes.size // batch_size,
-    )
-
-
-def order_of_replayed(
-    in_blocks: LabelEntropy, single_rows: LabelEntropy, *, random_bits: float, n_distinct: int
-) -> StorageOrder:
-    """Return the same from what was replayed already.
 
     Parameters
     ----------

@@ -5,20 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import (
-    BlockShuffling,
-    BlockWeightedSampling,
-    ClassBalancedSampling,
-    EpochPlan,
-    SamplingStrategy,
-)
+from cellfeed import EpochPlan
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import as_codes, require_a_label_for_each
 from cellfeed_tuner._entropy._minibatch_entropy import entropy_statistic
-from cellfeed_tuner._entropy._plan_replay import effective_block_size, replay_plan
+from cellfeed_tuner._entropy._plan_replay import (
+    effective_block_size,
+    has_random_blocks,
+    replay_plan,
+)
 from cellfeed_tuner._interval import Estimate
 
-__all__ = ["StrategyEntropy", "has_random_blocks", "strategy_entropy"]
+__all__ = ["StrategyEntropy", "strategy_entropy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +79,7 @@ def strategy_entropy(
 
     Examples
     --------
+    >>> from cellfeed import BlockShuffling, ClassBalancedSampling
     >>> labels = np.repeat([0, 1], [63_000, 1_000])
     >>> for strategy in (BlockShuffling(4), ClassBalancedSampling(labels, 4)):
     ...     plan = EpochPlan(strategy=strategy, n_rows=64_000, batch_size=64, fetch_factor=64)
@@ -112,11 +111,6 @@ def strategy_entropy(
         random_bits=theory.independent_entropy_bits(drawn, plan.batch_size, n_missing=n_missing),
         homogeneous_bits=_homogeneous_bits(drawn, plan),
     )
-
-
-def has_random_blocks(strategy: SamplingStrategy) -> bool:
-    """Return whether theory applies to a strategy: it is of blocks in random order."""
-    return isinstance(strategy, BlockShuffling | BlockWeightedSampling | ClassBalancedSampling)
 
 
 def _homogeneous_bits(drawn: NDArray[np.int64], plan: EpochPlan) -> float | None:

@@ -9,19 +9,106 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed import Statistics
-from cellfeed_tuner._explain._stage_model import StageModel, StageName
+from cellfeed_tuner._constants import (
+    LEAST_ACCOUNTED,
+    LEAST_SAVING,
+    LIKELY,
+    MOST_ACCOUNTED,
+    N_RESAMPLES,
+    SURE,
+)
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 
-__all__ = ["Bottleneck", "BottleneckKind", "Stage", "bottleneck", "with_training_step"]
+__all__ = [
+    "Bottleneck",
+    "BottleneckKind",
+    "Stage",
+    "StageModel",
+    "StageName",
+    "bottleneck",
+    "microseconds",
+    "with_training_step",
+]
 
+# Those of `cellfeed.Statistics`, where each is explained.
+StageName = Literal[
+    "planning",
+    "reading",
+    "decompressing",
+    "placing",
+    "library",
+    "densifying",
+    "making_tensors",
+    "functions",
+    "sending",
+    "training",
+]
 BottleneckKind = StageName | Literal["nothing"]
 
-# What would save less than this share of the time does not stand out.
-_LEAST_SAVING = 0.15
-_N_RESAMPLES = 1000
-_SURE, _LIKELY = 0.95, 0.75
-# Stages that explain less or more of the time than this share of it explain it badly.
-_LEAST_ACCOUNTED, _MOST_ACCOUNTED = 0.7, 1.4
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageModel:
+    """Who does the stages of a fetch, side by side.
+
+    While one fetch is delivered, the next is read by threads, and the one after it is planned. So a
+    cell takes as long as the slowest of these lanes, and no less than all work of the processors
+    divided among them:
+
+    - reading: ``(reading + decompressing + placing) / threads + library``;
+    - planning;
+    - rows made dense, by as many threads;
+    - the process that trains: tensors, your functions unless they have threads of their own, and
+      the training step;
+    - work: all of these, without waiting for bytes, functions and the training step, over the
+      cores.
+
+    Every worker process has lanes of its own, in which it also makes tensors and sends minibatches.
+
+    Parameters
+    ----------
+    cores
+        Cores that may be used.
+    n_workers
+        Worker processes.
+    n_threads
+        Threads that read in each process.
+    n_function_threads
+        Threads that your functions have in each; 0 if they have none of their own.
+    """
+
+    cores: float
+    n_workers: int
+    n_threads: int
+    n_function_threads: int = 0
+
+    def seconds_per_cell(
+        self, stages: Mapping[StageName, float], *, without: StageName | None = None
+    ) -> float:
+        """Return the time of a cell, or what it would be ``without`` a stage.
+
+        Of each stage, seconds that threads are busy with it for each cell, added up over all
+        threads and processes; those that are not there take none.
+        """
+
+        def of(*names: StageName) -> float:
+            return sum(max(0.0, stages.get(name, 0.0)) for name in names if name != without)
+
+        lanes = max(1, self.n_workers)
+        decoding = of("reading", "decompressing", "placing") / self.n_threads
+        delivering = of("making_tensors", "sending")
+        work = of("planning", "decompressing", "placing", "library", "densifying") + delivering
+        functions = of("functions")
+        if not self.n_function_threads:
+            delivering, functions = delivering + functions, 0.0
+        return max(
+            (decoding + of("library")) / lanes,
+            of("planning") / lanes,
+            of("densifying") / self.n_threads / lanes,
+            functions / max(1, self.n_function_threads) / lanes,
+            delivering / lanes if self.n_workers else delivering + of("training"),
+            of("training"),
+            work / self.cores,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +181,7 @@ class Bottleneck:
     @property
     def is_explained(self) -> bool:
         """Whether the stages, put together, take about as long as was measured."""
-        return _LEAST_ACCOUNTED <= self.accounted <= _MOST_ACCOUNTED
+        return LEAST_ACCOUNTED <= self.accounted <= MOST_ACCOUNTED
 
     @property
     def seconds(self) -> dict[StageName, float]:
@@ -122,8 +209,8 @@ class Bottleneck:
         part = Estimate(*ends)
         whole = self.measured_seconds_per_cell
         if part.value > whole:
-            return f"it takes {_microseconds(part)} us for each cell"
-        return f"it takes {_microseconds(part)} us of the {whole * 1e6:,.1f} us that a cell takes"
+            return f"it takes {microseconds(part)} us for each cell"
+        return f"it takes {microseconds(part)} us of the {whole * 1e6:,.1f} us that a cell takes"
 
     @property
     def _caveat(self) -> str:
@@ -134,9 +221,9 @@ class Bottleneck:
 
     @property
     def _certainty(self) -> str:
-        if not self.is_explained or self.confidence < _LIKELY:
+        if not self.is_explained or self.confidence < LIKELY:
             return "Perhaps"
-        return "Clearly" if self.confidence >= _SURE else "Probably"
+        return "Clearly" if self.confidence >= SURE else "Probably"
 
 
 _MEANINGS: dict[StageName, str] = {
@@ -166,19 +253,6 @@ def bottleneck(
 ) -> Bottleneck | None:
     """Return where the time of a cell goes.
 
-    Parameters
-    ----------
-    rounds
-        What was counted in each.
-    model
-        How stages go on side by side.
-    cells_per_round
-        How many cells came out of each.
-    cells_per_second
-        How many came out in a second.
-    seed
-        Seed of resampling.
-
     Returns
     -------
     None if there are fewer than two rounds, or nothing was counted in them.
@@ -199,11 +273,11 @@ def bottleneck(
     kind = _kind(savings)
     rng = np.random.default_rng(seed)
     named = Counter(
-        _kind(_savings(_resampled(samples, rng), model, measured)) for _ in range(_N_RESAMPLES)
+        _kind(_savings(_resampled(samples, rng), model, measured)) for _ in range(N_RESAMPLES)
     )
     return Bottleneck(
         kind=kind,
-        confidence=named[kind] / _N_RESAMPLES,
+        confidence=named[kind] / N_RESAMPLES,
         stages=tuple(
             Stage(name=name, seconds_per_cell=mean_with_interval(each), saving=savings[name])
             for name, each in samples.items()
@@ -219,15 +293,7 @@ def bottleneck(
 
 
 def with_training_step(found: Bottleneck, seconds: float) -> Bottleneck:
-    """Return where the time of a cell goes when each takes this long in the training step.
-
-    Parameters
-    ----------
-    found
-        Without a training step.
-    seconds
-        Of the step, for each cell.
-    """
+    """Return where the time of a cell goes when each takes so many seconds of training."""
     step = Stage(name="training", seconds_per_cell=Estimate(seconds, seconds, seconds), saving=0.0)
     stages = (*(each for each in found.stages if each.name != "training"), step)
     times = {each.name: each.seconds_per_cell.value for each in stages}
@@ -268,9 +334,10 @@ def _savings(
 
 def _kind(savings: Mapping[StageName, float]) -> BottleneckKind:
     name = max(savings, key=savings.__getitem__)
-    return name if savings[name] >= _LEAST_SAVING else "nothing"
+    return name if savings[name] >= LEAST_SAVING else "nothing"
 
 
-def _microseconds(seconds: Estimate) -> str:
+def microseconds(seconds: Estimate) -> str:
+    """Return a time with its interval in microseconds, as it is written."""
     value, low, high = (1e6 * each for each in (seconds.value, seconds.low, seconds.high))
     return f"{value:,.1f} [{low:,.1f}, {high:,.1f}]"

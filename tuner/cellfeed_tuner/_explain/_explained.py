@@ -5,8 +5,13 @@ from dataclasses import dataclass
 
 from cellfeed import Collection
 from cellfeed.machine import usable_cores
-from cellfeed_tuner._explain._bottleneck import Bottleneck, bottleneck, with_training_step
-from cellfeed_tuner._explain._stage_model import StageModel
+from cellfeed_tuner._constants import LEAST_LIMIT_SECONDS
+from cellfeed_tuner._explain._bottleneck import (
+    Bottleneck,
+    StageModel,
+    bottleneck,
+    with_training_step,
+)
 from cellfeed_tuner._explain._storage_advice import StorageAdvice, StorageLayout, storage_advice
 from cellfeed_tuner._explain._store_sample import StoreRequest, StoreSample
 from cellfeed_tuner._measuring._measure import Measurement
@@ -15,21 +20,10 @@ from cellfeed_tuner._measuring._selected import Selected
 
 __all__ = ["Explained", "explain_throughput"]
 
-# What encoding and decoding one fetch may take.
-_LEAST_LIMIT_SECONDS = 60.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """Where the time of a cell goes, and what storage would change.
-
-    Parameters
-    ----------
-    bottleneck
-        Where it goes; None if there was no time to find out.
-    storage_advice
-        What other layouts may give, the best first.
-    """
+    """Where the time of a cell goes, and what storage would change."""
 
     bottleneck: Bottleneck | None = None
     storage_advice: tuple[StorageAdvice, ...] = ()
@@ -48,25 +42,8 @@ def explain_throughput(
 ) -> Explained:
     """Say where the time of a configuration went, and what follows.
 
-    Parameters
-    ----------
-    process
-        Where some cells are encoded, as a shuffled copy would have them.
-    measured
-        What was counted while the configuration was measured.
-    layout
-        The files.
-    cells_per_second
-        What came out of it.
-    step_seconds
-        How long training computes on a minibatch; None if that is not known.
-    block_sizes
-        Block sizes that a shuffled copy may be read with; if there are none, nothing is said of
-        other files.
-    seconds
-        Time that is left; nor is it if there is none.
-    seed
-        Fixes which rows are encoded.
+    Of other files, nothing is said if there are no ``block_sizes`` that a shuffled copy may be
+    read with, or no ``seconds`` are left for encoding some cells as it would have them.
     """
     configuration = measured.configuration
     found = bottleneck(
@@ -86,7 +63,7 @@ def explain_throughput(
     advice = tuple[StorageAdvice, ...]()
     if block_sizes and seconds > 0:
         request = StoreRequest(configuration=configuration, batch_size=layout.batch_size, seed=seed)
-        outcome = process.run(request, limit_seconds=max(_LEAST_LIMIT_SECONDS, seconds))
+        outcome = process.run(request, limit_seconds=max(LEAST_LIMIT_SECONDS, seconds))
         for sample in outcome.events:
             if isinstance(sample, StoreSample):
                 advice = storage_advice(found, configuration, layout, sample, block_sizes)

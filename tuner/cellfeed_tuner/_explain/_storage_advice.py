@@ -13,9 +13,15 @@ from typing import Literal
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._explain._bottleneck import Bottleneck
-from cellfeed_tuner._explain._stage_model import StageName
-from cellfeed_tuner._explain._store_sample import CELLS_PER_STORE_CHUNK, StoreSample
+from cellfeed_tuner._constants import (
+    CELLS_PER_STORE_CHUNK,
+    CHUNKS_PER_BLOCK,
+    LEAST_CHUNK_BYTES,
+    LEAST_SPEEDUP,
+    PRESHUFFLE_OVERHEAD,
+)
+from cellfeed_tuner._explain._bottleneck import Bottleneck, StageName
+from cellfeed_tuner._explain._store_sample import StoreSample
 from cellfeed_tuner._planning._cost_model import distinct
 
 __all__ = [
@@ -53,16 +59,6 @@ def epochs_until_paid(
     """
     saved = epoch_seconds - epoch_seconds_then
     return max(1, ceil(conversion_seconds / saved)) if saved > 0 else None
-
-
-# A layout that may give less than this times the throughput is not worth the words.
-_LEAST_SPEEDUP = 1.2
-# A chunk so much smaller than a block costs little beyond the block.
-_CHUNKS_PER_BLOCK = 4
-# What `preshuffle` takes for all that is beside reading and encoding each cell once, as a factor.
-_PRESHUFFLE_OVERHEAD = 3.0
-# Smaller ones cost more to find and compress than they save.
-_LEAST_CHUNK_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,21 +137,7 @@ def storage_advice(
     store: StoreSample,
     block_sizes: Sequence[int],
 ) -> tuple[StorageAdvice, ...]:
-    """Return what is worth doing about the files, the best first; often nothing.
-
-    Parameters
-    ----------
-    found
-        Where the time of a cell goes.
-    configuration
-        The settings that it goes there with.
-    layout
-        How the files are laid out.
-    store
-        What a shuffled copy costs to write and to read.
-    block_sizes
-        Block sizes that a shuffled copy may be read with.
-    """
+    """Return what is worth doing about the files, the best first; often nothing."""
     if found.read_amplification is None:
         return ()  # read through the format's library, of whose stages too little is known
     advice = [_rechunk(found, configuration, layout)]
@@ -163,7 +145,7 @@ def storage_advice(
         fetch = layout.batch_size * configuration.fetch_factor
         fitting = [size for size in block_sizes if size <= min(fetch, layout.n_cells)]
         advice.append(_preshuffle(found, store, max(fitting, default=1)))
-    worth = [each for each in advice if each is not None and each.least_speedup >= _LEAST_SPEEDUP]
+    worth = [each for each in advice if each is not None and each.least_speedup >= LEAST_SPEEDUP]
     return tuple(sorted(worth, key=lambda each: -each.least_speedup))
 
 
@@ -196,8 +178,8 @@ def _rechunk(
     now = found.read_amplification
     assert now is not None  # noqa: S101 - asked before
     bytes_per_row = found.useful_bytes
-    least = max(1, round(_LEAST_CHUNK_BYTES / max(1.0, bytes_per_row)))
-    rows = max(least, configuration.block_size // _CHUNKS_PER_BLOCK)
+    least = max(1, round(LEAST_CHUNK_BYTES / max(1.0, bytes_per_row)))
+    rows = max(least, configuration.block_size // CHUNKS_PER_BLOCK)
     if rows >= layout.rows_per_chunk:
         return None
     then = amplification(
@@ -231,7 +213,7 @@ def _preshuffle(found: Bottleneck, store: StoreSample, block_size: int) -> Stora
         least_speedup=least_speedup,
         basis="estimated from some of your cells, compressed and decompressed as in such a copy",
         epochs_until_paid=epochs_until_paid(
-            conversion_seconds=_PRESHUFFLE_OVERHEAD
+            conversion_seconds=PRESHUFFLE_OVERHEAD
             * (now + store.encode_seconds / found.model.n_threads),
             epoch_seconds=now,
             epoch_seconds_then=now / least_speedup,

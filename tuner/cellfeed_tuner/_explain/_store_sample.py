@@ -15,10 +15,7 @@ from cellfeed import CellDataset, Collection, Minibatch
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._selected import Selected
 
-__all__ = ["CELLS_PER_STORE_CHUNK", "StoreRequest", "StoreSample", "sample_store"]
-
-CELLS_PER_STORE_CHUNK = 64
-"""Cells of a chunk of such a store."""
+__all__ = ["StoreRequest", "StoreSample", "sample_store"]
 
 _MOST_BYTES = 16 << 20
 _REPEATS = 3
@@ -43,15 +40,7 @@ class StoreSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRequest:
-    """A sample of a few minibatches.
-
-    Parameters
-    ----------
-    configuration, batch_size
-        The settings that they are read with.
-    seed
-        Fixes which cells are read.
-    """
+    """A sample of a few minibatches."""
 
     configuration: Configuration
     batch_size: int
@@ -59,28 +48,22 @@ class StoreRequest:
 
     def run(self, subject: Collection | Selected, report: Callable[[object], None]) -> None:
         """Report the `StoreSample` of one fetch."""
-        selected = Selected.of(subject)
+        selected, configuration = Selected.of(subject), self.configuration
+        others: dict[str, Any] = configuration.others
         dataset = CellDataset(
             selected.collection,
-            selected.blocks(self.configuration.block_size),
+            selected.blocks(configuration.block_size, others.pop("align", None)),
             self.batch_size,
-            self.configuration.fetch_factor,
+            configuration.fetch_factor,
             seed=self.seed,
+            **others,
         )
-        minibatches = list(islice(dataset, self.configuration.fetch_factor))
+        minibatches = list(islice(dataset, configuration.fetch_factor))
         report(sample_store(minibatches, selected.collection.n_vars))
 
 
 def sample_store(minibatches: Sequence[Minibatch], n_vars: int) -> StoreSample:
-    """Encode and decode some minibatches as the store does: Blosc, LZ4, bytes shuffled.
-
-    Parameters
-    ----------
-    minibatches
-        At least one.
-    n_vars
-        Number of genes, which decides the dtype of stored column numbers.
-    """
+    """Encode and decode some minibatches as the store does: Blosc, LZ4, bytes shuffled."""
     blosc.use_threads = False  # as the loader, which has threads of its own
     codec = blosc.Blosc(cname="lz4", clevel=3, shuffle=blosc.SHUFFLE)
     pieces, n_cells = list[NDArray[Any]](), 0

@@ -7,25 +7,17 @@ from typing import Any
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration, Setting
+from cellfeed_tuner._constants import SAME_BUDGET
 from cellfeed_tuner._history._digest import Fingerprint
 from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._planning._space import Space
-
-# What is left of the same budget differs by how long a program took to start.
-_SAME_BUDGET = 0.9
 
 __all__ = ["Asked", "EarlierRun", "EarlierTrial", "Key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What results belong to.
-
-    Parameters
-    ----------
-    data, machine, versions
-        Their fingerprints.
-    """
+    """What results belong to."""
 
     data: Fingerprint
     machine: Fingerprint
@@ -86,7 +78,7 @@ class Asked:
         """Return whether who was asked this has looked for all that the other is to look for."""
         return (
             self.is_like(other)
-            and self.budget >= _SAME_BUDGET * other.budget
+            and self.budget >= SAME_BUDGET * other.budget
             and self.entropy_floor <= other.entropy_floor
             and set(self.further_labels) <= set(other.further_labels)
             and self.space.covers(other.space)
@@ -137,8 +129,6 @@ class EarlierRun:
         Date and time in UTC, ISO 8601.
     path
         The first of the files, so that people know them again.
-    load
-        Processes that wanted to run when it began, on average over a minute.
     is_short
         Whether it only confirmed what was known, so that it has measured little.
     choice, cells_per_second
@@ -151,7 +141,6 @@ class EarlierRun:
     asked: Asked
     began: str
     path: str
-    load: float
     is_short: bool
     choice: Configuration | None
     cells_per_second: Estimate | None
@@ -176,7 +165,6 @@ class EarlierRun:
             "asked": self.asked.to_json(),
             "began": self.began,
             "path": self.path,
-            "load": self.load,
             "is_short": self.is_short,
             "choice": self.choice and dict(self.choice),
             "cells_per_second": self.cells_per_second and asdict(self.cells_per_second),
@@ -193,7 +181,6 @@ class EarlierRun:
             asked=Asked.from_json(plain["asked"]),
             began=plain["began"],
             path=plain["path"],
-            load=plain["load"],
             is_short=plain["is_short"],
             choice=choice and Configuration(**choice),
             cells_per_second=speed and Estimate(**speed),

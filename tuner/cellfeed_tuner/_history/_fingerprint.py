@@ -53,17 +53,6 @@ def data_fingerprint(
     """Return what a collection is known by, wherever it lies on this machine, or by its URLs.
 
     Of files on servers, it holds what their servers call this version of each.
-
-    Parameters
-    ----------
-    collection
-        What is read.
-    codes
-        Code of each cell's label, -1 where it is missing, shape (n_cells,).
-    indices
-        The rows that are visited; all of them if None.
-    strategy
-        How they are visited, whatever its block size; in shuffled blocks if None.
     """
     selected: dict[str, Any] = {} if indices is None else {"rows": _digest_of_numbers(indices)}
     if strategy is not None:
@@ -120,8 +109,6 @@ def _storage_facts(storage: Storage) -> dict[str, Any]:
     return {
         "file_system": storage.file_system,
         "kind": storage.kind,
-        "rotational": storage.rotational,
-        "model": storage.model,
         "server": storage.device if storage.kind == "network" else None,
     }
 

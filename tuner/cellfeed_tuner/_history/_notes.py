@@ -1,7 +1,6 @@
 """Looking up what earlier runs found, and keeping what this one finds."""
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,6 @@ class Notes:
     asked: Asked
     path: str
     began: datetime
-    _load: float = field(default_factory=lambda: os.getloadavg()[0], init=False)
 
     @classmethod
     def of(
@@ -79,17 +77,7 @@ class Notes:
     def keep(
         self, study: "optuna.Study", recommended: Recommended | None, *, is_short: bool
     ) -> None:
-        """Keep what was measured, and what was recommended, for later runs.
-
-        Parameters
-        ----------
-        study
-            The trials, all of which have ended.
-        recommended
-            The choice; None if there is none.
-        is_short
-            Whether an earlier run was only confirmed.
-        """
+        """Keep what was measured, and what was recommended, for later runs."""
         from cellfeed_tuner._history._study import cache_folder, record  # noqa: PLC0415 - as above
 
         run = EarlierRun(
@@ -97,7 +85,6 @@ class Notes:
             asked=self.asked,
             began=self.began.astimezone(UTC).isoformat(timespec="milliseconds"),
             path=self.path,
-            load=self._load,
             is_short=is_short,
             choice=None if recommended is None else recommended.configuration,
             cells_per_second=None if recommended is None else recommended.cells_per_second,

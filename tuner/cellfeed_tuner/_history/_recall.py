@@ -8,6 +8,13 @@ from typing import Literal
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import (
+    LEAST_ANCHORS,
+    MAY_DRIFT,
+    MOST_FIRST,
+    MUST_NOT_DRIFT,
+    N_ANCHORED_RIVALS,
+)
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, Key
 from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._planning._cost_model import Observation
@@ -28,16 +35,6 @@ EarlierUse = Literal[
     "confirmed",  # anchors gave what they gave before, so the search was a short one
     "dropped",  # they did not, so it was a full one
 ]
-
-_N_RIVALS = 2
-# With fewer anchors, their only ratio may be the same by chance.
-_LEAST_ANCHORS = 3
-# Probes that follow another machine's result.
-_MOST_FIRST = 2
-# A ratio of costs that has changed by less than the first has not changed, however narrow the
-# intervals are: rounds of one run have more in common than their spread shows. One that has changed
-# by more than the second has changed, however wide they are: else noise would confirm anything.
-_MAY_DRIFT, _MUST_NOT = 0.05, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +108,8 @@ class Recollection:
         if self.held is None:
             return []
         ranked = _ranked(self.held, candidates)
-        choice, rivals = list(ranked)[:1], list(ranked)[1 : 1 + _N_RIVALS]
-        rest = list(ranked)[1 + _N_RIVALS :]
+        choice, rivals = list(ranked)[:1], list(ranked)[1 : 1 + N_ANCHORED_RIVALS]
+        rest = list(ranked)[1 + N_ANCHORED_RIVALS :]
         rest.sort(
             key=lambda each: (
                 each.num_workers == choice[0].num_workers,
@@ -129,7 +126,7 @@ class Recollection:
 
     def first_probes(self, candidates: Sequence[Configuration]) -> list[Configuration]:
         """Return the first probes that an earlier run suggests."""
-        return [] if self.order is None else list(_ranked(self.order, candidates))[:_MOST_FIRST]
+        return [] if self.order is None else list(_ranked(self.order, candidates))[:MOST_FIRST]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,15 +150,8 @@ def compare(held: EarlierRun, fresh: Mapping[Configuration, Sequence[float]]) ->
 
     Runs hours apart are not compared: a machine may be busier now, or less. What must be the
     same is how costs relate to each other: each anchor's to the first one's, within the
-    intervals of the four figures, but at least 5 % and at most 25 %.
-
-    Parameters
-    ----------
-    held
-        The earlier run.
-    fresh
-        Seconds per cell of each replicate of its anchors; empty where one failed. Those with a
-        single replicate are left out.
+    intervals of the four figures, but at least 5 % and at most 25 %. ``fresh`` has seconds per
+    cell of each replicate, none where one failed; a single replicate is left out.
     """
     failed = next((each for each, replicates in fresh.items() if not replicates), None)
     if failed is not None:
@@ -172,7 +162,7 @@ def compare(held: EarlierRun, fresh: Mapping[Configuration, Sequence[float]]) ->
         for each, replicates in fresh.items()
         if len(replicates) > 1
     }
-    if len(now) < _LEAST_ANCHORS:
+    if len(now) < LEAST_ANCHORS:
         return _dropped(held, "there was no time to measure enough of it again")
     changed = _changed_ratio(old, now)
     if changed:
@@ -185,7 +175,7 @@ def compare(held: EarlierRun, fresh: Mapping[Configuration, Sequence[float]]) ->
     return Comparison(
         earlier=Earlier(use="confirmed", sentence=sentence),
         believed={
-            each: Observation(shift * cost.value, hypot(_half(cost) / 2, _MAY_DRIFT))
+            each: Observation(shift * cost.value, hypot(_half(cost) / 2, MAY_DRIFT))
             for each, cost in old.items()
         },
     )
@@ -199,7 +189,7 @@ def _changed_ratio(
     for each in now:
         then, today = (costs[each].value / costs[first].value for costs in (old, now))
         allowed = sum(hypot(_half(costs[each]), _half(costs[first])) for costs in (old, now))
-        if abs(log(today / then)) > min(max(allowed, _MAY_DRIFT), _MUST_NOT):
+        if abs(log(today / then)) > min(max(allowed, MAY_DRIFT), MUST_NOT_DRIFT):
             return (
                 f"a cell at {each} took {then:.2f} times as long as at {first}, "
                 f"and now takes {today:.2f} times as long"

@@ -45,13 +45,6 @@ def read_runs(folder: Path, data: str = "*") -> list[EarlierRun]:
     """Return earlier runs, the last one last.
 
     A file that cannot be read is left out with a warning.
-
-    Parameters
-    ----------
-    folder
-        Where they are kept; may not exist.
-    data
-        Digest of a data set whose runs alone are wanted.
     """
     runs = list[EarlierRun]()
     for path in sorted(folder.glob(f"{data}-*{_SUFFIX}")):
@@ -66,15 +59,6 @@ def record(folder: Path, run: EarlierRun, study: optuna.Study) -> None:
     """Keep a run for later ones; a warning says if that cannot be done.
 
     Other processes may do so at the same time.
-
-    Parameters
-    ----------
-    folder
-        Where runs are kept; need not exist.
-    run
-        What it was asked for, and chose.
-    study
-        Its trials, all of which have ended; their ``replicates`` are seconds per cell.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

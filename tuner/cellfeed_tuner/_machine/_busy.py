@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import psutil
 
 from cellfeed.machine import usable_cores
+from cellfeed_tuner._constants import LEAST_BUSY_SHARE
 
 __all__ = ["Busy", "OtherPrograms", "ProcessorClock", "tree_cpu_seconds"]
 
-# Below this share, what other programs take is not worth a sentence.
-_LEAST_SHARE = 0.1
 _NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")  # guests are counted as user time already
 
 
@@ -56,13 +55,8 @@ class Busy:
     ) -> "Busy | None":
         """Return how busy they kept it; None if nothing was measured.
 
-        Parameters
-        ----------
-        others
-            What they took.
-        n_cores, usable
-            Processors that this process may run on, and how many of them it may use at a time,
-            which is less where a control group has a quota; those of this process if None.
+        Of ``n_cores`` that this process may run on, it may use ``usable`` at a time, which is
+        less where a control group has a quota.
         """
         if not others.seconds:
             return None
@@ -75,7 +69,7 @@ class Busy:
     @property
     def sentence(self) -> str:
         """What to say of it; empty if it does not matter."""
-        if self.share < _LEAST_SHARE:
+        if self.share < LEAST_BUSY_SHARE:
             return ""
         return (
             f"Other programs took {self.share:.0%} of the processors while throughput was "
@@ -92,13 +86,7 @@ class ProcessorClock:
         self._own = time.process_time()
 
     def others(self, measured_cpu_seconds: float) -> OtherPrograms:
-        """Return what they took by now.
-
-        Parameters
-        ----------
-        measured_cpu_seconds
-            What the measured processes took; this process is accounted for.
-        """
+        """Return what they took by now, beside this process and the seconds of those measured."""
         own = time.process_time() - self._own + measured_cpu_seconds
         seconds = time.monotonic() - self._began
         return OtherPrograms(seconds, max(0.0, _busy_cpu_seconds() - self._busy - own))

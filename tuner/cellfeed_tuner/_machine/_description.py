@@ -2,7 +2,7 @@
 
 import contextlib
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,11 +17,12 @@ __all__ = [
     "Cpu",
     "Machine",
     "Memory",
-    "Packages",
     "Platform",
     "describe_machine",
     "package_version",
 ]
+
+_PACKAGES = ("cellfeed", "anndata", "h5py", "numpy", "scipy", "torch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +62,6 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packages:
-    """Versions of the libraries that bear on speed, None for one that is not installed."""
-
-    cellfeed: str | None
-    anndata: str | None
-    h5py: str | None
-    hdf5: str | None
-    numpy: str | None
-    scipy: str | None
-    torch: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
     """The operating system, Python and the libraries.
 
@@ -88,14 +76,14 @@ class Platform:
     python
         Version of Python.
     packages
-        Versions of libraries.
+        Versions of the libraries that bear on speed, None for one that is not installed.
     """
 
     system: str | None
     kernel: str
     architecture: str
     python: str
-    packages: Packages
+    packages: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +111,6 @@ class Machine:
 def describe_machine(paths: Sequence[Path]) -> Machine:
     """Describe the machine, and the file systems on which some files lie.
 
-    Parameters
-    ----------
-    paths
-        The user's data files.
-
     Returns
     -------
     Machine
@@ -140,24 +123,24 @@ def describe_machine(paths: Sequence[Path]) -> Machine:
     True
     """
     return Machine(
-        cpu=_describe_cpu(),
+        cpu=Cpu(
+            model=_cpu_model(),
+            logical_cores=psutil.cpu_count(logical=True) or 1,
+            usable_cores=usable_cores(),
+        ),
         memory=Memory(
             total_bytes=psutil.virtual_memory().total, available_bytes=usable_memory_bytes()
         ),
         storage=describe_storage(paths),
-        platform=_describe_platform(),
+        platform=Platform(
+            system=_system(),
+            kernel=f"{platform.system()} {platform.release()}",
+            architecture=platform.machine(),
+            python=platform.python_version(),
+            packages={name: package_version(name) for name in _PACKAGES}
+            | {"hdf5": h5py.version.hdf5_version},
+        ),
     )
-
-
-# Processor
-
-
-def _describe_cpu() -> Cpu:
-    return Cpu(model=_cpu_model(), logical_cores=_logical_cores(), usable_cores=usable_cores())
-
-
-def _logical_cores() -> int:
-    return psutil.cpu_count(logical=True) or 1
 
 
 def _cpu_model() -> str | None:
@@ -169,27 +152,6 @@ def _cpu_model() -> str | None:
             if name.strip() == "model name":
                 return value.strip()
     return None
-
-
-# Platform
-
-
-def _describe_platform() -> Platform:
-    return Platform(
-        system=_system(),
-        kernel=f"{platform.system()} {platform.release()}",
-        architecture=platform.machine(),
-        python=platform.python_version(),
-        packages=Packages(
-            cellfeed=package_version("cellfeed"),
-            anndata=package_version("anndata"),
-            h5py=package_version("h5py"),
-            hdf5=h5py.version.hdf5_version,
-            numpy=package_version("numpy"),
-            scipy=package_version("scipy"),
-            torch=package_version("torch"),
-        ),
-    )
 
 
 def _system() -> str | None:

@@ -42,11 +42,6 @@ def drop_pages(paths: Sequence[Path]) -> None:
     do those of a file system that lives in memory, while those that this process has mapped go. Ask
     `resident_fraction` what came of it. Does nothing on systems other than Linux.
 
-    Parameters
-    ----------
-    paths
-        Files, which need only be readable.
-
     Raises
     ------
     OSError
@@ -66,14 +61,8 @@ def drop_pages(paths: Sequence[Path]) -> None:
 def drop_clean_pages(paths: Sequence[Path], *, mapped: bool = False) -> None:
     """Ask the kernel once more to forget pages, of files that `drop_pages` has flushed before.
 
-    Costs a few microseconds for each file, where `drop_pages` looks at each page.
-
-    Parameters
-    ----------
-    paths
-        Files, which need only be readable.
-    mapped
-        Whether this process may have mapped them; to find out takes milliseconds.
+    Costs a few microseconds for each file, where `drop_pages` looks at each page; milliseconds
+    where this process may have ``mapped`` them, to find out.
 
     Raises
     ------
@@ -95,15 +84,6 @@ def drop_page_runs(
 
     The kernel keeps pages in groups and forgets whole groups only, so that runs should begin and
     end where those of `resident_runs` do.
-
-    Parameters
-    ----------
-    paths
-        Files, which need only be readable.
-    runs
-        Pages of each file.
-    mapped
-        As of `drop_clean_pages`; of these files, all mappings are released.
 
     Raises
     ------
@@ -138,11 +118,6 @@ def resident_fraction(paths: Sequence[Path]) -> float | None:
     """Return the share of the files' bytes that the page cache holds.
 
     No page is read to find out, and memory stays below 1 MiB whatever the size of the files.
-
-    Parameters
-    ----------
-    paths
-        Files, which need only be readable.
 
     Returns
     -------
@@ -189,13 +164,6 @@ def load_pages(
     """Read some files once from end to end, so that the page cache holds them.
 
     Files larger than the memory that is free do not stay: ask `resident_fraction`.
-
-    Parameters
-    ----------
-    paths
-        Files to read.
-    on_progress
-        Called after each read of at most 8 MiB with the number of bytes it gave.
 
     Raises
     ------

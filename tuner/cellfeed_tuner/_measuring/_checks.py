@@ -9,9 +9,13 @@ from numpy.typing import NDArray
 from cellfeed import Collection, ColumnError, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import (
+    LEAST_CELLS_PER_FRACTION,
+    LEAST_CELLS_PER_LABEL,
+    WARM_SHARE_OF_MEMORY,
+)
 from cellfeed_tuner._entropy._label_counts import LabelCounts
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._selected import Selected
 
 __all__ = [
     "bytes_on_disk",
@@ -23,12 +27,7 @@ __all__ = [
 ]
 
 _ROUNDS_PER_EPOCH_WITH_WORKERS = 2
-_WARM_SHARE_OF_MEMORY = 0.8
 _LEAST_LABELS = 2
-# Cells of a value, on average, without which values are no labels but an identity or a quantity:
-# no minibatch holds two cells of one, so that any order looks well mixed. Fractions are a quantity
-# unless there are many cells of each.
-_LEAST_CELLS_PER_LABEL, _LEAST_CELLS_PER_FRACTION = 2, 10
 
 
 def check_labels(counted: LabelCounts, label: str, collection: Collection) -> None:
@@ -48,7 +47,7 @@ def check_labels(counted: LabelCounts, label: str, collection: Collection) -> No
         )
         raise ColumnError(msg)
     is_fraction = _has_fractions(collection.obs[label].values)
-    least = _LEAST_CELLS_PER_FRACTION if is_fraction else _LEAST_CELLS_PER_LABEL
+    least = LEAST_CELLS_PER_FRACTION if is_fraction else LEAST_CELLS_PER_LABEL
     n_labelled = int(counted.counts.sum())
     if n_labelled < least * n_labels:
         remedy = "make bins of it (pandas.cut), or " if is_fraction else ""
@@ -66,12 +65,13 @@ def _has_fractions(values: NDArray[Any]) -> bool:
 
 
 def check_size(
-    collection: Collection | Selected,
+    what: str,
+    n_cells: int,
     grid: Sequence[Configuration],
     batch_size: int,
     n_ranks: int = 1,
 ) -> None:
-    """Refuse a collection, or a selection, too small for every configuration of a grid.
+    """Refuse what has too few cells for every configuration of a grid.
 
     Raises
     ------
@@ -79,16 +79,9 @@ def check_size(
         Not even the smallest can be timed.
     """
     needed = n_ranks * min(cells_needed(configuration, batch_size) for configuration in grid)
-    what, n_cells = "collection", len(collection)
-    if isinstance(collection, Selected):
-        n_cells = collection.n_drawn
-        if collection.indices is not None:
-            what = "selection"
-        if collection.strategy is not None:
-            what = f"epoch of {type(collection.strategy).__name__}"
     if needed > n_cells:
         msg = (
-            f"the {what} has {n_cells:,} cells, but even the smallest configuration "
+            f"{what} has {n_cells:,} cells, but even the smallest configuration "
             f"needs {needed:,} to be timed{f' on {n_ranks} ranks' if n_ranks > 1 else ''}; give "
             "smaller batch, fetch or worker numbers"
         )
@@ -104,7 +97,7 @@ def check_cache(collection: Collection, cache: CacheState) -> None:
         The cache is to be warm, and the files are too large for it.
     """
     size, available = bytes_on_disk(collection), usable_memory_bytes()
-    if cache == "warm" and size > _WARM_SHARE_OF_MEMORY * available:
+    if cache == "warm" and size > WARM_SHARE_OF_MEMORY * available:
         msg = (
             f"cache='warm' needs the files in memory, but they have {size / 1e9:.1f} GB "
             f"and {available / 1e9:.1f} GB are available; measure with cache='cold'"

@@ -6,10 +6,9 @@ start took: by then it is the link or the decoding that sets the pace. Where epo
 that they are mostly start, as of any training then, later ones count as a whole.
 """
 
-__all__ = ["CountedRounds"]
+from cellfeed_tuner._constants import LONG_EPOCH
 
-# An epoch is long if it has so many times the rounds that are asked for at its start.
-_LONG = 3
+__all__ = ["CountedRounds"]
 
 
 class CountedRounds:
@@ -44,15 +43,7 @@ class CountedRounds:
         self._has_counted = False
 
     def counts(self, number: int, seconds: float) -> bool:
-        """Return whether a round counts; each is told of once, in order.
-
-        Parameters
-        ----------
-        number
-            Of the round in its epoch, from 0.
-        seconds
-            Time that it took.
-        """
+        """Return whether a round counts; each is told of once, in order."""
         if number == 0:
             self._start_seconds, self._since, self._has_counted = seconds, 0.0, False
         counted = self._is_counted(number)
@@ -74,7 +65,7 @@ class CountedRounds:
         if not self._n_asked or self._counts_whole:
             # Without workers, the first round of a later epoch is a round like any other.
             return True
-        is_long = self._n_rounds >= _LONG * (self._n_asked + 1)
+        is_long = self._n_rounds >= LONG_EPOCH * (self._n_asked + 1)
         if is_long and number > self._n_asked:
             return True
         return number > 0 and self._since >= self._start_seconds

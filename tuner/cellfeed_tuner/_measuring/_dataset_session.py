@@ -18,7 +18,7 @@ from cellfeed_tuner._measuring._events import Delivery, Entropies, Requests, Sam
 from cellfeed_tuner._measuring._labels import LabelWithin
 from cellfeed_tuner._measuring._sampled_cells import sampled_cells
 from cellfeed_tuner._measuring._selected import Selected
-from cellfeed_tuner._measuring._session import Session
+from cellfeed_tuner._measuring._session import EpochTooShortError, Session
 from cellfeed_tuner._measuring._timing_settings import TimingSettings
 
 __all__ = ["DatasetSession"]
@@ -27,16 +27,9 @@ __all__ = ["DatasetSession"]
 class DatasetSession(Session):
     """A data set with the settings of a request; see `Session`.
 
-    Parameters
-    ----------
-    selected
-        What is visited.
-    request
-        What is timed.
-
     Raises
     ------
-    RuntimeError
+    EpochTooShortError
         An epoch has too few whole fetches.
     """
 
@@ -65,7 +58,7 @@ class DatasetSession(Session):
         self.n_rounds = configuration.rounds_per_epoch(self._dataset.plan(epoch=0))
         if self.n_rounds == 0:  # nothing would ever come
             msg = "an epoch has too few whole fetches"
-            raise RuntimeError(msg)
+            raise EpochTooShortError(msg)
         if request.cache == "remote":
             self.n_asked = self._dataset.prefetch or REMOTE_PREFETCH
         self.n_threads = self._dataset.num_threads or threads_per_process(

@@ -64,13 +64,6 @@ class Delivered:
     def fault(self, collection: Collection, configuration: Configuration, plan: EpochPlan) -> str:
         """Return where rows are not those of the plan, or labels not those of the rows.
 
-        Parameters
-        ----------
-        collection
-            What has the labels.
-        configuration, plan
-            As of `delivery_fault`.
-
         Returns
         -------
         The first minibatch that is not as it should be, in words; empty if all are.

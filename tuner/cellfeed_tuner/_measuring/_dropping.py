@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cellfeed_tuner._constants import FETCHES_AHEAD, LEAST_MINIBATCHES_AHEAD, LOOKING_SHARE
 from cellfeed_tuner._machine._page_cache import (
     CacheState,
     PageRuns,
@@ -20,25 +21,15 @@ from cellfeed_tuner._machine._page_cache import (
 
 __all__ = ["Dropping", "closed_at_the_end", "rounds_ahead"]
 
-# Without workers: while one fetch is delivered, the next is read, and the one after is read ahead.
-_FETCHES_AHEAD = 2
-# What the system itself reads ahead of a file that is read in order is less than so many.
-_LEAST_MINIBATCHES = 8
-
 
 def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
     """Return after how many further rounds everything that a loader has asked for is used.
 
-    Parameters
-    ----------
-    loader
-        Of any kind; the workers of a `torch.utils.data.DataLoader` are known to hold minibatches.
-    minibatches_per_round
-        A whole fetch of each worker.
+    Workers of a `torch.utils.data.DataLoader` are known to hold minibatches.
     """
     held = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
-    least = -(-_LEAST_MINIBATCHES // minibatches_per_round)
-    return max(_FETCHES_AHEAD + -(-held // minibatches_per_round), least)
+    least = -(-LEAST_MINIBATCHES_AHEAD // minibatches_per_round)
+    return max(FETCHES_AHEAD + -(-held // minibatches_per_round), least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +77,7 @@ class Dropping:
         cache: CacheState,
         *,
         mapped: bool = False,
-        looking_share: float = 0.04,
+        looking_share: float = LOOKING_SHARE,
     ) -> None:
         self._paths = files if cache == "cold" else ()
         self._mapped = mapped
@@ -102,13 +93,7 @@ class Dropping:
         self._round = 0
 
     def after_round(self, rounds_ahead: int) -> None:
-        """Drop pages that are not needed any more.
-
-        Parameters
-        ----------
-        rounds_ahead
-            After how many further rounds everything is used that has been asked for so far.
-        """
+        """Drop pages that are not needed after so many further rounds; see `rounds_ahead`."""
         self._round += 1
         if not self._paths or time.perf_counter() < self._look_again:
             return

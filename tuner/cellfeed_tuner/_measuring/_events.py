@@ -13,6 +13,7 @@ from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
 __all__ = [
     "Delivery",
     "Entropies",
+    "Infeasible",
     "Requests",
     "Round",
     "Sampled",
@@ -46,6 +47,13 @@ class Started:
     n_threads: int = 1
     n_function_threads: int = 0
     unshared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """The configuration cannot be timed."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +129,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Some cells of the last minibatch, with all that it has of them.
-
-    Parameters
-    ----------
-    cells
-        In the order in which they are best compared with the files.
-    """
+    """Some cells of the last minibatch, with all that it has of them."""
 
     cells: tuple[DeliveredCell, ...]
 

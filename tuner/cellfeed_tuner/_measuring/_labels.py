@@ -13,13 +13,7 @@ __all__ = ["LabelWithin", "codes_of", "label_codes", "label_name", "names_of"]
 
 
 class LabelWithin(NamedTuple):
-    """A label within each value of another.
-
-    Parameters
-    ----------
-    label, given
-        Two obs columns.
-    """
+    """A label within each value of another."""
 
     label: str
     given: str

@@ -23,6 +23,11 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import psutil
 
 from cellfeed import CellfeedError
+from cellfeed_tuner._constants import (
+    LOOKING_SHARE,
+    MEMORY_AT_LEAST_EVERY_SECONDS,
+    MEMORY_EVERY_SECONDS,
+)
 from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock, tree_cpu_seconds
 from cellfeed_tuner._measuring._killing import ChildKilledError, kill_tree
 
@@ -60,9 +65,6 @@ def _private_bytes(process: psutil.Process) -> int:
         return 0
 
 
-# How often memory is looked at: less often where that takes more than a share of the time, which
-# is the processors' own that are measured.
-_MEMORY_EVERY_SECONDS, _MEMORY_AT_LEAST_EVERY_SECONDS, _LOOKING_SHARE = 0.05, 0.5, 0.04
 # What torch raises in the process whose worker was killed, or ended without a word.
 _OF_KILLED_WORKER = "DataLoader worker (pid"
 
@@ -119,13 +121,7 @@ class MeasuringError(CellfeedError, RuntimeError):
 
 
 class MeasuringProcess(Generic[Subject]):
-    """The process, as its parent sees it; a context manager.
-
-    Parameters
-    ----------
-    subject
-        What requests are about, such as a collection; sent once.
-    """
+    """The process, as its parent sees it; a context manager."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -301,14 +297,14 @@ def _events(
 ) -> Iterator[object]:
     """Yield what the child reports until it ends, and None whenever to look at what it takes."""
     start = looked = time.monotonic()
-    every = _MEMORY_EVERY_SECONDS
+    every = MEMORY_EVERY_SECONDS
     while (now := time.monotonic()) < start + limit_seconds and not abandoned():
         if now > looked + every:
             began = time.thread_time()
             yield None
             looked, taken = time.monotonic(), time.thread_time() - began
-            every = min(max(every, taken / _LOOKING_SHARE), _MEMORY_AT_LEAST_EVERY_SECONDS)
-        if not receiver.poll(_MEMORY_EVERY_SECONDS):
+            every = min(max(every, taken / LOOKING_SHARE), MEMORY_AT_LEAST_EVERY_SECONDS)
+        if not receiver.poll(MEMORY_EVERY_SECONDS):
             continue
         try:
             event = receiver.recv()

@@ -10,13 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Setting
+from cellfeed_tuner._constants import MOST_DRAWS, MOST_IN_BLOCKS
 from cellfeed_tuner._measuring._labels import label_codes
 
 __all__ = ["Selected"]
-
-# Draws of an epoch that stand for all of them: of how frequent labels are, and of how they lie in
-# blocks.
-_MOST_DRAWS, _MOST_IN_BLOCKS = 1 << 22, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -85,15 +82,7 @@ class Selected:
         return len(self.collection) if self.indices is None else self.indices.size
 
     def blocks(self, block_size: int, align: Setting = None) -> SamplingStrategy:
-        """Return the strategy that visits them in blocks of a size, if it has blocks.
-
-        Parameters
-        ----------
-        block_size
-            Rows of a block.
-        align
-            As of `cellfeed.BlockShuffling`; other strategies are aligned as they are.
-        """
+        """Return the strategy that visits them in blocks of a size, if it has blocks."""
         if self.strategy is None:
             return BlockShuffling(
                 block_size=block_size, indices=self.indices, align=cast(Any, align)
@@ -102,6 +91,13 @@ class Selected:
             return self.strategy
         resized: SamplingStrategy = replace(cast(Any, self.strategy), block_size=block_size)
         return resized
+
+    def aligned(self, align: Setting) -> "Selected":
+        """Return the same rows in blocks that end where chunks do, if that is what is asked."""
+        if align is None or self.strategy is not None:
+            return self
+        strategy = BlockShuffling(1, align=cast(Any, align))
+        return Selected.of(self.collection, self.indices, strategy)
 
     def block_sizes(self, asked: Sequence[int]) -> Sequence[int]:
         """Return which block sizes there are to choose from.
@@ -141,12 +137,12 @@ class Selected:
     @property
     def rows_per_drawn(self) -> int:
         """How many rows each of `drawn_rows` stands for."""
-        return -(-self.n_drawn // _MOST_DRAWS)
+        return -(-self.n_drawn // MOST_DRAWS)
 
     def rows_in_blocks(self, block_size: int) -> NDArray[np.int64]:
         """Return the rows of the first blocks of an epoch, block after block."""
         n = self.blocks(block_size).n_positions(len(self.collection))
-        return self._rows_at(np.arange(min(n, max(block_size, _MOST_IN_BLOCKS))), block_size)
+        return self._rows_at(np.arange(min(n, max(block_size, MOST_IN_BLOCKS))), block_size)
 
     def _rows_at(self, positions: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
         order = self.blocks(block_size).epoch_order(n_rows=len(self.collection), epoch_key=0)

@@ -16,7 +16,11 @@ from cellfeed_tuner._measuring._events import Delivery, Entropies, by_round
 from cellfeed_tuner._measuring._timing_settings import TimingSettings
 from cellfeed_tuner._subject._tunable import Tunable
 
-__all__ = ["Session"]
+__all__ = ["EpochTooShortError", "Session"]
+
+
+class EpochTooShortError(ParameterError):
+    """An epoch has too few whole fetches to time any."""
 
 
 class Session:
@@ -46,7 +50,7 @@ class Session:
 
     Raises
     ------
-    ParameterError
+    EpochTooShortError
         An epoch is shorter than a fetch, or, with workers, than two.
     """
 
@@ -68,7 +72,7 @@ class Session:
                 f"an epoch has {self._n_minibatches} minibatches, but {request.configuration} "
                 f"needs {needed} to be timed: {least} whole fetch{'es' if least > 1 else ''}"
             )
-            raise ParameterError(msg)
+            raise EpochTooShortError(msg)
         self._labels: dict[str, list[NDArray[Any]]] = {name: [] for name in request.labels}
 
     def begin_epoch(self) -> Any:

@@ -26,13 +26,7 @@ __all__ = ["StoredCells"]
 
 
 class StoredCells:
-    """Rows of a collection's files; a context manager that keeps open what it has read from.
-
-    Parameters
-    ----------
-    collection
-        Says which files there are; its first element is compared.
-    """
+    """Rows of a collection's files; a context manager that keeps open what it has read from."""
 
     def __init__(self, collection: Collection) -> None:
         self._locations = collection.locations

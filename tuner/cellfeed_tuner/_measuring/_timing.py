@@ -22,13 +22,14 @@ from cellfeed_tuner._measuring._dropping import Dropping, closed_at_the_end, rou
 from cellfeed_tuner._measuring._events import (
     Delivery,
     Entropies,
+    Infeasible,
     Requests,
     Round,
     Sampled,
     Started,
 )
 from cellfeed_tuner._measuring._selected import Selected
-from cellfeed_tuner._measuring._session import Session
+from cellfeed_tuner._measuring._session import EpochTooShortError, Session
 from cellfeed_tuner._measuring._side_by_side import run_side_by_side
 from cellfeed_tuner._measuring._timing_settings import (
     SLICE_SECONDS,
@@ -43,6 +44,7 @@ __all__ = [
     "SLICE_SECONDS",
     "Delivery",
     "Entropies",
+    "Infeasible",
     "MakeDataset",
     "Requests",
     "Round",
@@ -62,10 +64,13 @@ class TimingRequest(TimingSettings):
         self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
     ) -> None:
         """Time it, in a process for each rank; see `run_timing`."""
-        if self.ranks.n_local > 1:
-            run_side_by_side(partial(self._run_rank, subject), self.ranks.n_local, report)
-        else:
-            self._run_rank(subject, 0, Pace(), report)
+        try:
+            if self.ranks.n_local > 1:
+                run_side_by_side(partial(self._run_rank, subject), self.ranks.n_local, report)
+            else:
+                self._run_rank(subject, 0, Pace(), report)
+        except EpochTooShortError as error:
+            report(Infeasible(str(error)))
 
     def _run_rank(
         self,

@@ -6,22 +6,17 @@ from typing import Any
 
 from cellfeed import CellDataset, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import EPOCHS_APART, SLICE_SECONDS
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._ranks._world import Ranks
 
 __all__ = ["SLICE_SECONDS", "MakeDataset", "Step", "TimingSettings"]
-
-SLICE_SECONDS = 0.5
-"""What a look at a configuration takes, unless its rounds are longer."""
 
 Step = Callable[[Any], object]
 """A training step, called with a minibatch."""
 
 MakeDataset = Callable[..., CellDataset]
 """What makes the data set that is measured; called as `CellDataset` is."""
-
-# Epochs that one measurement may go through, at most.
-_EPOCHS_APART = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,4 +94,4 @@ class TimingSettings:
     @property
     def first_epoch(self) -> int:
         """The epoch to begin with."""
-        return _EPOCHS_APART * self.number
+        return EPOCHS_APART * self.number

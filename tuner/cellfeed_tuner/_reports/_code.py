@@ -13,15 +13,6 @@ def code_to_paste(result: AutotuneResult, saved_as: Path, *, elements: Sequence[
 
     What a result does not hold, such as weights, is there by its name, and how servers are reached
     is left to be filled in.
-
-    Parameters
-    ----------
-    result
-        What ``autotune`` found.
-    saved_as
-        Where it was written.
-    elements
-        What was read.
     """
     dataset, strategy, chosen = result.dataset, result.strategy, result.recommended
     if dataset.loader:

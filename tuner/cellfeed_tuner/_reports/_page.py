@@ -1,11 +1,10 @@
 """What ``autotune`` found, as one page that needs neither network nor scripts."""
 
 from collections import Counter
-from dataclasses import asdict
 from math import isfinite
 
 from cellfeed.console import format_bytes
-from cellfeed_tuner._explain._bottleneck import Bottleneck
+from cellfeed_tuner._explain._bottleneck import Bottleneck, microseconds
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._reports._svg import inline_svg
@@ -17,52 +16,23 @@ from cellfeed_tuner._reports._wording import (
     throughput,
 )
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results._configuration_result import ConfigurationResult
-from cellfeed_tuner._verdicts._verdict import VerdictKind
-from cellfeed_tuner.plots import (
-    bounds_figure,
-    epoch_figure,
-    heat_map_figure,
-    stages_figure,
-    trade_off_figure,
+from cellfeed_tuner._results._configuration_result import (
+    ConditionalEntropyBits,
+    ConfigurationResult,
+    EntropyBits,
+    LabelResult,
 )
+from cellfeed_tuner._verdicts._verdict import MEANINGS
+from cellfeed_tuner.plots import bounds_figure, heat_map_figure, trade_off_figure
 
 __all__ = ["html_report"]
 
 _UNKNOWN = "unknown"
-_VERDICTS: dict[VerdictKind, str] = {
-    "inside": "as planned, and inside the paper's bounds.",
-    "outside": "as planned, but outside the bounds or off the exact expectation, though theory "
-    "should apply.",
-    "assumptions": "as planned, but this collection is not as theory assumes.",
-    "loader": "not as planned: something is wrong with the loader.",
-}
-_SETTINGS = ("block size", "fetch factor", "workers")
-_HEADINGS = (
-    "status",
-    "verdict",
-    "cells/s [95 % interval]",
-    "rounds",
-    "measured bits [95 % interval]",
-    "expected bits",
-    "share of random",
-    "bounds (bits)",
-    "memory",
-    "read / stored",
-)
 _Pairs = list[tuple[str, object]]
 
 
 def html_report(result: AutotuneResult, *, code: str) -> str:
-    """Return the page.
-
-    Parameters
-    ----------
-    result
-        What ``autotune`` found.
-    code
-        The lines that train with the recommendation; left out if there is none.
-    """
+    """Return the page."""
     labels = " and ".join(result.dataset.labels)
     chosen = result.recommended and result.recommended.configuration
     found = Counter(each.verdict.kind for each in result.configurations if each.verdict)
@@ -73,14 +43,13 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
         title=f"autotune: {result.dataset.n_visited:,} cells mixed by {labels}",
         code=code,
         pictures=_pictures(result),
+        stages=_stages(result.bottleneck) if result.bottleneck else [],
         stages_caption=_stages_caption(result.bottleneck) if result.bottleneck else "",
-        verdicts=[(found[kind], kind, said) for kind, said in _VERDICTS.items() if found[kind]],
-        headings=[
-            *_headings(result),
-            *(name for name, _ in _further(in_order[0], result)),
-            "remark",
+        verdicts=[(found[kind], kind, said) for kind, said in MEANINGS.items() if found[kind]],
+        headings=[name for name, _ in _cells(in_order[0], result)],
+        rows=[
+            (_kind(each, result), [said for _, said in _cells(each, result)]) for each in in_order
         ],
-        rows=[_row(each, result, is_chosen=each.configuration == chosen) for each in in_order],
         cards=[
             ("Data", _data(result)),
             ("Asked for", _asked_for(result)),
@@ -92,49 +61,43 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
     )
 
 
-def _pictures(result: AutotuneResult) -> dict[str, str | None]:
-    """Return the figures as elements, None where there is nothing to draw."""
-    chosen = result.chosen if result.entropy_over_epoch else None
-    random = (
-        {name: each.random for name, each in result.entropies(chosen).items()} if chosen else {}
-    )
-    is_timed = any(each.cells_per_second for each in result.configurations)
-    return {
-        "stages": inline_svg(
-            stages_figure(result.bottleneck),
-            name="stages",
-            description="Microseconds for each cell that threads are busy with every stage",
-        )
-        if result.bottleneck
-        else None,
-        "trade_off": inline_svg(
+def _pictures(result: AutotuneResult) -> dict[str, str]:
+    """Return the figures as elements, of which some have nothing to draw."""
+    pictures = dict[str, str]()
+    if any(each.cells_per_second for each in result.configurations):
+        pictures["trade_off"] = inline_svg(
             trade_off_figure(result),
             name="trade-off",
             description="Throughput against label entropy of each measured configuration",
         )
-        if is_timed
-        else None,
-        "heat_maps": inline_svg(
+    if result.ranges is None:
+        pictures["heat_maps"] = inline_svg(
             heat_map_figure(result),
             name="heat-maps",
             description="Throughput and label entropy over block sizes and fetch factors",
-        ),
-        "bounds": inline_svg(
+        )
+    if result.ranges is None and not result.dataset.loader:
+        pictures["bounds"] = inline_svg(
             bounds_figure(result),
             name="bounds",
             description="Label entropy over the fetch factor for each block size, as planned, as "
             "measured, and between the paper's bounds",
         )
-        if result.ranges is None and not result.dataset.loader
-        else None,
-        "epoch": inline_svg(
-            epoch_figure(result.entropy_over_epoch, random),
-            name="epoch",
-            description="Label entropy of the recommended configuration in each tenth of an epoch",
+    return pictures
+
+
+def _stages(found: Bottleneck) -> list[tuple[str, str, float, bool]]:
+    """Return for each stage its name, microseconds, percent of the longest, and if it decides."""
+    longest = max(each.seconds_per_cell.value for each in found.stages)
+    return [
+        (
+            each.label,
+            microseconds(each.seconds_per_cell),
+            round(100 * max(0.0, each.seconds_per_cell.value) / longest, 1),
+            each.name == found.kind,
         )
-        if chosen
-        else None,
-    }
+        for each in found.stages
+    ]
 
 
 def _stages_caption(found: Bottleneck) -> str:
@@ -152,61 +115,51 @@ def _stages_caption(found: Bottleneck) -> str:
 # All configurations
 
 
-def _headings(result: AutotuneResult) -> list[str]:
-    return [*_SETTINGS, *(["other settings"] if _has_others(result) else []), *_HEADINGS]
-
-
-def _has_others(result: AutotuneResult) -> bool:
-    return any(each.configuration.others for each in result.configurations)
-
-
-def _further(each: ConfigurationResult, result: AutotuneResult) -> list[tuple[str, str]]:
-    """Return what is said of further labels, and of the first within another, with headings."""
-    said = list[tuple[str, str]]()
+def _cells(each: ConfigurationResult, result: AutotuneResult) -> _Pairs:
+    """Return what the table says of a configuration, with headings."""
+    settings, entropy = each.configuration, each.entropy_bits
+    amplification = result.read_amplification(each)
+    chosen = result.recommended and result.recommended.configuration
+    has_others = any(one.configuration.others for one in result.configurations)
+    cells: _Pairs = [
+        ("block size", settings.block_size),
+        ("fetch factor", settings.fetch_factor),
+        ("workers", settings.num_workers),
+        *([("other settings", settings.others_in_words)] if has_others else []),
+        ("status", "recommended" if settings == chosen else status_in_words(each)),
+        ("cells/s [95 % interval]", throughput(each)),
+        ("rounds", each.n_rounds or ""),
+        *_entropies(each),
+        ("bounds (bits)", "{:.3f} to {:.3f}".format(*entropy.bounds)),
+        ("memory", format_bytes(each.peak_memory_bytes) if each.peak_memory_bytes else ""),
+        ("read / stored", "" if amplification is None else f"{amplification:.1f}"),
+    ]
     for name, label in each.further_labels.items():
-        bits, verdict = label.entropy_bits, label.verdict
-        said += [
-            (f"{name}: verdict", verdict.kind if verdict else ""),
-            (f"{name}: measured bits", _bits(bits.measured)),
-            (f"{name}: expected bits", f"{bits.expected.value:.3f}"),
-            (f"{name}: share of random", f"{bits.share_of_random:.1%}"),
-        ]
+        cells += _entropies(label, f"{name}: ")
     within = each.conditional_entropy_bits
     if within is not None:
-        heading = f"{result.dataset.label} within {within.given}"
-        said += [
-            (f"{heading}: measured bits", _bits(within.measured)),
-            (f"{heading}: expected bits", f"{within.expected.value:.3f}"),
-            (f"{heading}: share of random", f"{within.share_of_random:.1%}"),
-        ]
-    return said
+        cells += _bits_of(within, f"{result.dataset.label} within {within.given}: ")
+    proof = each.verdict.sentence if each.verdict else ""
+    return [*cells, ("remark", "; ".join(filter(None, [each.note, proof])))]
 
 
-def _row(
-    each: ConfigurationResult, result: AutotuneResult, *, is_chosen: bool
-) -> tuple[str, list[object], str]:
-    """Return the kind of a row, its cells, and what else there is to say."""
-    settings, entropy, verdict = each.configuration, each.entropy_bits, each.verdict
-    amplification = result.read_amplification(each)
-    cells: list[object] = [
-        settings.block_size,
-        settings.fetch_factor,
-        settings.num_workers,
-        *([settings.others_in_words] if _has_others(result) else []),
-        "recommended" if is_chosen else status_in_words(each),
-        verdict.kind if verdict else "",
-        throughput(each),
-        each.n_rounds or "",
-        _bits(entropy.measured),
-        f"{entropy.expected.value:.3f}",
-        f"{entropy.share_of_random:.1%}",
-        "{:.3f} to {:.3f}".format(*entropy.bounds),
-        format_bytes(each.peak_memory_bytes) if each.peak_memory_bytes else "",
-        "" if amplification is None else f"{amplification:.1f}",
-        *(text for _, text in _further(each, result)),
+def _kind(each: ConfigurationResult, result: AutotuneResult) -> str:
+    if result.recommended is not None and each.configuration == result.recommended.configuration:
+        return "chosen"
+    return "measured" if each.cells_per_second else "absent"
+
+
+def _entropies(label: ConfigurationResult | LabelResult, of: str = "") -> _Pairs:
+    kind = label.verdict.kind if label.verdict else ""
+    return [(f"{of}verdict", kind), *_bits_of(label.entropy_bits, of)]
+
+
+def _bits_of(bits: EntropyBits | ConditionalEntropyBits, of: str) -> _Pairs:
+    return [
+        (f"{of}measured bits [95 % interval]", _bits(bits.measured)),
+        (f"{of}expected bits", f"{bits.expected.value:.3f}"),
+        (f"{of}share of random", f"{bits.share_of_random:.1%}"),
     ]
-    kind = "chosen" if is_chosen else "measured" if each.cells_per_second else "absent"
-    return kind, cells, "; ".join(filter(None, [each.note, verdict.sentence if verdict else ""]))
 
 
 def _bits(bits: Estimate | None) -> str:
@@ -286,16 +239,13 @@ def _storage(storage: Storage) -> _Pairs:
         ("file system", f"{storage.file_system or _UNKNOWN} ({storage.kind or _UNKNOWN})"),
         ("mounted on", storage.mount_point or _UNKNOWN),
         ("device", storage.device or _UNKNOWN),
-        ("model", storage.model or _UNKNOWN),
     ]
 
 
 def _versions(result: AutotuneResult) -> _Pairs:
-    packages = asdict(result.machine.platform.packages)
-    return [
-        ("Python", result.machine.platform.python),
-        *((name, version or "not installed") for name, version in packages.items()),
-    ]
+    platform = result.machine.platform
+    packages = ((name, found or "not installed") for name, found in platform.packages.items())
+    return [("Python", platform.python), *packages]
 
 
 def _run(result: AutotuneResult) -> _Pairs:

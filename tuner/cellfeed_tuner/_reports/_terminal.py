@@ -34,19 +34,7 @@ def print_report(
     elements: Sequence[str] = ("X",),
     to_stderr: bool = False,
 ) -> None:
-    """Print the recommendation with its reason, what was not measured, and the code to paste.
-
-    Parameters
-    ----------
-    result
-        What ``autotune`` found.
-    saved_as
-        Where the result was written, for the code.
-    elements
-        What was read, for the code.
-    to_stderr
-        Whether stdout is for something else.
-    """
+    """Print the recommendation with its reason, what was not measured, and the code to paste."""
     console = report_console(to_stderr=to_stderr, width=100)
     console.print(_answer(result))
     if result.recommended is not None:

@@ -1,7 +1,7 @@
 """Why one configuration was chosen, and another was not, from a saved result."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite, log, log2
 from statistics import NormalDist
 from typing import Any
@@ -14,7 +14,7 @@ from cellfeed_tuner._interval import CONFIDENCE, Estimate, interval
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._planning._recommend import choose
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results._configuration_result import ConfigurationResult
+from cellfeed_tuner._results._configuration_result import STATUS_WORDS, ConfigurationResult
 from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE
 
 __all__ = ["Asked", "Why", "why"]
@@ -25,13 +25,7 @@ _HALF_WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Which configurations a question is about; None stands for any.
-
-    Parameters
-    ----------
-    block_size, fetch_factor, num_workers
-        The settings.
-    """
+    """Which configurations a question is about; None stands for any."""
 
     block_size: int | None = None
     fetch_factor: int | None = None
@@ -53,23 +47,11 @@ class Asked:
 
         None if that leaves a size open.
         """
-        block_size, fetch_factor, num_workers = (
-            wanted if wanted is not None else given
-            for wanted, given in (
-                (self.block_size, chosen and chosen.block_size),
-                (self.fetch_factor, chosen and chosen.fetch_factor),
-                (self.num_workers, chosen.num_workers if chosen else 0),
-            )
-        )
-        if not block_size or not fetch_factor:
+        settings: dict[str, Any] = dict(chosen) if chosen else {"num_workers": 0}
+        settings |= {name: each for name, each in asdict(self).items() if each is not None}
+        if not {"block_size", "fetch_factor"} <= settings.keys():
             return None
-        others: dict[str, Any] = chosen.others if chosen else {}
-        return Configuration(
-            block_size=block_size,
-            fetch_factor=fetch_factor,
-            num_workers=num_workers or 0,
-            **others,
-        )
+        return Configuration(**settings)
 
     def __str__(self) -> str:
         named = (
@@ -105,8 +87,7 @@ class Why:
         asked, if that is outside of the grid): cells per second; None if nothing was measured.
     homogeneous_bits
         For what is outside of the grid: exact expectation of the entropy if every block held
-        one label; None if it is in the grid, or the labels' counts are not known, or not how often
-        a strategy draws them.
+        one label; None if it is in the grid, or it is not known how often labels are drawn.
     reasons
         What speaks against it, or for it if it is the chosen one, the weightiest first.
     """
@@ -123,19 +104,10 @@ class Why:
 
 
 def why(result: AutotuneResult, asked: Asked) -> Why:
-    """Say why something was not chosen, or was.
-
-    Parameters
-    ----------
-    result
-        What ``autotune`` found.
-    asked
-        What the question is about.
-    """
+    """Say why something was not chosen, or was."""
     matching = [each for each in result.configurations if asked.matches(each.configuration)]
     chosen = result.chosen
-    meant = asked.completed(chosen.configuration if chosen else None)
-    outside = None if matching else meant
+    outside = None if matching else asked.completed(chosen.configuration if chosen else None)
     about = _best(matching, result) if matching else _nearest(outside or asked, result)
     is_chosen = chosen is not None and about.configuration == chosen.configuration
     return Why(
@@ -201,9 +173,10 @@ def _predicted(result: AutotuneResult, configuration: Configuration) -> Estimate
     }
     if not seen:
         return None
-    grid = [each.configuration for each in result.configurations]
     dataset = result.dataset
-    known = list(dict.fromkeys([*grid, configuration]))
+    known = list(
+        dict.fromkeys([*(each.configuration for each in result.configurations), configuration])
+    )
     geometry = Geometry(
         n_cells=dataset.n_visited,
         rows_per_chunk=dataset.visited_per_chunk,
@@ -222,15 +195,11 @@ def _relative_error(speed: Estimate) -> float:
 
 
 def _homogeneous_bits(result: AutotuneResult, configuration: Configuration) -> float | None:
-    dataset = result.dataset
-    if not dataset.label_counts or result.strategy is not None:
+    counts, batch_size = result.dataset.label_counts, result.dataset.batch_size
+    if not counts or result.strategy is not None:
         return None
-    return theory.expected_entropy_bits(
-        dataset.label_counts,
-        dataset.batch_size,
-        configuration.block_size,
-        configuration.fetch_factor,
-    )
+    block_size, fetch_factor = configuration.block_size, configuration.fetch_factor
+    return theory.expected_entropy_bits(counts, batch_size, block_size, fetch_factor)
 
 
 def _reasons_for(result: AutotuneResult) -> tuple[str, ...]:
@@ -239,18 +208,12 @@ def _reasons_for(result: AutotuneResult) -> tuple[str, ...]:
 
 def _reasons_against(each: ConfigurationResult, result: AutotuneResult) -> list[str]:
     return [
-        *_faults(each),
+        *([each.verdict.sentence] if each.verdict and each.verdict.kind == "loader" else []),
         *_mixing(each, result),
         *_memory(each, result),
         *_status(each),
         *_speed(each, result),
     ]
-
-
-def _faults(each: ConfigurationResult) -> list[str]:
-    if each.verdict is not None and each.verdict.kind == "loader":
-        return [each.verdict.sentence]
-    return []
 
 
 def _mixing(each: ConfigurationResult, result: AutotuneResult) -> list[str]:
@@ -269,21 +232,11 @@ def _memory(each: ConfigurationResult, result: AutotuneResult) -> list[str]:
     return [f"It takes {peak / 1e6:,.0f} MB, of {limit / 1e6:,.0f} MB given."]
 
 
-_STATUS_IN_WORDS = {
-    "not enough samples": "Too few whole fetches could be timed for a throughput",
-    "too few cells": "The collection has too few cells to time it",
-    "over memory": "It does not fit in the memory given",
-    "too slow": "It was not timed, since it is predicted slower than the best",
-    "out of budget": "It was not timed (budget exhausted; see --budget)",
-    "failed": "It failed",
-}
-
-
 def _status(each: ConfigurationResult) -> list[str]:
     if each.has_few_rounds:
         return [f"Its throughput comes from {each.n_rounds} rounds only: not enough samples."]
-    said = _STATUS_IN_WORDS.get(each.status)
-    if said is None:
+    said = STATUS_WORDS[each.status].sentence
+    if not said:
         return []
     is_said = each.status == "too slow" or not each.note
     return [f"{said}." if is_said else f"{said}: {each.note}."]

@@ -4,24 +4,25 @@ from collections import Counter
 from collections.abc import Iterable
 
 from cellfeed.console import format_bytes
+from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS, MUCH_SPREAD
 from cellfeed_tuner._defaults import REMOTE_PREFETCH
 from cellfeed_tuner._interval import interval
-from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import (
+    STATUS_WORDS,
     ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
-    Status,
+    LabelResult,
 )
 from cellfeed_tuner._results._dataset import Dataset, LabelCensus
 from cellfeed_tuner._results._recommended import Recommended, Rival, Waiting
+from cellfeed_tuner._verdicts._verdict import VerdictKind
 
 __all__ = [
     "busy_in_words",
     "cache_in_words",
     "cache_name",
-    "drifts_in_words",
     "few_rounds_in_words",
     "how_measured",
     "interruption_in_words",
@@ -45,19 +46,9 @@ __all__ = [
 ]
 
 _MOST_FAULTS = 3
-# What a machine that does little else stays below.
-_MUCH_SPREAD = 0.1
 _MOST_REASONS = 3
 # Share of cells that has a label if it is not called mostly missing.
 _MOSTLY = 0.5
-
-
-_STATUS: dict[Status, str] = {
-    "too slow": "predicted slower than the best",
-    "below entropy floor": "below the entropy floor",
-    "out of budget": "not timed (budget exhausted)",
-    "not enough samples": "timed for too few fetches",
-}
 
 
 def throughput(result: ConfigurationResult) -> str:
@@ -117,7 +108,7 @@ def cache_in_words(result: AutotuneResult) -> list[str]:
 def busy_in_words(result: AutotuneResult) -> list[str]:
     """Return warnings if other programs took much of the processors, or replicates differ much."""
     said = [result.busy.sentence] if result.busy is not None and result.busy.sentence else []
-    if result.replicate_spread is not None and result.replicate_spread > _MUCH_SPREAD:
+    if result.replicate_spread is not None and result.replicate_spread > MUCH_SPREAD:
         said.append(
             f"Measured again, a configuration gave figures {result.replicate_spread:.0%} apart "
             "(standard deviation): the machine or its disk is busy."
@@ -251,28 +242,19 @@ def _expected(name: str, entropy: EntropyBits | ConditionalEntropyBits) -> str:
 
 
 def proof_of_choice(result: AutotuneResult) -> list[str]:
-    """Return what the entropy of the choice proves, and whether it stays so over an epoch.
+    """Return what the entropy of the choice proves, and whether files are shuffled already.
 
-    And whether files are shuffled already.
+    And what was read once more to compare it.
     """
-    chosen = result.chosen
-    verdicts = {} if chosen is None else {result.dataset.label: chosen.verdict}
-    if chosen is not None:
-        verdicts |= {name: each.verdict for name, each in chosen.further_labels.items()}
-    lines = [
-        _of_label(result, name, each.sentence)
-        for name, each in verdicts.items()
-        if each is not None and each.kind != "loader"
-    ]
-    lines += _courses_in_words(result, drift=False)
+    lines = _verdicts_of_choice(result, "inside", "assumptions")
     if result.storage_order is not None and result.storage_order.already_shuffled:
         lines.append(result.storage_order.sentence)
-    if chosen is not None and result.n_cells_compared:
+    if result.chosen is not None and result.n_cells_compared:
         lines.append(
             f"{result.n_cells_compared} of the cells that came out were read from the files once "
             "more, without cellfeed, and are the same."
         )
-    elif chosen is not None and result.cache == "remote":
+    elif result.chosen is not None and result.cache == "remote":
         lines.append("Values were not read once more without cellfeed: files are on a server.")
     return lines
 
@@ -296,6 +278,20 @@ def waiting_in_words(result: AutotuneResult) -> list[str]:
     return [_waiting(waiting, result)] if waiting else []
 
 
+def _verdicts_of_choice(result: AutotuneResult, *kinds: VerdictKind) -> list[str]:
+    """Return verdicts of some kinds on the choice, with the label where there are several."""
+    chosen = result.chosen
+    if chosen is None:
+        return []
+    labels: dict[str, ConfigurationResult | LabelResult] = {result.dataset.label: chosen}
+    labels |= chosen.further_labels
+    return [
+        f"{name}: {each.verdict.sentence}" if chosen.further_labels else each.verdict.sentence
+        for name, each in labels.items()
+        if each.verdict is not None and each.verdict.kind in kinds
+    ]
+
+
 def _waiting(waiting: Waiting, result: AutotuneResult) -> str:
     step = f"{1000 * (result.constraints.step_seconds or 0):g} ms"
     if waiting.share is None:
@@ -311,24 +307,6 @@ def _waiting(waiting: Waiting, result: AutotuneResult) -> str:
         f"With a training step of {step}, training waits {share.value:.1%}{spread} of the time, "
         f"measured over {fetches} per worker{few}."
     )
-
-
-def drifts_in_words(result: AutotuneResult) -> list[str]:
-    """Return a warning for each label whose entropy drifts over an epoch of the choice."""
-    return _courses_in_words(result, drift=True)
-
-
-def _courses_in_words(result: AutotuneResult, *, drift: bool) -> list[str]:
-    return [
-        _of_label(result, name, course.sentence)
-        for name, course in result.entropy_over_epoch.items()
-        if course.drifts == drift
-    ]
-
-
-def _of_label(result: AutotuneResult, name: str, sentence: str) -> str:
-    """Return a sentence with the label that it is about, where there is more than one."""
-    return f"{name}: {sentence}" if result.dataset.further_labels else sentence
 
 
 def why_no_bottleneck(result: AutotuneResult) -> str:
@@ -364,7 +342,7 @@ def ranges_in_words(result: AutotuneResult) -> list[str]:
 
 def status_in_words(result: ConfigurationResult) -> str:
     """Return the status of a configuration."""
-    return _STATUS.get(result.status, result.status)
+    return STATUS_WORDS[result.status].listed
 
 
 def untimed_in_words(result: AutotuneResult) -> list[str]:
@@ -395,9 +373,8 @@ def warnings_in_words(result: AutotuneResult) -> list[str]:
         *interruption_in_words(result),
         *filter(None, [result.dataset.slow_reading]),
         *_unknown_cache_in_words(result),
-        *_outside_in_words(result),
+        *_verdicts_of_choice(result, "outside"),
         *missing_in_words(result),
-        *drifts_in_words(result),
         *busy_in_words(result),
     ]
 
@@ -406,12 +383,6 @@ def _unknown_cache_in_words(result: AutotuneResult) -> list[str]:
     if result.cache != "unknown":
         return []
     return ["Files could not be dropped from the page cache: figures are of files that it holds."]
-
-
-def _outside_in_words(result: AutotuneResult) -> list[str]:
-    """Return the verdict on the choice where its entropy is not as theory has it."""
-    verdict = None if result.chosen is None else result.chosen.verdict
-    return [verdict.sentence] if verdict is not None and verdict.kind == "outside" else []
 
 
 def why_nothing(result: AutotuneResult) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
@@ -10,6 +10,7 @@ from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
+    "STATUS_WORDS",
     "ConditionalEntropyBits",
     "ConfigurationResult",
     "EntropyBits",
@@ -29,13 +30,50 @@ Status = Literal[
 ]
 
 
+class _StatusWords(NamedTuple):
+    """A status in a picture, in a list, and in a sentence."""
+
+    short: str
+    listed: str
+    sentence: str
+
+
+STATUS_WORDS: dict[Status, _StatusWords] = {
+    "not enough samples": _StatusWords(
+        "few samples",
+        "timed for too few fetches",
+        "Too few whole fetches could be timed for a throughput",
+    ),
+    "too few cells": _StatusWords(
+        "too few cells", "too few cells", "The collection has too few cells to time it"
+    ),
+    "over memory": _StatusWords(
+        "over memory", "over memory", "It does not fit in the memory given"
+    ),
+    "too slow": _StatusWords(
+        "too slow",
+        "predicted slower than the best",
+        "It was not timed, since it is predicted slower than the best",
+    ),
+    "below entropy floor": _StatusWords("below floor", "below the entropy floor", ""),
+    "out of budget": _StatusWords(
+        "no time",
+        "not timed (budget exhausted)",
+        "It was not timed (budget exhausted; see --budget)",
+    ),
+    "failed": _StatusWords("failed", "failed", "It failed"),
+    "measured": _StatusWords("", "measured", ""),
+}
+"""What to say of each status."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MinibatchEntropyBits:
     """What is known of any entropy of minibatches."""
 
-    measured: Estimate | None
     expected: Estimate
     random: float
+    measured: Estimate | None = None
 
     @property
     def random_alike(self) -> float:
@@ -72,9 +110,9 @@ class EntropyBits(_MinibatchEntropyBits):
         plan's minibatches; None where none are missing.
     """
 
-    homogeneous: float | None
-    lower_bound: float
-    upper_bound: float
+    homogeneous: float | None = None
+    lower_bound: float = 0.0
+    upper_bound: float = 0.0
     random_of_known: float | None = None
 
     @property
@@ -117,15 +155,7 @@ class ConditionalEntropyBits(_MinibatchEntropyBits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelResult:
-    """One label in the minibatches of one configuration.
-
-    Parameters
-    ----------
-    entropy_bits
-        Its entropy.
-    verdict
-        What the measured entropy proves; None unless measured.
-    """
+    """One label in the minibatches of one configuration, and what its measured entropy proves."""
 
     entropy_bits: EntropyBits
     verdict: Verdict | None = None

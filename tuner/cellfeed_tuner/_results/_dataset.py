@@ -1,7 +1,8 @@
 """What a collection is, and how its labels are distributed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import LabelCounts
@@ -140,21 +141,14 @@ class Dataset:
 def describe_dataset(
     selected: Selected, counted: Mapping[str, LabelCounts], batch_size: int
 ) -> Dataset:
-    """Return what was measured, and how its labels are distributed, the first label first.
-
-    Parameters
-    ----------
-    selected
-        The collection, and which rows of it were visited.
-    counted
-        The labels of these.
-    batch_size
-        Cells of a minibatch.
-    """
+    """Return what was measured, and how its labels are distributed, the first label first."""
     collection = selected.collection
-    censuses = {name: _census(each) for name, each in counted.items()}
-    label, *others = censuses
     remote = [each for each in collection.locations if each.is_remote]
+    selection = None
+    if selected.indices is not None:
+        selection = Selection(
+            n_cells=len(selected), rows_per_chunk=selected.rows_per_chunk, where=selected.where
+        )
     return Dataset(
         paths=tuple(map(str, collection.locations)),
         n_cells=len(collection),
@@ -164,65 +158,48 @@ def describe_dataset(
         bytes_on_disk=bytes_on_disk(collection),
         stored_bytes_per_cell=collection.stored_row_bytes(),
         rows_per_chunk=collection.rows_per_chunk,
-        label=label,
-        n_labels=censuses[label].n_labels,
-        n_missing=censuses[label].n_missing,
-        label_entropy_bits=censuses[label].label_entropy_bits,
         batch_size=batch_size,
-        label_counts=_label_counts(counted[label]),
-        further_labels={name: censuses[name] for name in others},
         has_storage_options=any(each.options.values for each in remote),
         cache_bytes=max((each.options.cache_bytes for each in remote), default=0),
         direct_io=collection.direct_io,
         slow_reading=collection.slow_reading() or "",
-        selection=None
-        if selected.indices is None
-        else Selection(
-            n_cells=len(selected), rows_per_chunk=selected.rows_per_chunk, where=selected.where
-        ),
+        selection=selection,
+        **_labels(counted),
     )
 
 
 def dataset_of_loader(tunable: Tunable, counted: Mapping[str, LabelCounts]) -> Dataset:
-    """Return the same of what another loader reads, of which less is known.
-
-    Parameters
-    ----------
-    tunable
-        The loader.
-    counted
-        Its labels, the first label first.
-    """
-    label, *others = counted
-    census = _census(counted[label])
+    """Return the same of what another loader reads, of which less is known."""
     return Dataset(
         loader=tunable.name,
         paths=tuple(map(str, tunable.files)),
-        n_cells=counted[label].n_rows,
+        n_cells=next(iter(counted.values())).n_rows,
         n_vars=0,
         layout="",
         dtype="",
         bytes_on_disk=sum(path.stat().st_size for path in tunable.paths),
         stored_bytes_per_cell=0.0,
         rows_per_chunk=tunable.rows_per_chunk,
-        label=label,
-        n_labels=census.n_labels,
-        n_missing=census.n_missing,
-        label_entropy_bits=census.label_entropy_bits,
         batch_size=tunable.batch_size,
-        label_counts=_label_counts(counted[label]),
-        further_labels={name: _census(counted[name]) for name in others},
+        **_labels(counted),
     )
 
 
-def _census(counted: LabelCounts) -> LabelCensus:
-    return LabelCensus(
-        n_labels=counted.counts.size,
-        n_missing=counted.n_missing,
-        label_entropy_bits=theory.entropy_bits(counted.counts),
-    )
-
-
-def _label_counts(counted: LabelCounts) -> tuple[int, ...]:
-    counts = counted.counts.tolist()
-    return tuple(counts) if len(counts) <= _MOST_LABEL_COUNTS else ()
+def _labels(counted: Mapping[str, LabelCounts]) -> dict[str, Any]:
+    """Return what a data set says of its labels."""
+    censuses = {
+        name: LabelCensus(
+            n_labels=each.counts.size,
+            n_missing=each.n_missing,
+            label_entropy_bits=theory.entropy_bits(each.counts),
+        )
+        for name, each in counted.items()
+    }
+    label, *others = censuses
+    counts = counted[label].counts.tolist()
+    return {
+        "label": label,
+        **asdict(censuses[label]),
+        "label_counts": tuple(counts) if len(counts) <= _MOST_LABEL_COUNTS else (),
+        "further_labels": {name: censuses[name] for name in others},
+    }

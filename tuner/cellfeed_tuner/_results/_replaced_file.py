@@ -13,11 +13,6 @@ __all__ = ["replaced_file"]
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of another once it is complete, and leaves nothing if not.
 
-    Parameters
-    ----------
-    path
-        The other, which need not be there.
-
     Raises
     ------
     OSError

@@ -56,14 +56,7 @@ class SearchedStrategy:
         )
 
     def in_python(self, block_size: int | None = None, rows: str = "") -> str:
-        """Return the call that makes it.
-
-        Parameters
-        ----------
-        block_size
-            The block size, if it is to have one.
-        rows
-            The rows that it visits, as Python; all if empty.
+        """Return the call that makes it, with a block size if it has one, of some rows in Python.
 
         Examples
         --------

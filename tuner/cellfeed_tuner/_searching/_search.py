@@ -24,7 +24,6 @@ from cellfeed_tuner._planning._posterior import Posterior
 from cellfeed_tuner._planning._recommend import Choice, choose
 from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._planning._turns import LEAST_TURNS, Turns
-from cellfeed_tuner._progress import RaceState, RaceWatcher, Standing, unwatched
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, Status
 from cellfeed_tuner._searching._confirmation import Confirmation
 from cellfeed_tuner._searching._durations import TURN_ROUNDS, TURN_SECONDS, Durations
@@ -57,8 +56,6 @@ class Search:
         What a choice must meet.
     geometry
         How the collection lies in storage.
-    on_race
-        Handed what says how the race stands, before it begins.
     recollection
         Which earlier runs bear on it.
     space
@@ -72,7 +69,6 @@ class Search:
     measurements: Measurements
     requirements: Requirements
     geometry: Geometry
-    on_race: RaceWatcher = unwatched
     recollection: Recollection = field(default_factory=Recollection)
     space: Space | None = None
     sampler: "str | BaseSampler" = DEFAULT_SAMPLER
@@ -83,7 +79,6 @@ class Search:
     _posterior: Posterior = field(init=False)
     _durations: Durations = field(init=False)
     _trials: "Trials" = field(init=False)
-    _chances: Mapping[Configuration, float] = field(default_factory=dict, init=False)
     # Cells per second of first looks since the last turn, which make a turn.
     _first_speeds: dict[Configuration, float] = field(default_factory=dict, init=False)
     # What was measured once more after it was clear that it is the best.
@@ -91,7 +86,6 @@ class Search:
 
     def run(self, grid: Iterable[Configuration]) -> None:
         """Measure what may be chosen, as is proposed, until the best is clear."""
-        self.on_race(self._standings)
         self._begin(grid)
         if not self._posterior.candidates:
             return
@@ -259,7 +253,7 @@ class Search:
         """Return what to measure beside each other next; empty where nothing is to be gained."""
         if not self.is_short and (first := self._first_look()) is not None:
             return [first]
-        chances = self._chances = self._posterior.chances()
+        chances = self._posterior.chances()
         best = next(iter(chances), None)
         if best is None:
             return []
@@ -415,20 +409,3 @@ class Search:
     @property
     def _budget(self) -> TimeBudget:
         return self.measurements.budget
-
-    def _standings(self) -> list[Standing]:
-        """Return how everything that was measured stands by now."""
-        return [self._standing(each, self.measurements.fair(each)) for each in self.measurements]
-
-    def _standing(self, configuration: Configuration, found: Measurement) -> Standing:
-        racing = self._chances.get(configuration, 0.0 if self._chances else 1.0) >= LEAST_CHANCE
-        state: RaceState = "racing" if racing else "left"
-        if not self.requirements.mixes(configuration):
-            state = "below floor"
-        return Standing(
-            configuration=configuration,
-            state=state,
-            n_rounds=len(found.round_seconds),
-            cells_per_second=self.measurements.cells_per_second(configuration),
-            rough_cells_per_second=found.rough_cells_per_second,
-        )

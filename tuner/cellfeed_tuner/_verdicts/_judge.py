@@ -89,16 +89,12 @@ class Judge:
 
     def _theory_of(self, block_size: int, fetch_factor: int) -> Theory:
         counts, batch_size = self._counted.counts, self._batch_size
+        sizes = {"batch_size": batch_size, "block_size": block_size, "fetch_factor": fetch_factor}
+        within = self._within_block_bits(block_size)
         return Theory(
             homogeneous=theory.expected_entropy_bits(counts, batch_size, block_size, fetch_factor),
             lower_bound=theory.lower_bound_bits(counts, batch_size, block_size),
             upper_bound=theory.upper_bound_bits(counts, batch_size),
             random=self._counted.random_entropy_bits(batch_size),
-            departures=departures(
-                self._counted,
-                self._within_block_bits(block_size),
-                batch_size=batch_size,
-                block_size=block_size,
-                fetch_factor=fetch_factor,
-            ),
+            departures=departures(self._counted, within, **sizes),
         )

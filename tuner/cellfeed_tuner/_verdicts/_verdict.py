@@ -11,14 +11,17 @@ from cellfeed_tuner._entropy._plan_replay import FetchSpread
 from cellfeed_tuner._interval import BEYOND_CHANCE, CONFIDENCE, Estimate
 from cellfeed_tuner._verdicts._assumptions import Assumption, Departure
 
-__all__ = ["Measured", "Theory", "Verdict", "VerdictKind", "convicted", "verdict"]
+__all__ = ["MEANINGS", "Measured", "Theory", "Verdict", "VerdictKind", "convicted", "verdict"]
 
-VerdictKind = Literal[
-    "inside",  # as planned, and as theory has it
-    "outside",  # as planned, but outside the bounds or off theory's expectation though it applies
-    "assumptions",  # as planned, but the collection is not as theory assumes
-    "loader",  # not as planned: something is wrong with the loader
-]
+VerdictKind = Literal["inside", "outside", "assumptions", "loader"]
+MEANINGS: dict[VerdictKind, str] = {
+    "inside": "as planned, and inside the paper's bounds.",
+    "outside": "as planned, but outside the bounds or off the exact expectation, though theory "
+    "should apply.",
+    "assumptions": "as planned, but this collection is not as theory assumes.",
+    "loader": "not as planned: something is wrong with the loader.",
+}
+"""What a verdict says."""
 
 # Sums of many logarithms may differ by so much.
 _ROUNDING = 1e-9
@@ -97,9 +100,8 @@ class Verdict:
     Parameters
     ----------
     kind
-        "inside": as planned and as theory has it. "outside": as planned, but outside the
-        bounds, or off the exact expectation, although theory should apply.
-        "assumptions": as planned, but theory does not apply. "loader": not as planned.
+        "inside", "outside" or "assumptions" if the loader delivered its plan, and that is inside
+        the bounds, outside, or where theory does not apply; "loader" if it did not.
     bits
         By how much: 0 if inside, and if the loader is wrong, which is told by its cells; from the
         nearer bound (or, inside the bounds, from the exact expectation) if outside; from the exact

@@ -7,16 +7,12 @@ are any, and the caption names the machine.
 
 from cellfeed_tuner.plots._autotune import autotune_figure
 from cellfeed_tuner.plots._bounds import bounds_figure
-from cellfeed_tuner.plots._epoch import epoch_figure
 from cellfeed_tuner.plots._heat_maps import heat_map_figure
-from cellfeed_tuner.plots._stages import stages_figure
 from cellfeed_tuner.plots._trade_off import trade_off_figure
 
 __all__ = [
     "autotune_figure",
     "bounds_figure",
-    "epoch_figure",
     "heat_map_figure",
-    "stages_figure",
     "trade_off_figure",
 ]

@@ -13,19 +13,17 @@ __all__ = ["autotune_figure"]
 
 
 def autotune_figure(result: AutotuneResult) -> Figure:
-    """Draw what ``autotune`` found: throughput and entropy over the grid, and the trade-off.
-
-    Parameters
-    ----------
-    result
-        What it found.
-    """
+    """Draw what ``autotune`` found: throughput and entropy over the grid, and the trade-off."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(14.5, 4.9), layout="constrained")
-        speed_axes, entropy_axes, trade_off_axes = figure.subplots(1, 3, width_ratios=(1, 1, 1.25))
-        draw_throughput(speed_axes, result)
-        draw_entropy(entropy_axes, result)
-        draw_trade_off(trade_off_axes, result)
+        if result.ranges is None:
+            figure = Figure(figsize=(14.5, 4.9), layout="constrained")
+            speeds, entropies, trade_off = figure.subplots(1, 3, width_ratios=(1, 1, 1.25))
+            draw_throughput(speeds, result)
+            draw_entropy(entropies, result)
+        else:  # which form no grid
+            figure = Figure(figsize=(9.5, 4.9), layout="constrained")
+            trade_off = figure.subplots()
+        draw_trade_off(trade_off, result)
         figure.suptitle(_headline(result), x=0.01, ha="left", fontsize=11)
         draw_caption(figure, _caption(result))
     return figure

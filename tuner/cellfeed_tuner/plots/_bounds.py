@@ -58,23 +58,18 @@ _MOST_COLUMNS = 6
 # Measured values stand right of their place, one number of workers beside the other.
 _FIRST_STEP, _LAST_STEP = 0.2, 0.6
 _MEASURED: Any = {"ls": "", "mfc": "none", "ms": 5, "elinewidth": 1}
-_NOT_JUDGED: Any = {"marker": "o", "color": BOUND}
-_VERDICTS: dict[str, Any] = {
+# By the kind of the verdict; None where there is none.
+_MARKS: dict[str | None, Any] = {
     "inside": {"marker": "o", "color": "black"},
     "outside": {"marker": "s", "color": "#7b3294"},
     "assumptions": {"marker": "^", "color": "#0072b2"},
     "loader": {"marker": "X", "color": "#c1121f"},
+    None: {"marker": "o", "color": BOUND},
 }
 
 
 def bounds_figure(result: AutotuneResult) -> Figure:
-    """Draw entropy over the fetch factor for each block size, with what theory says of it.
-
-    Parameters
-    ----------
-    result
-        What ``autotune`` found.
-    """
+    """Draw entropy over the fetch factor for each block size, with what theory says of it."""
     parts = _by_block(result)
     colours = block_colours(list(parts))
     n_columns = min(_MOST_COLUMNS, len(parts))
@@ -138,7 +133,7 @@ def _draw_measured(axes: Axes, part: Sequence[ConfigurationResult]) -> None:
         bits = each.entropy_bits.measured
         if bits is not None and each.status == "measured":
             place = each.configuration.fetch_factor * 2 ** steps[each.configuration.num_workers]
-            style = _VERDICTS[each.verdict.kind] if each.verdict else _NOT_JUDGED
+            style = _MARKS[each.verdict.kind if each.verdict else None]
             axes.errorbar(place, bits.value, yerr=around(bits), **_MEASURED, **style)
 
 
@@ -150,12 +145,13 @@ def _name_marks(figure: Figure, axes: Axes, result: AutotuneResult) -> None:
         "upper bound": axes.plot([], [], **UPPER)[0],
         "lower bound of this block size": axes.plot([], [], **LOWER)[0],
     }
-    found = {each.verdict.kind for each in result.configurations if each.verdict is not None}
-    for kind, style in _VERDICTS.items():
+    found = {
+        each.verdict.kind if each.verdict else None
+        for each in result.configurations
+        if each.status == "measured"
+    }
+    for kind, style in _MARKS.items():
         if kind in found:
-            label = f"measured, verdict: {kind}"
+            label = f"measured, verdict: {kind}" if kind else "measured, not judged"
             marks[label] = axes.errorbar([], [], [], **_MEASURED, **style)
-    measured = [each for each in result.configurations if each.status == "measured"]
-    if any(each.verdict is None for each in measured):
-        marks["measured, not judged"] = axes.errorbar([], [], [], **_MEASURED, **_NOT_JUDGED)
     figure.legend(list(marks.values()), list(marks), loc="outside upper left", ncols=3)

@@ -1,6 +1,6 @@
 """Throughput and entropy over the grid."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
 import numpy as np
@@ -10,32 +10,16 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results._configuration_result import ConfigurationResult
-from cellfeed_tuner.plots._places import draw_places
+from cellfeed_tuner._results._configuration_result import STATUS_WORDS, ConfigurationResult
 from cellfeed_tuner.plots._style import BOUND, CHOSEN, COLOURS, NOT_TIMED, STYLE
 
 __all__ = ["draw_entropy", "draw_throughput", "heat_map_figure"]
 
-# Why a place on the grid has no throughput, short enough for its square.
-_ABSENT: dict[str, str] = {
-    "not enough samples": "few\nsamples",
-    "too few cells": "too few\ncells",
-    "over memory": "over\nmemory",
-    "too slow": "too\nslow",
-    "below entropy floor": "below\nfloor",
-    "out of budget": "no\ntime",
-    "failed": "failed",
-}
+_Place = tuple[int, int]
 
 
 def heat_map_figure(result: AutotuneResult) -> Figure:
-    """Draw throughput and entropy over block sizes and fetch factors.
-
-    Parameters
-    ----------
-    result
-        What ``autotune`` found.
-    """
+    """Draw throughput and entropy over block sizes and fetch factors."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=_figure_size(result), layout="constrained")
         speed_axes, entropy_axes = figure.subplots(1, 2)
@@ -45,56 +29,44 @@ def heat_map_figure(result: AutotuneResult) -> Figure:
 
 
 def _figure_size(result: AutotuneResult) -> tuple[float, float]:
-    if result.ranges is not None:
-        return 9.5, 4.0
     block_sizes, fetch_factors = _sizes(result)
     return 2 * (1.2 + 0.75 * max(4, len(fetch_factors))), 1.2 + 0.55 * len(block_sizes)
 
 
 def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
-    """Draw the throughput of the best number of workers at each place of the grid."""
-    best = dict[tuple[int, int], ConfigurationResult]()
-    for each in result.configurations:
-        place = each.configuration.block_size, each.configuration.fetch_factor
-        if _speed(each) > _speed(best.get(place)):
-            best[place] = each
-    values = {place: _speed(each) for place, each in best.items()}
-    if result.ranges is not None:
-        axes.set_title("Throughput (cells/s), best workers")
-        draw_places(axes, result, values, logarithmic=True)
-        return
+    """Draw the throughput of the fastest at each place of the grid."""
+    shown = {
+        place: max(found, key=_speed) for place, found in _by_place(result.configurations).items()
+    }
+    timed = {place: each for place, each in shown.items() if _speed(each)}
+    values = {place: _speed(each) for place, each in timed.items()}
     texts = {
         place: f"{_short(_speed(each))}{'*' * each.has_few_rounds}\n"
         f"{each.configuration.num_workers} w"
-        for place, each in best.items()
+        if place in timed
+        else _in_square(STATUS_WORDS[each.status].short)
+        for place, each in shown.items()
     }
-    for each in result.configurations:
-        place = each.configuration.block_size, each.configuration.fetch_factor
-        if place not in best:
-            texts.setdefault(place, _ABSENT.get(each.status, ""))
-    few = "; * few rounds" if any(each.has_few_rounds for each in best.values()) else ""
-    axes.set_title(f"Throughput (cells/s), best workers (w){few}")
+    few = "; * few rounds" if any(each.has_few_rounds for each in timed.values()) else ""
+    has_others = any(each.configuration.others for each in shown.values())
+    best = "best workers (w) and other settings" if has_others else "best workers (w)"
+    axes.set_title(f"Throughput (cells/s), {best}{few}")
     _draw_grid(axes, result, values, texts, logarithmic=True)
 
 
 def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
-    """Draw the expected entropy at each place of the grid.
+    """Draw the expected entropy at each place of the grid, of what is best mixed there.
 
     In bits, that of the first label; as a share of random sampling's, that of the least mixed.
     """
-    results = {
-        (each.configuration.block_size, each.configuration.fetch_factor): each
-        for each in result.configurations
+    shown = {
+        place: max(found, key=lambda each: each.least_mixed.share_of_random)
+        for place, found in _by_place(result.configurations).items()
     }
-    values = {place: each.least_mixed.share_of_random for place, each in results.items()}
-    if result.ranges is not None:
-        least = ", least label's" if result.dataset.further_labels else ""
-        axes.set_title(f"Entropy, share of random{least}")
-        draw_places(axes, result, values, logarithmic=False)
-        return
+    values = {place: each.least_mixed.share_of_random for place, each in shown.items()}
     texts = {
         place: f"{each.entropy_bits.expected.value:.2f}\n{values[place]:.0%}"
-        for place, each in results.items()
+        for place, each in shown.items()
     }
     title = "Entropy (bits), share of random"
     if result.dataset.further_labels:
@@ -103,11 +75,20 @@ def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
     _draw_grid(axes, result, values, texts, logarithmic=False)
 
 
+def _by_place(results: Sequence[ConfigurationResult]) -> dict[_Place, list[ConfigurationResult]]:
+    """Return results by block size and fetch factor, of which workers and other settings differ."""
+    places = dict[_Place, list[ConfigurationResult]]()
+    for each in results:
+        place = each.configuration.block_size, each.configuration.fetch_factor
+        places.setdefault(place, []).append(each)
+    return places
+
+
 def _draw_grid(
     axes: Axes,
     result: AutotuneResult,
-    values: Mapping[tuple[int, int], float],
-    texts: Mapping[tuple[int, int], str],
+    values: Mapping[_Place, float],
+    texts: Mapping[_Place, str],
     *,
     logarithmic: bool,
 ) -> None:
@@ -164,11 +145,14 @@ def _shades(cells: NDArray[np.float64], *, logarithmic: bool) -> NDArray[np.floa
     return shades
 
 
-def _speed(result: ConfigurationResult | None) -> float:
-    return (
-        0.0 if result is None or result.cells_per_second is None else result.cells_per_second.value
-    )
+def _speed(result: ConfigurationResult) -> float:
+    return result.cells_per_second.value if result.cells_per_second else 0.0
 
 
 def _short(value: float) -> str:
     return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"  # noqa: PLR2004 - a kilo
+
+
+def _in_square(text: str) -> str:
+    """Return a few words on two lines."""
+    return text[::-1].replace(" ", "\n", 1)[::-1]

@@ -27,15 +27,7 @@ _WORKER_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def trade_off_figure(result: AutotuneResult, *, caption: str = "") -> Figure:
-    """Draw throughput against entropy, the Pareto front of the two, and the chosen point.
-
-    Parameters
-    ----------
-    result
-        What ``autotune`` found.
-    caption
-        Where it was measured, if nothing beside the figure says it.
-    """
+    """Draw throughput against entropy, the Pareto front of the two, and the chosen point."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 4.6), layout="constrained")
         draw_trade_off(figure.subplots(), result)

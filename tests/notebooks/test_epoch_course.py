@@ -4,9 +4,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from notebooks.figures import entropy_over_epoch, epoch_figure
 
 from cellfeed import BlockShuffling, EpochPlan, ParameterError, Streaming
-from cellfeed_tuner import entropy_over_epoch, minibatch_entropies
+from cellfeed_tuner import minibatch_entropies
 
 RNG = np.random.default_rng(0)
 SORTED_THEN_SHUFFLED = np.concatenate([np.repeat(np.arange(5), 4_000), RNG.integers(0, 5, 20_000)])
@@ -99,3 +100,19 @@ def test_impossible_input_is_refused():
         entropy_over_epoch([0, 1] * 50, epoch(Streaming(), 100))
     with pytest.raises(ParameterError, match="a label for each"):
         entropy_over_epoch([0, 1], epoch(Streaming(), 10_000))
+
+
+def test_each_course_is_drawn_with_random_sampling():
+    courses = {
+        name: entropy_over_epoch(SORTED_THEN_SHUFFLED, epoch(strategy, 40_000))
+        for name, strategy in {"streaming": Streaming(), "blocks": BlockShuffling(16)}.items()
+    }
+    figure = epoch_figure(courses, dict.fromkeys(courses, 2.3))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(courses)
+    for axes, course in zip(figure.axes, courses.values(), strict=True):
+        tenths = [[n, bits.value] for n, bits in enumerate(course.deciles, start=1)]
+        assert any(np.array_equal(line.get_xydata(), tenths) for line in axes.lines)
+        low, high = axes.get_ylim()
+        assert low < min(bits for _, bits in tenths) < 2.3 < high
+    own = epoch_figure(courses, {"streaming": 2.3, "blocks": 2.2}).axes
+    assert own[0].get_ylim() != own[1].get_ylim()

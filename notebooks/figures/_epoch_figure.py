@@ -7,9 +7,10 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cellfeed_tuner._entropy._epoch_course import EpochCourse
 from cellfeed_tuner.plots._bounds import UPPER
 from cellfeed_tuner.plots._style import CHOSEN, STYLE, around, draw_caption
+
+from ._epoch_course import EpochCourse
 
 __all__ = ["epoch_figure"]
 

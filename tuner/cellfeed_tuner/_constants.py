@@ -1,0 +1,153 @@
+"""Numbers that decide what ``autotune`` measures and says, and where each comes from.
+
+`docs/constants.py` makes a page of these, and of those of other modules of this name.
+"""
+
+from statistics import NormalDist
+
+__all__ = [
+    "BEYOND_CHANCE", "CELLS_PER_STORE_CHUNK", "CHUNKS_PER_BLOCK", "CONFIDENCE", "EPOCHS_APART",
+    "EPOCHS_OF_ENDS", "EXPLAIN_SHARE", "FETCHES_AHEAD", "FEWEST_ROUNDS", "FEW_BATCHES",
+    "LEAST_ACCOUNTED", "LEAST_ANCHORS", "LEAST_BUSY_SHARE", "LEAST_CELLS_PER_FRACTION",
+    "LEAST_CELLS_PER_LABEL", "LEAST_CHUNK_BYTES", "LEAST_FETCHES", "LEAST_LIMIT_SECONDS",
+    "LEAST_MINIBATCHES_AHEAD", "LEAST_ROUNDS", "LEAST_SAVING", "LEAST_SHARE_LEFT",
+    "LEAST_SPEEDUP", "LEAST_THROUGHPUT_SHARE", "LIKELY", "LIMIT_TIMES", "LONG_EPOCH",
+    "LOOKING_SHARE", "MANY_BATCHES", "MAY_DRIFT", "MEMORY_AT_LEAST_EVERY_SECONDS",
+    "MEMORY_EVERY_SECONDS", "MIXING_ROWS", "MIXING_ROWS_OF_SETS", "MOST_ACCOUNTED",
+    "MOST_DRAWS", "MOST_EPOCHS", "MOST_FIRST", "MOST_IN_BLOCKS", "MOST_MIXING_ROWS",
+    "MOST_ROUNDS", "MOST_START_SECONDS", "MUCH_SPREAD", "MUST_NOT_DRIFT", "N_ANCHORED_RIVALS",
+    "N_RESAMPLES", "PREFETCH_SHARE", "PRESHUFFLE_OVERHEAD", "SAME_BUDGET", "SLICE_SECONDS",
+    "STEP_LEAST_ROUNDS", "STEP_SECONDS", "STRAY_PAGES", "SURE", "USUAL_FREEDOM", "USUAL_SPREAD",
+    "WARM_SHARE_OF_MEMORY", "WRITING_SECONDS",
+]  # fmt: skip
+
+# What is measured
+
+SLICE_SECONDS = 0.5
+"""Seconds of a look at a configuration, unless its rounds are longer. Chosen: short beside a
+budget of 60 s, and some rounds of most configurations."""
+FEWEST_ROUNDS = 4
+"""Rounds after the first without which there is no throughput. Chosen: an interval of fewer says
+hardly anything."""
+LEAST_ROUNDS = 8
+"""Rounds after the first without which a throughput is "not enough samples". Chosen: twice the
+fewest."""
+MOST_ROUNDS = 200
+"""Rounds after which a measurement by itself ends. Chosen: more do not narrow an interval
+that drifts with the machine."""
+LIMIT_TIMES, LEAST_LIMIT_SECONDS = 20, 60.0
+"""A measurement by itself is stopped after so many times the time that it was given, and not before
+so many seconds. Chosen: a slow machine is to come to its least rounds."""
+FEW_BATCHES, MANY_BATCHES = 4, 8
+"""Batches of neighbouring rounds that an interval of one process rests on. Chosen: rounds side by
+side are not independent, and means of batches nearly are."""
+EPOCHS_APART = 1000
+"""Epochs between the first ones of two measurements. Chosen: no measurement goes through as many,
+so that each reads other rows."""
+STRAY_PAGES = 0.05
+"""Share of pages that may be in the other state of the cache. Chosen: other processes may have
+mapped some."""
+WARM_SHARE_OF_MEMORY = 0.8
+"""Share of the available memory that files may take to be measured warm. Chosen: the loader needs
+the rest."""
+FETCHES_AHEAD = 2
+"""Fetches that are read or planned while one is delivered. Source: `cellfeed.CellDataset`."""
+LEAST_MINIBATCHES_AHEAD = 8
+"""Minibatches that pages are kept for, at least, when caches are dropped. Chosen: what the
+kernel itself reads ahead of a file read in order is less."""
+LOOKING_SHARE = 0.04
+"""Share of the time that finding out which pages are cached may take, and that looking at memory
+may. Chosen: within the noise of a look."""
+MEMORY_EVERY_SECONDS, MEMORY_AT_LEAST_EVERY_SECONDS = 0.05, 0.5
+"""Seconds between two looks at the memory of a process, at first, and at most where looking takes
+more than its share. Chosen: short beside a fetch, and beside a look at a configuration."""
+LONG_EPOCH = 3
+"""An epoch from a server is long if it has so many times the rounds that are asked for at its
+start. Chosen."""
+STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
+"""Seconds and rounds that a user's training step is timed for. Chosen: as long as two looks."""
+
+# How mixed minibatches are
+
+MIXING_ROWS, MOST_MIXING_ROWS = 1 << 18, 1 << 22
+"""Rows of a plan that entropy is taken of, at first, and four times as many again and again while
+the interval holds the floor, at most. Chosen: what is near
+the floor is worth more time."""
+MIXING_ROWS_OF_SETS = 1 << 20
+"""Rows of a plan of random sets, which others are held against. Chosen: between the two above."""
+LEAST_FETCHES = 16
+"""Fetches that the interval of an entropy rests on, at least. Chosen: minibatches of one fetch
+resemble each other."""
+EPOCHS_OF_ENDS, MOST_EPOCHS = 16, 256
+"""Epochs of which both ends are replayed, of a large collection; and epochs that are replayed of a
+small one, at most. Chosen."""
+MOST_DRAWS = 1 << 22
+"""Draws of an epoch that stand for all of them. Chosen: frequencies are then known to 0.05 %."""
+MOST_IN_BLOCKS = 1 << 18
+"""Rows of an epoch that show how labels lie in its blocks. Chosen: thousands of usual blocks."""
+LEAST_CELLS_PER_LABEL, LEAST_CELLS_PER_FRACTION = 2, 10
+"""Cells of a value, on average, without which values are no labels but an identity; and, of
+fractions, without which they are a quantity. Chosen."""
+
+# Intervals
+
+CONFIDENCE = 0.95
+"""Share of intervals that hold the truth. Chosen: the field's custom."""
+USUAL_SPREAD, USUAL_FREEDOM = 0.05, 2.0
+"""How much replicates differ on a machine that does little else, and the degrees of freedom that
+this is worth. Chosen: looks at one configuration soon outweigh it."""
+BEYOND_CHANCE = -NormalDist().inv_cdf(0.5e-4)
+"""Standard errors that a difference must exceed before anything is said to be wrong. Chosen: chance
+does that once in 10,000 times, so that about 1 % of grids of 100 configurations get a false
+alarm."""
+
+# Why
+
+LEAST_SAVING = 0.15
+"""Share of the time without which no stage is called the bottleneck. Chosen."""
+SURE, LIKELY = 0.95, 0.75
+"""Shares of resampled rounds that name the same bottleneck for "clearly" and "probably". Chosen."""
+N_RESAMPLES = 1000
+"""Times that rounds are resampled for that. Chosen: their share is then known to 1 %."""
+LEAST_ACCOUNTED, MOST_ACCOUNTED = 0.7, 1.4
+"""Stages that explain less or more of the time than this share of it explain it badly. Chosen."""
+LEAST_SPEEDUP = 1.2
+"""Times the throughput that other storage must give to be worth a word. Chosen."""
+CHUNKS_PER_BLOCK = 4
+"""Chunks of a block in files that are written anew. Chosen: smaller chunks cost little beyond the
+block."""
+PRESHUFFLE_OVERHEAD = 3.0
+"""What `preshuffle` takes for all that is beside reading and encoding each cell once, as a factor.
+Chosen: above what conversions took that `bench/advice` holds it against."""
+LEAST_CHUNK_BYTES = 16_384
+"""Bytes of a chunk below which advice does not go. Chosen: smaller ones cost more to find than they
+save."""
+CELLS_PER_STORE_CHUNK = 64
+"""Cells of a chunk of a shuffled copy. Source: `cellfeed.preshuffle`."""
+LEAST_BUSY_SHARE, MUCH_SPREAD = 0.1, 0.1
+"""Share of the processors that other programs must take, and spread of replicates, to be worth a
+sentence. Chosen."""
+
+# Earlier runs
+
+N_ANCHORED_RIVALS, LEAST_ANCHORS = 2, 3
+"""Rivals of an earlier choice that are measured again, and configurations without which nothing is
+confirmed. Chosen: one ratio alone may be the same by chance."""
+MOST_FIRST = 2
+"""First looks that another machine's result decides. Chosen."""
+MAY_DRIFT, MUST_NOT_DRIFT = 0.05, 0.25
+"""A ratio of costs that has changed by less than the first has not changed, and by more than the
+second has, whatever the intervals. Chosen: rounds of one run have more in common than their spread
+shows; and else noise would confirm anything."""
+SAME_BUDGET = 0.9
+"""Share of a budget that is the same budget. Chosen: programs take longer to start, or less."""
+
+# The budget
+
+EXPLAIN_SHARE, PREFETCH_SHARE, LEAST_THROUGHPUT_SHARE = 0.1, 0.35, 0.25
+"""Shares of the budget for finding the bottleneck, or for how much to read ahead of a server, and
+at least for throughput. Chosen."""
+MOST_START_SECONDS, WRITING_SECONDS, LEAST_SHARE_LEFT = 15.0, 2.0, 0.5
+"""The command's own start counts as spent up to the first, the picture and the page take the
+second, and so much of a budget is left at least. Chosen: what takes longer has done something else
+before."""

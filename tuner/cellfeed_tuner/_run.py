@@ -1,0 +1,301 @@
+"""A search and what follows: the choice, the comparison with the files, the explanation."""
+
+import time
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from cellfeed import CellDataset, SamplingStrategy
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import EXPLAIN_SHARE, LEAST_THROUGHPUT_SHARE, PREFETCH_SHARE
+from cellfeed_tuner._entropy._storage_order import StorageOrder
+from cellfeed_tuner._explain._explained import Explained, explain_throughput
+from cellfeed_tuner._explain._storage_advice import StorageLayout
+from cellfeed_tuner._history._notes import Notes
+from cellfeed_tuner._history._recall import Recollection
+from cellfeed_tuner._interruption import interrupts_held_back
+from cellfeed_tuner._loader_mixing import LoaderMixing
+from cellfeed_tuner._machine._busy import Busy
+from cellfeed_tuner._machine._description import Machine, describe_machine
+from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._measure import Measurement
+from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._mixing import Mixing
+from cellfeed_tuner._planning._recommend import Choice, nearest
+from cellfeed_tuner._progress import Progress
+from cellfeed_tuner._request import Request
+from cellfeed_tuner._result import AutotuneResult, Ranges
+from cellfeed_tuner._results._configuration_result import ConfigurationResult
+from cellfeed_tuner._results._recommended import PrefetchResult, Recommended, Waiting
+from cellfeed_tuner._results._searched_strategy import SearchedStrategy
+from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
+from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._training_step import step_seconds_of
+
+__all__ = ["Run"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run of ``autotune``, phase by phase; Ctrl-C leaves what was found by then.
+
+    Parameters
+    ----------
+    request
+        What is asked.
+    process
+        Where configurations run; not started.
+    started
+        When the budget began, by `time.perf_counter`.
+    on_progress
+        Called with how far each phase has come.
+
+    Attributes
+    ----------
+    interrupted
+        Whether Ctrl-C ended it.
+    """
+
+    request: Request
+    process: MeasuringProcess[Any]
+    started: float
+    on_progress: Progress
+    interrupted: bool = field(default=False, init=False)
+    _date: datetime = field(init=False)
+    _machine: Machine = field(init=False)
+    _mixing: Mixing | LoaderMixing = field(init=False)
+    _order: StorageOrder | None = field(init=False)
+    _found_cache: CacheState | Literal["unknown"] = field(init=False)
+    _notes: Notes | None = field(default=None, init=False)
+    _recollection: Recollection = field(default_factory=Recollection.ignored, init=False)
+    _grid: list[Configuration] = field(init=False)
+    _search: Search = field(init=False)
+    _recommended: Recommended | None = field(default=None, init=False)
+    _explained: Explained = field(default_factory=Explained, init=False)
+    _prefetch_results: tuple[PrefetchResult, ...] = field(default=(), init=False)
+    _n_cells_compared: int = field(default=0, init=False)
+
+    def prepare(self) -> None:
+        """Find out what is known without measuring: the machine, entropies, earlier runs."""
+        request, self._date = self.request, datetime.now(UTC).astimezone()
+        self.on_progress("machine", 0, 1)
+        self._machine = describe_machine(request.files)
+        self._mixing = request.mixing()
+        self._mixing.replay(request.grid, self.on_progress)
+        self._order = self._mixing.storage_order(request.space.block_sizes[-1])
+        self._found_cache = request.prepare_cache()
+        if request.selected is not None and request.make_dataset is CellDataset:
+            label, asked = request.labels[0].name, request.asked(self._found_cache)
+            self._notes = Notes.of(request.selected, label, self._machine, asked, self._date)
+            if not request.fresh:
+                self._recollection = self._notes.recollection()
+        known = self._recollection.trials_in(request.space)
+        self._grid = list(dict.fromkeys([*request.grid, *known]))
+
+    def start(self) -> None:
+        """Start the measuring process, and time the training step if there is one."""
+        self.on_progress("start", 0, 1)
+        self.process.start()
+        request = self.request
+        if request.step is not None:
+            request = request.with_step(step_seconds_of(request.step, self.process, request))
+            self.request = request
+        after = PREFETCH_SHARE if request.cache == "remote" else EXPLAIN_SHARE
+        left = (1 - after) * request.budget - (time.perf_counter() - self.started)
+        self._search = Search(
+            measurements=Measurements(
+                process=self.process,
+                labels=[each.name for each in request.labels],
+                given=None if request.within is None else request.within.name,
+                batch_size=request.batch_size,
+                cache=request.cache,
+                seed=request.seed,
+                budget=TimeBudget(max(LEAST_THROUGHPUT_SHARE * request.budget, left)),
+                on_progress=self.on_progress,
+                make_dataset=request.make_dataset,
+                step=request.step,
+                ranks=request.ranks,
+            ),
+            requirements=request.requirements(self._mixing),
+            geometry=request.geometry,
+            recollection=self._recollection,
+            space=request.space if request.space.is_large else None,
+            sampler=request.sampler,
+        )
+
+    def search(self) -> None:
+        """Search, choose, and say what the choice rests on."""
+        try:
+            self._search.run(self._grid)
+            self._search.survey()
+            self._choose()
+            self._read_ahead()
+            self._compare_with_files()
+            self._explain()
+            self._keep()
+        except KeyboardInterrupt:
+            if not len(self._search.measurements):
+                raise
+            self.interrupted = True
+            if self._recommended is None:
+                self._choose(is_late=True)
+
+    def result(self, strategy: SamplingStrategy | None) -> AutotuneResult:
+        """Return all that was found by now, with the strategy as the user made it."""
+        request, search, measured = self.request, self._search, self._search.measurements
+        faults, results = measured.faults, self._results()
+        recommended = None if faults else self._recommended
+        constraints = request.constraints
+        return AutotuneResult(
+            machine=self._machine,
+            dataset=request.described(),
+            constraints=constraints,
+            cache=self._found_cache,
+            configurations=tuple(
+                self._mixing.judged(
+                    each,
+                    faults.get(each.configuration),
+                    measured.entropy_within(each.configuration),
+                )
+                for each in results
+            ),
+            recommended=recommended,
+            nearest=None if recommended or faults else nearest(results, constraints),
+            seconds=time.perf_counter() - self.started,
+            date=self._date,
+            storage_order=self._order,
+            earlier=search.earlier,
+            bottleneck=self._explained.bottleneck,
+            storage_advice=self._explained.storage_advice,
+            ranges=self._ranges() if request.space.is_large else None,
+            busy=Busy.of(measured.others),
+            replicate_spread=measured.replicate_spread,
+            interrupted=self.interrupted,
+            loader_fault=next((f"{each}: {fault}" for each, fault in faults.items()), None),
+            n_cells_compared=self._n_cells_compared,
+            strategy=SearchedStrategy.of(strategy) if strategy else None,
+            prefetch_results=self._prefetch_results,
+            ranks=request.ranks,
+            n_unlisted=0 if request.space.is_large else len(self._grid) - len(results),
+        )
+
+    def _results(self) -> list[ConfigurationResult]:
+        """Return what is known of each; of ranges, and without a plan, of what was measured."""
+        search = self._search
+        is_listed = search.space is None and search.requirements.is_planned
+        return search.results(self._grid if is_listed or not search.timed else search.timed)
+
+    def _choose(self, *, is_late: bool = False) -> None:
+        choice = self._search.choose(self._results())
+        if choice is None:
+            return
+        stepped = None if is_late else self._search.with_step(choice)
+        configuration, reason = choice.result.configuration, choice.reason
+        if choice.result.status != "measured":
+            n_rounds = choice.result.n_rounds
+            reason += f" This rests on {n_rounds} whole fetches per worker, which are few."
+        self._recommended = Recommended(
+            configuration=configuration,
+            cells_per_second=choice.speed,
+            measured_in_turns=self._search.measurements.is_from_turns(configuration),
+            peak_memory_bytes=choice.result.peak_memory_bytes or 0,
+            reason=reason,
+            waiting=self._waiting(choice, stepped),
+            rivals=choice.rivals,
+        )
+
+    def _waiting(self, choice: Choice, stepped: Measurement | None) -> Waiting | None:
+        asked = self._search.requirements.constraints
+        if asked.step_seconds is None or asked.need_cells_per_second is None:
+            return None
+        return Waiting(
+            share=stepped.waiting_share if stepped else None,
+            n_rounds=len(stepped.round_seconds) if stepped else 0,
+            expected_share=max(0.0, 1 - choice.speed.value / asked.need_cells_per_second),
+        )
+
+    def _read_ahead(self) -> None:
+        """Choose how many fetches to read ahead of a server."""
+        request, recommended, selected = self.request, self._recommended, self.request.selected
+        if recommended is None or selected is None or request.cache != "remote":
+            return
+        configuration = recommended.configuration
+        fetch_size = request.batch_size * configuration.fetch_factor
+        memory_bytes = request.constraints.memory_bytes
+        ahead = PrefetchSearch(
+            measurements=self._search.measurements,
+            configuration=configuration,
+            memory_bytes=memory_bytes,
+            ends=self._ends,
+        )
+        depths = depths_to_measure(
+            n_fetches=request.n_cells // fetch_size // configuration.fetches_per_round,
+            fetch_bytes=request.ranks.n_local * fetch_size * selected.collection.stored_row_bytes(),
+            memory_bytes=memory_bytes,
+        )
+        # Who makes data sets with a depth of their own has chosen it.
+        if "prefetch" not in getattr(self._search.measurements.make_dataset, "keywords", {}):
+            ahead.run(depths)
+        self._prefetch_results, best = ahead.results(), ahead.best()
+        if best is not None:
+            memory = max(recommended.peak_memory_bytes, ahead.memory_of(best))
+            self._recommended = replace(recommended, prefetch=best, peak_memory_bytes=memory)
+
+    def _compare_with_files(self) -> None:
+        selected = self.request.selected
+        if selected is not None:
+            compared = self._search.measurements.compare_with_files(selected.collection)
+            self._n_cells_compared = compared
+
+    def _explain(self) -> None:
+        """Find where the time goes, and, for shuffled blocks, what other storage may give."""
+        request, recommended, selected = self.request, self._recommended, self.request.selected
+        # What other loaders, and several ranks, do meanwhile is not counted.
+        is_counted = selected is not None and request.ranks.n_local == 1
+        if recommended is None or not is_counted or self._search.measurements.faults:
+            return
+        assert selected is not None  # noqa: S101 - as is said above
+        self.on_progress("explain", 0, 1)
+        # How other strategies would read another layout is not known, nor how servers would; and
+        # where a state of caches could not be had, nothing is known of the disk.
+        is_known = selected.strategy is None and self._found_cache != "remote"
+        already_shuffled = self._order is not None and self._order.already_shuffled
+        self._explained = explain_throughput(
+            self.process,
+            self._search.measurements.fair(recommended.configuration),
+            StorageLayout(
+                n_cells=len(selected),
+                rows_per_chunk=selected.rows_per_chunk,
+                batch_size=request.batch_size,
+                already_shuffled=already_shuffled,
+            ),
+            cells_per_second=recommended.cells_per_second.value,
+            step_seconds=request.constraints.step_seconds,
+            block_sizes=request.space.block_sizes if is_known else (),
+            seconds=max(EXPLAIN_SHARE * request.budget, self._ends - time.perf_counter()),
+            seed=request.seed,
+        )
+
+    def _keep(self) -> None:
+        """Keep what was found for later runs."""
+        with interrupts_held_back():
+            if self._notes is not None and not self._search.measurements.faults:
+                search = self._search
+                self._notes.keep(search.study(), self._recommended, is_short=search.is_short)
+
+    @property
+    def _ends(self) -> float:
+        """When the budget ends, by `time.perf_counter`."""
+        return self.started + self.request.budget
+
+    def _ranges(self) -> Ranges:
+        space = self.request.space
+        return Ranges(
+            block_sizes=(space.block_sizes[0], space.block_sizes[-1]),
+            fetch_factors=(space.fetch_factors[0], space.fetch_factors[-1]),
+            workers=(space.workers[0], space.workers[-1]),
+            n_configurations=space.size,
+            n_considered=self._search.n_considered,
+        )
