@@ -10,7 +10,14 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from cellfeed import BlockShuffling, CellDataset, CellfeedError, SamplingStrategy, Streaming
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    CellfeedError,
+    ParameterError,
+    SamplingStrategy,
+    Streaming,
+)
 from cellfeed_tuner import Configuration, Tunable
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measure import (
@@ -103,7 +110,7 @@ def storage_throughputs(
                 row = _row(configuration)
                 if found.failure:
                     msg = f"{row}: {found.failure}"
-                    raise CellfeedError(msg)
+                    raise (ParameterError if found.is_infeasible else CellfeedError)(msg)
                 speed = found.cells_per_second
                 value = None if speed is None else speed.value
                 measured.append({**row, "cells_per_second": value, "cache": found_cache})
