@@ -120,6 +120,13 @@ def test_of_files_of_this_machine_all_rounds_but_the_first_count():
     assert counted([1] * 6, **local, has_workers=True) == [False, True, True, False, True, True]
 
 
+def test_rounds_into_new_memory_count_in_no_long_epoch():
+    local = {"n_rounds": 6, "n_asked": 0}
+    first, whole = [False, False, True, True, True, True], [True] * 6
+    assert counted([1] * 12, **local, has_workers=False) == first + whole
+    assert counted([1] * 12, **local, has_workers=True) == first + first
+
+
 def test_what_was_asked_for_at_the_start_counts_in_no_long_epoch():
     # One round trip, then all that was asked for with it, then one round trip after the other.
     seconds = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]

@@ -62,8 +62,8 @@ MEMORY_EVERY_SECONDS, MEMORY_AT_LEAST_EVERY_SECONDS = 0.05, 0.5
 """Seconds between two looks at the memory of a process, at first, and at most where looking takes
 more than its share. Chosen: short beside a fetch, and beside a look at a configuration."""
 LONG_EPOCH = 3
-"""An epoch from a server is long if it has so many times the rounds that are asked for at its
-start. Chosen."""
+"""An epoch is long if it has so many times the rounds of its start: those that are asked of a
+server, or go into new memory. Chosen."""
 STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
 """Seconds and rounds that a user's training step is timed for. Chosen: as long as two looks."""
 

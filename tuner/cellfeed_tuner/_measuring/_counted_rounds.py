@@ -1,12 +1,16 @@
-"""Which rounds of an epoch count, where so many fetches are asked of a server at its start.
+"""Which rounds of an epoch count.
 
-They come in one round trip, and the rounds that deliver them take no time that a later one would
-take. So rounds count once all of these are delivered, or once as much time has gone by as the
-start took: by then it is the link or the decoding that sets the pace. Where epochs are so short
-that they are mostly start, as of any training then, later ones count as a whole.
+The first fetches of a process go into memory that the system must clear first, and take up to half
+as long again as all later ones, which find that memory. In long epochs they do not count.
+
+Of a server, many fetches are asked for at the start. They come in one round trip, and the rounds
+that deliver them take no time that a later one would take. So rounds count once all of these are
+delivered, or once as much time has gone by as the start took: by then it is the link or the
+decoding that sets the pace. Where epochs are so short that they are mostly start, as of any
+training then, later ones count as a whole.
 """
 
-from cellfeed_tuner._constants import LONG_EPOCH
+from cellfeed_tuner._constants import FETCHES_AHEAD, LONG_EPOCH
 
 __all__ = ["CountedRounds"]
 
@@ -25,6 +29,9 @@ class CountedRounds:
 
     Examples
     --------
+    >>> rounds = CountedRounds(n_rounds=6, n_asked=0, has_workers=False)
+    >>> [rounds.counts(number, 0.1) for number in range(6)]
+    [False, False, True, True, True, True]
     >>> rounds = CountedRounds(n_rounds=6, n_asked=1, has_workers=False)
     >>> [rounds.counts(number, 1.0 if number == 0 else 0.1) for number in range(6)]
     [False, False, True, True, True, True]
@@ -38,6 +45,9 @@ class CountedRounds:
 
     def __init__(self, *, n_rounds: int, n_asked: int, has_workers: bool) -> None:
         self._n_rounds, self._n_asked, self._has_workers = n_rounds, n_asked, has_workers
+        self._n_new = 1
+        if not n_asked and n_rounds >= LONG_EPOCH * FETCHES_AHEAD:
+            self._n_new = FETCHES_AHEAD
         self._is_first_epoch, self._counts_whole = True, False
         self._start_seconds = self._since = 0.0
         self._has_counted = False
@@ -60,10 +70,10 @@ class CountedRounds:
         return not self._counts_whole or number == self._n_rounds - 1
 
     def _is_counted(self, number: int) -> bool:
-        if number == 0 and (self._is_first_epoch or self._has_workers):
+        if number < self._n_new and (self._is_first_epoch or self._has_workers):
             return False
         if not self._n_asked or self._counts_whole:
-            # Without workers, the first round of a later epoch is a round like any other.
+            # Without workers, the first rounds of a later epoch are rounds like any others.
             return True
         is_long = self._n_rounds >= LONG_EPOCH * (self._n_asked + 1)
         if is_long and number > self._n_asked:
