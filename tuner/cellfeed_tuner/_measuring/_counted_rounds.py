@@ -14,14 +14,8 @@ __all__ = ["CountedRounds"]
 class CountedRounds:
     """Says of one round after the other whether it counts.
 
-    Parameters
-    ----------
-    n_rounds
-        Rounds of an epoch.
-    n_asked
-        Rounds that are asked for at the start of an epoch; 0 if the files are on this machine.
-    has_workers
-        Whether there are worker processes, which each epoch starts anew.
+    ``n_asked`` rounds are asked for at the start of an epoch; 0 if the files are on this machine.
+    Worker processes are started anew in each epoch.
 
     Examples
     --------

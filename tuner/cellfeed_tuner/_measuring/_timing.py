@@ -15,28 +15,25 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cellfeed import Collection, Statistics
+from cellfeed_tuner._constants import SLICE_SECONDS
 from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
 from cellfeed_tuner._measuring._counted_rounds import CountedRounds
-from cellfeed_tuner._measuring._dataset_session import DatasetSession
 from cellfeed_tuner._measuring._dropping import Dropping, closed_at_the_end, rounds_ahead
 from cellfeed_tuner._measuring._events import (
     Delivery,
     Entropies,
     Infeasible,
+    MakeDataset,
     Requests,
     Round,
     Sampled,
     Started,
-)
-from cellfeed_tuner._measuring._selected import Selected
-from cellfeed_tuner._measuring._session import EpochTooShortError, Session
-from cellfeed_tuner._measuring._side_by_side import run_side_by_side
-from cellfeed_tuner._measuring._timing_settings import (
-    SLICE_SECONDS,
-    MakeDataset,
     Step,
     TimingSettings,
 )
+from cellfeed_tuner._measuring._selected import Selected
+from cellfeed_tuner._measuring._session import DatasetSession, EpochTooShortError, Session
+from cellfeed_tuner._measuring._side_by_side import run_side_by_side
 from cellfeed_tuner._ranks._pace import Pace
 from cellfeed_tuner._subject._tunable import Tunable
 
@@ -52,7 +49,6 @@ __all__ = [
     "Started",
     "Step",
     "TimingRequest",
-    "run_timing",
 ]
 
 
@@ -63,7 +59,10 @@ class TimingRequest(TimingSettings):
     def run(
         self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
     ) -> None:
-        """Time it, in a process for each rank; see `run_timing`."""
+        """Time it, in a process for each rank, and report each event as it happens.
+
+        `Started` once, then each `Round`, and at the end what the session finds.
+        """
         try:
             if self.ranks.n_local > 1:
                 run_side_by_side(partial(self._run_rank, subject), self.ranks.n_local, report)
@@ -86,40 +85,15 @@ class TimingRequest(TimingSettings):
             session = Session(subject, request)
         else:
             session = DatasetSession(Selected.of(subject), request)
-        run_timing(session, request, report, pace)
-
-
-def run_timing(
-    session: Session,
-    request: TimingRequest,
-    report: Callable[[object], None],
-    pace: Pace | None = None,
-) -> None:
-    """Time a configuration, and report each event as it happens.
-
-    Parameters
-    ----------
-    session
-        What is read.
-    request
-        What to time.
-    report
-        Called with `Started` once, then with each `Round`; at the end with what the session finds:
-        `Delivery`, and `Entropies` of each label.
-    pace
-        What keeps it in step with other ranks; None if it is alone.
-    """
-    pace = pace or Pace()
-    deadline = time.perf_counter() + request.seconds
-    n_timed = 0
-    for each in _rounds(session, request, report, pace):
-        report(each)
-        n_timed += each.counts
-        late = time.perf_counter() > deadline and n_timed >= request.least_rounds
-        if pace.agreed(ended=each.may_end and (late or n_timed >= request.most_rounds)):
-            break
-    for finding in session.findings():
-        report(finding)
+        deadline, n_timed = time.perf_counter() + request.seconds, 0
+        for each in _rounds(session, request, report, pace):
+            report(each)
+            n_timed += each.counts
+            late = time.perf_counter() > deadline and n_timed >= request.least_rounds
+            if pace.agreed(ended=each.may_end and (late or n_timed >= request.most_rounds)):
+                break
+        for finding in session.findings():
+            report(finding)
 
 
 def _rounds(
