@@ -1,11 +1,10 @@
 """Empty, fill and inspect the kernel's page cache for the user's data files."""
 
-import contextlib
 import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -45,13 +44,13 @@ def drop_pages(paths: Sequence[Path]) -> None:
     if sys.platform == "linux":
         _release_mappings(paths)
         for path in paths:
-            with _opened(path) as fd:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 runs = resident_runs(path)
                 if runs is None or len(runs):
                     # Dirty pages cannot be dropped: a file written a moment ago needs a flush.
-                    os.fdatasync(fd)
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                    os.fdatasync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def drop_clean_pages(paths: Sequence[Path], *, mapped: bool = False) -> None:
@@ -64,8 +63,8 @@ def drop_clean_pages(paths: Sequence[Path], *, mapped: bool = False) -> None:
         if mapped and paths:
             _release_mappings(paths)
         for path in paths:
-            with _opened(path) as fd:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def drop_page_runs(
@@ -81,9 +80,9 @@ def drop_page_runs(
         if mapped and some:
             _release_mappings([path for path, _ in some])
         for path, of_path in some:
-            with _opened(path) as fd:
+            with path.open("rb") as file:
                 for start, stop in (of_path * mmap.PAGESIZE).tolist():
-                    os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
+                    os.posix_fadvise(file.fileno(), start, stop - start, os.POSIX_FADV_DONTNEED)
 
 
 def _release_mappings(paths: Sequence[Path]) -> None:
@@ -120,7 +119,8 @@ def resident_fraction(paths: Sequence[Path]) -> float | None:
 
 def resident_runs(path: Path) -> PageRuns | None:
     """Return which pages of a file the page cache holds; None as for `resident_fraction`."""
-    with _opened(path) as fd:
+    with path.open("rb") as file:
+        fd = file.fileno()
         if not _LINUX or not _kernel_tells(path, fd):
             return None
         size = os.fstat(fd).st_size
@@ -144,15 +144,6 @@ def load_pages(paths: Sequence[Path]) -> None:
         with path.open("rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _kernel_tells(path: Path, fd: int) -> bool:

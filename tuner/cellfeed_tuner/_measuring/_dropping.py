@@ -2,10 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from cellfeed_tuner._machine._page_cache import (
     resident_runs,
 )
 
-__all__ = ["Dropping", "closed_at_the_end", "rounds_ahead"]
+__all__ = ["Dropping", "rounds_ahead"]
 
 
 def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
@@ -106,17 +104,3 @@ def _covered(runs: PageRuns, others: PageRuns) -> PageRuns:
     number = np.searchsorted(others[:, 0], runs[:, 0], side="right") - 1
     covered: PageRuns = runs[(number >= 0) & (runs[:, 1] <= others[number, 1])]
     return covered
-
-
-@contextmanager
-def closed_at_the_end(minibatches: Iterator[Any]) -> Iterator[None]:
-    """Wait at the end of the block until nothing is under way any more for an iterator.
-
-    Dropped, cellfeed's would end in a thread, while the next epoch is timed. Of other loaders,
-    which have nothing to close, dropping ends what there is.
-    """
-    try:
-        yield
-    finally:
-        if hasattr(minibatches, "close"):
-            minibatches.close()
