@@ -18,7 +18,6 @@ from cellfeed_tuner._defaults import (
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
 )
-from cellfeed_tuner._grid import default_workers, obstacle
 from cellfeed_tuner._history._fingerprint import (
     data_fingerprint,
     machine_fingerprint,
@@ -26,7 +25,14 @@ from cellfeed_tuner._history._fingerprint import (
 )
 from cellfeed_tuner._machine._description import describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._checks import cache_state, check_cache, check_labels, check_size
+from cellfeed_tuner._measuring._checks import (
+    cache_state,
+    check_cache,
+    check_labels,
+    check_size,
+    default_workers,
+    obstacle,
+)
 from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._selected import Selected

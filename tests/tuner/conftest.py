@@ -31,7 +31,7 @@ from cellfeed_tuner import (
 from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._digest import fingerprint
-from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, EarlierTrial, Key
+from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, Key
 from cellfeed_tuner._history._study import record as keep_study
 from cellfeed_tuner._machine._description import Cpu, Memory, Platform
 from cellfeed_tuner._machine._storage import Storage
@@ -54,7 +54,7 @@ def record():
     """Keep a run as a search keeps its own."""
 
     def keep(folder, run):
-        costs = {each.configuration: each.replicates for each in run.trials}
+        costs = run.trials
         posterior: Any = None
         trials = Trials(
             [*costs], sampler="random", posterior=posterior, n_first=0, is_race=True, seed=0
@@ -62,7 +62,7 @@ def record():
         for each, replicates in costs.items():
             trials.report(each, replicates)
             trials.close(each, replicates, is_racing=True, excesses={"memory": -1.0})
-        keep_study(folder, replace(run, trials=()), trials.ended())
+        keep_study(folder, replace(run, trials={}), trials.ended())
 
     return keep
 
@@ -109,11 +109,11 @@ def earlier_run():
             "is_short": False,
             "cells_per_second": Estimate(speed, 0.9 * speed, 1.1 * speed),
         } | changes
-        trials = []
-        for configuration, cost in costs.items():
-            replicates = tuple(cost * factor for factor in (0.99, 1.01) * 2)
-            trials.append(EarlierTrial(configuration=configuration, replicates=replicates))
-        return EarlierRun(key=key, asked=asked, choice=choice, trials=tuple(trials), **facts)
+        trials = {
+            configuration: tuple(cost * factor for factor in (0.99, 1.01) * 2)
+            for configuration, cost in costs.items()
+        }
+        return EarlierRun(key=key, asked=asked, choice=choice, trials=trials, **facts)
 
     return make
 

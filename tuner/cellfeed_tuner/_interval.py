@@ -42,14 +42,7 @@ class Estimate:
 
 
 def mean_with_interval(samples: ArrayLike, *, weights: ArrayLike | None = None) -> Estimate:
-    """Return the mean of independent samples with Student's 95 % interval.
-
-    Parameters
-    ----------
-    samples
-        At least one, shape (n,).
-    weights
-        Their weights, all 1 if None.
+    """Return the weighted mean of independent samples, shape (n,), with Student's 95 % interval.
 
     Examples
     --------
@@ -85,10 +78,8 @@ class Spread:
 
     Parameters
     ----------
-    relative
-        Standard deviation.
-    freedom
-        Degrees of freedom that it rests on.
+    relative, freedom
+        Standard deviation, and the degrees of freedom that it rests on.
     common
         Standard deviation of what replicates of one time have in common, and those of another
         have not, so that more of them do not average it out.

@@ -1,7 +1,8 @@
 """How the labels of rows are mixed in the minibatches that any loader delivers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -57,28 +58,21 @@ class LoaderMixing:
 
     Until something was measured of some settings, all that is known is that larger blocks and
     smaller fetches do not mix better: they are taken to mix as well as the worst of those that
-    were measured, or as random samples.
-
-    Parameters
-    ----------
-    tunable
-        The loader.
-    labels
-        What minibatches are to be mixed by, the first label first.
-    first
-        Any of its configurations, which tells whether there is a plan.
+    were measured, or as random samples. ``first`` is any configuration, and tells whether there is
+    a plan.
     """
 
     tunable: Tunable
     labels: Sequence[Label]
     first: Configuration
     _random: dict[str, float] = field(init=False)
-    _plans: dict[_Settings, _Estimates | None] = field(default_factory=dict, init=False)
+    _planned: Callable[[_Settings], _Estimates | None] = field(init=False)
     _measured: dict[Configuration, Measurement] = field(default_factory=dict, init=False)
     _delivered: dict[_Settings, _Estimates] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         size = self.tunable.batch_size
+        self._planned = cache(self._planned_anew)
         self._random = {each.name: each.counted.random_entropy_bits(size) for each in self.labels}
 
     def __getitem__(self, settings: _Settings) -> Mapping[str, EntropyBits]:
@@ -150,13 +144,12 @@ class LoaderMixing:
     def _known(self, settings: _Settings) -> _Estimates | None:
         return self._planned(settings) or self._delivered.get(settings)
 
-    def _planned(self, settings: _Settings) -> _Estimates | None:
+    def _planned_anew(self, settings: _Settings) -> _Estimates | None:
         """Return the entropies of a plan, from its first fetches; None if there is no plan."""
-        if settings not in self._plans:
-            self._plans[settings] = self._planned_anew(_configuration(settings))
-        return self._plans[settings]
-
-    def _planned_anew(self, configuration: Configuration) -> _Estimates | None:
+        block_size, fetch_factor, *others = settings
+        configuration = Configuration(
+            block_size=block_size, fetch_factor=fetch_factor, **dict(others)
+        )
         tunable = self.tunable
         rows = tunable.planned_rows(configuration, max(1, MIXING_ROWS // tunable.batch_size))
         if rows is None:
@@ -187,11 +180,6 @@ class LoaderMixing:
             for name, random in self._random.items()
         }
         return {name: Estimate(bits, 0.0, bits) for name, bits in most.items()}
-
-
-def _configuration(settings: _Settings) -> Configuration:
-    block_size, fetch_factor, *others = settings
-    return Configuration(block_size=block_size, fetch_factor=fetch_factor, **dict(others))
 
 
 def _by_fetch(bits: NDArray[np.float64], configuration: Configuration) -> NDArray[np.float64]:

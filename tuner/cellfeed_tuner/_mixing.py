@@ -41,8 +41,6 @@ class Label:
 
     Parameters
     ----------
-    name
-        Of the column.
     codes
         Code of each cell's value in the order of storage, -1 where missing, shape (n_cells,): of
         those that are visited, or, where `Mixing` has a selection, of all of the collection.
@@ -64,13 +62,7 @@ class Label:
         name: str,
         drawn_rows: NDArray[np.int64] | None = None,
     ) -> "Label":
-        """Return a column of a collection, or of the rows of it that are visited.
-
-        Raises
-        ------
-        ColumnError
-            The collection was opened without it.
-        """
+        """Return a column of a collection, or of the rows of it that are visited."""
         selected = Selected.of(collection)
         visited = selected.codes(name)
         counted = count_labels(visited)
@@ -120,22 +112,14 @@ class Mixing:
 
     Parameters
     ----------
-    labels
-        What minibatches are to be mixed by, the first label first.
-    given
-        What the first label is to be mixed within, or None.
-    batch_size
-        Cells of a minibatch.
-    seed
-        Seed of the plans.
+    labels, given
+        What minibatches are to be mixed by, and what the first label is to be mixed within.
     entropy_floor
         Share of random sampling's entropy that configurations must reach. What is near it is
         replayed for longer, so that which do hardly hangs on the seed.
-    selected
-        What is visited, where there is a strategy, or blocks may be aligned; in shuffled blocks
-        if None.
-    drawn_rows
-        What `Selected.drawn_rows` gives, likewise.
+    selected, drawn_rows
+        What is visited, and what `Selected.drawn_rows` gives, where there is a strategy, or blocks
+        may be aligned; in shuffled blocks if None.
     """
 
     def __init__(
@@ -174,7 +158,9 @@ class Mixing:
         )
         self._random, self._random_within = self._random_bits(drawn_rows)
         self._replayed = cache(self._replayed_until_clear)
-        self._entropies = cache(self._entropies_of)
+        self._entropies = cache(
+            lambda settings: {each.name: self._entropy_of(each, settings) for each in labels}
+        )
         self._selected, self._judges = selected, cache(self._judges_of)
 
     def __getitem__(self, plan_settings: tuple[Any, ...]) -> Mapping[str, EntropyBits]:
@@ -203,16 +189,19 @@ class Mixing:
     ) -> ConfigurationResult:
         """Return a result with a verdict on each label, and the conditional entropy.
 
-        Parameters
-        ----------
-        result
-            What was measured.
-        fault
-            Where its minibatches were not those of the plan, in words; None if they all were.
-        within
-            Measured entropy of the first label within the other; None if there is none.
+        ``fault`` says where minibatches were not those of the plan, and ``within`` is the measured
+        entropy of the first label within the other; None where there is none.
         """
         first = self._labels[0].name
+        conditional = None
+        if self._given is not None:
+            replayed = self._replayed(_Settings.of(result.configuration.plan_settings))
+            conditional = ConditionalEntropyBits(
+                given=self._given.name,
+                measured=within,
+                expected=replayed[None].bits,
+                random=self._random_within,
+            )
         return replace(
             result,
             verdict=self._verdict(first, result.entropy_bits, result, fault),
@@ -220,7 +209,7 @@ class Mixing:
                 name: replace(each, verdict=self._verdict(name, each.entropy_bits, result, fault))
                 for name, each in result.further_labels.items()
             },
-            conditional_entropy_bits=self._within(result.configuration, within),
+            conditional_entropy_bits=conditional,
         )
 
     def _depends_on_known(self, label: Label) -> bool:
@@ -260,44 +249,30 @@ class Mixing:
             random = replayed[_RandomOf(label.name)].bits.value
         return bits.low <= self._least_share * random <= bits.high
 
-    def _entropies_of(self, settings: _Settings) -> dict[str, EntropyBits]:
-        return {each.name: self._entropy_of(each, settings) for each in self._labels}
-
     def _entropy_of(self, label: Label, settings: _Settings) -> EntropyBits:
-        expected = self._replayed(settings)[label.name].bits
-        random, of_known = self._random[label.name], self._random_of_known(label, settings)
+        bits = EntropyBits(
+            expected=self._replayed(settings)[label.name].bits,
+            random=self._random[label.name],
+            random_of_known=self._random_of_known(label, settings),
+        )
         if not self._has_theory:
-            return EntropyBits(expected=expected, random=random, random_of_known=of_known)
+            return bits
         counts, batch_size = label.target.counts, self._batch_size
         plan = self._replay.plan(*settings)
         block_size = effective_block_size(plan.strategy, plan.n_rows)
-        return EntropyBits(
-            expected=expected,
+        return replace(
+            bits,
             homogeneous=theory.expected_entropy_bits(
                 counts, batch_size, block_size, settings.fetch_factor
             ),
             lower_bound=theory.lower_bound_bits(counts, batch_size, block_size),
             upper_bound=theory.upper_bound_bits(counts, batch_size),
-            random=random,
-            random_of_known=of_known,
         )
 
     def _random_of_known(self, label: Label, settings: _Settings) -> float | None:
         if not self._depends_on_known(label):
             return None
         return self._replayed(settings)[_RandomOf(label.name)].bits.value
-
-    def _within(
-        self, configuration: Configuration, measured: Estimate | None
-    ) -> ConditionalEntropyBits | None:
-        if self._given is None:
-            return None
-        return ConditionalEntropyBits(
-            given=self._given.name,
-            measured=measured,
-            expected=self._replayed(_Settings.of(configuration.plan_settings))[None].bits,
-            random=self._random_within,
-        )
 
     def _verdict(
         self, name: str, bits: EntropyBits, result: ConfigurationResult, fault: str | None

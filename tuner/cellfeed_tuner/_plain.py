@@ -21,14 +21,9 @@ def to_plain(record: object) -> Any:
 
 
 def from_plain(kind: type[_Record], plain: object) -> _Record:
-    """Return a dataclass from plain values, checked against the types of its fields.
+    """Return a dataclass from plain values, or raise `msgspec.ValidationError`, which says where.
 
     Names that are not fields are left aside; fields that are absent take their defaults.
-
-    Raises
-    ------
-    msgspec.ValidationError
-        A value is of another type, or a field without default is absent; says where.
     """
     return msgspec.convert(_infinite(plain), kind, dec_hook=_configuration)
 

@@ -13,7 +13,6 @@ from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrateg
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import SIZES, Configuration, Setting
 from cellfeed_tuner._defaults import SAMPLERS
-from cellfeed_tuner._grid import default_workers
 from cellfeed_tuner._history._earlier_run import Asked
 from cellfeed_tuner._loader_mixing import LoaderMixing, loader_label
 from cellfeed_tuner._machine._page_cache import CacheState
@@ -22,6 +21,7 @@ from cellfeed_tuner._measuring._checks import (
     check_cache,
     check_labels,
     check_size,
+    default_workers,
 )
 from cellfeed_tuner._measuring._labels import names_of
 from cellfeed_tuner._measuring._measure import prepare_cache
@@ -60,31 +60,19 @@ class _Common(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
-    """What is asked, checked.
+    """What is asked, checked; what is not said here is as in `autotune`.
 
     Parameters
     ----------
     subject
         What the measuring process is to hold: rows of a collection, or another loader.
-    labels, within
-        What minibatches are to be mixed by, and what the first label is to be mixed within.
+    within
+        What the first label is to be mixed within.
     drawn_rows
         What `Selected.drawn_rows` gives, where there is a strategy, or blocks may be aligned.
-    space, constraints
-        What may be chosen, and what a choice must meet.
-    files
-        What is read, of this machine.
-    geometry
-        How what is visited lies in storage.
     n_cells, row_bytes
         Cells of an epoch of a rank, and the mean size of one in the buffers of all local ranks; 0
         if that is not known.
-    cache
-        State of caches to measure in.
-    batch_size, budget, seed, fresh, sampler, step, make_dataset
-        As in `autotune`.
-    ranks
-        How many are measured side by side, and divide an epoch.
     """
 
     subject: Selected | Tunable

@@ -5,21 +5,31 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from cellfeed import CellDataset, SamplingStrategy
+import numpy as np
+
+from cellfeed import CellDataset, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import EXPLAIN_SHARE, LEAST_THROUGHPUT_SHARE, PREFETCH_SHARE
+from cellfeed_tuner._constants import (
+    EXPLAIN_SHARE,
+    LEAST_THROUGHPUT_SHARE,
+    PREFETCH_SHARE,
+    STEP_LEAST_ROUNDS,
+    STEP_SECONDS,
+)
 from cellfeed_tuner._entropy._storage_order import StorageOrder
 from cellfeed_tuner._explain._explained import Explained, explain_throughput
 from cellfeed_tuner._explain._storage_advice import StorageLayout
-from cellfeed_tuner._history._notes import Notes
+from cellfeed_tuner._history._earlier_run import EarlierRun, Key
+from cellfeed_tuner._history._fingerprint import key_of
 from cellfeed_tuner._history._recall import Recollection
 from cellfeed_tuner._interruption import interrupts_held_back
 from cellfeed_tuner._loader_mixing import LoaderMixing
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine, describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._measure import Measurement
+from cellfeed_tuner._measuring._measure import Measurement, limit_seconds, measure_with
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._planning._recommend import Choice, nearest
 from cellfeed_tuner._progress import Progress
@@ -32,30 +42,18 @@ from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._searching._time_budget import TimeBudget
-from cellfeed_tuner._training_step import step_seconds_of
 
 __all__ = ["Run"]
+
+# A step that does nothing still has a time.
+_LEAST_STEP_SECONDS = 1e-6
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
     """A run of ``autotune``, phase by phase; Ctrl-C leaves what was found by then.
 
-    Parameters
-    ----------
-    request
-        What is asked.
-    process
-        Where configurations run; not started.
-    started
-        When the budget began, by `time.perf_counter`.
-    on_progress
-        Called with how far each phase has come.
-
-    Attributes
-    ----------
-    interrupted
-        Whether Ctrl-C ended it.
+    The budget began when `time.perf_counter` said ``started``; the process is not started yet.
     """
 
     request: Request
@@ -68,7 +66,7 @@ class Run:
     _mixing: Mixing | LoaderMixing = field(init=False)
     _order: StorageOrder | None = field(init=False)
     _found_cache: CacheState | Literal["unknown"] = field(init=False)
-    _notes: Notes | None = field(default=None, init=False)
+    _key: Key | None = field(default=None, init=False)
     _recollection: Recollection = field(default_factory=Recollection.ignored, init=False)
     _grid: list[Configuration] = field(init=False)
     _search: Search = field(init=False)
@@ -87,12 +85,18 @@ class Run:
         self._order = self._mixing.storage_order(request.space.block_sizes[-1])
         self._found_cache = request.prepare_cache()
         if request.selected is not None and request.make_dataset is CellDataset:
-            label, asked = request.labels[0].name, request.asked(self._found_cache)
-            self._notes = Notes.of(request.selected, label, self._machine, asked, self._date)
+            self._key = key_of(request.selected, request.labels[0].name, self._machine)
             if not request.fresh:
-                self._recollection = self._notes.recollection()
+                self._recollection = self._recalled(self._key)
         known = self._recollection.trials_in(request.space)
         self._grid = list(dict.fromkeys([*request.grid, *known]))
+
+    def _recalled(self, key: Key) -> Recollection:
+        """Return which earlier runs bear on this one; only this, and keeping it, load Optuna."""
+        from cellfeed_tuner._history._study import cache_folder, read_runs  # noqa: PLC0415
+
+        runs = read_runs(cache_folder(), key.data.digest)
+        return Recollection.of(runs, key, self.request.asked(self._found_cache))
 
     def start(self) -> None:
         """Start the measuring process, and time the training step if there is one."""
@@ -100,7 +104,7 @@ class Run:
         self.process.start()
         request = self.request
         if request.step is not None:
-            request = request.with_step(step_seconds_of(request.step, self.process, request))
+            request = request.with_step(self._step_seconds())
             self.request = request
         after = PREFETCH_SHARE if request.cache == "remote" else EXPLAIN_SHARE
         left = (1 - after) * request.budget - (time.perf_counter() - self.started)
@@ -124,6 +128,39 @@ class Run:
             space=request.space if request.space.is_large else None,
             sampler=request.sampler,
         )
+
+    def _step_seconds(self) -> float:
+        """Return the median over rounds of the seconds that a step takes on a minibatch.
+
+        The first round, in which a model is made or compiled, does not count. The smallest fetches
+        are read.
+        """
+        request = self.request
+        smallest = min(
+            request.grid, key=lambda each: (each.num_workers, each.minibatches_per_round)
+        )
+        found = measure_with(
+            self.process,
+            TimingRequest(
+                configuration=smallest,
+                batch_size=request.batch_size,
+                labels=(),
+                cache=request.cache,
+                seed=request.seed,
+                least_rounds=STEP_LEAST_ROUNDS,
+                seconds=STEP_SECONDS,
+                step=request.step,
+                make_dataset=request.make_dataset,
+                ranks=request.ranks,
+            ),
+            limit_seconds=limit_seconds(STEP_SECONDS),
+        )
+        if not found.round_seconds:
+            msg = f"no training step came to its end: {found.failure or 'it takes too long'}"
+            raise ParameterError(msg)
+        computing = np.subtract(found.round_seconds, found.round_waiting_seconds)
+        seconds = float(np.median(computing)) / smallest.minibatches_per_round
+        return max(_LEAST_STEP_SECONDS, seconds)
 
     def search(self) -> None:
         """Search, choose, and say what the choice rests on."""
@@ -280,10 +317,22 @@ class Run:
 
     def _keep(self) -> None:
         """Keep what was found for later runs."""
+        from cellfeed_tuner._history._study import cache_folder, record  # noqa: PLC0415
+
+        selected, search, recommended = self.request.selected, self._search, self._recommended
+        if selected is None or self._key is None or search.measurements.faults:
+            return
+        run = EarlierRun(
+            key=self._key,
+            asked=self.request.asked(self._found_cache),
+            began=self._date.astimezone(UTC).isoformat(timespec="milliseconds"),
+            path=str(selected.collection.locations[0]),
+            is_short=search.is_short,
+            choice=None if recommended is None else recommended.configuration,
+            cells_per_second=None if recommended is None else recommended.cells_per_second,
+        )
         with interrupts_held_back():
-            if self._notes is not None and not self._search.measurements.faults:
-                search = self._search
-                self._notes.keep(search.study(), self._recommended, is_short=search.is_short)
+            record(cache_folder(), run, search.study())
 
     @property
     def _ends(self) -> float:

@@ -49,36 +49,22 @@ def conditional_statistic(labels: _Codes, given: _Codes) -> Statistic:
     n_given = int(given.max()) + 1
 
     def conditional(rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        return _conditional(labels[rows], given[rows], n_given)
+        return conditional_entropies_of(labels[rows], given[rows], n_given)
 
     return conditional
 
 
-def conditional_entropies_of(labels: _Codes, given: _Codes) -> NDArray[np.float64]:
-    """Return H(labels | given) of each row, in bits, shape (n_rows,).
-
-    Parameters
-    ----------
-    labels, given
-        Codes, -1 where missing, shape (n_rows, n_codes).
-    """
-    return _conditional(labels, given, int(given.max()) + 1)
+def conditional_entropies_of(
+    labels: _Codes, given: _Codes, n_given: int | None = None
+) -> NDArray[np.float64]:
+    """Return H(labels | given) of each row of codes, -1 where missing, in bits, shape (n_rows,)."""
+    joint = entropies_of(_joint(labels, given, n_given or int(given.max()) + 1))
+    bits: NDArray[np.float64] = joint - entropies_of(_known_in_both(labels, given))
+    return bits
 
 
 def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_size: int) -> float:
     """Return the exact expectation of H(labels | given) in minibatches drawn at random.
-
-    Parameters
-    ----------
-    labels, given
-        As in `Conditional`.
-    batch_size
-        Rows of a minibatch.
-
-    Raises
-    ------
-    ParameterError
-        The labels are not lines of integers of one length.
 
     Examples
     --------
@@ -97,13 +83,7 @@ def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_s
 
 
 def label_pair(labels: ArrayLike, given: ArrayLike) -> tuple[_Codes, _Codes]:
-    """Return two labels as arrays of codes, whose pairs fit into 63 bits.
-
-    Raises
-    ------
-    ParameterError
-        They are not lines of integers of one length, or their codes are too large.
-    """
+    """Return two labels as codes, whose pairs fit into 63 bits, or raise `ParameterError`."""
     first, second = as_codes(labels), as_codes(given)
     if first.size != second.size:
         msg = f"labels must have as many rows as `given`, but got {first.size} and {second.size}"
@@ -115,15 +95,7 @@ def label_pair(labels: ArrayLike, given: ArrayLike) -> tuple[_Codes, _Codes]:
     return first, second
 
 
-def _conditional(first: _Codes, second: _Codes, n_given: int) -> NDArray[np.float64]:
-    joint = entropies_of(_joint(first, second, n_given))
-    bits: NDArray[np.float64] = joint - entropies_of(_known_in_both(first, second))
-    return bits
-
-
-def _joint(
-    first: NDArray[np.integer], second: NDArray[np.integer], n_given: int
-) -> NDArray[np.signedinteger]:
+def _joint(first: _Codes, second: _Codes, n_given: int) -> NDArray[np.signedinteger]:
     largest = int(first.max(initial=0)) * n_given + n_given
     joint: NDArray[np.signedinteger] = first.astype(np.min_scalar_type(-1 - largest))
     np.multiply(joint, n_given, out=joint)
@@ -132,7 +104,5 @@ def _joint(
     return joint
 
 
-def _known_in_both(
-    first: NDArray[np.integer], second: NDArray[np.integer]
-) -> NDArray[np.signedinteger]:
+def _known_in_both(first: _Codes, second: _Codes) -> NDArray[np.signedinteger]:
     return np.where(first < 0, -1, second)

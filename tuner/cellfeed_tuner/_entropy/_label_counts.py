@@ -28,15 +28,7 @@ _ROWS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelCounts:
-    """Rows of each label.
-
-    Parameters
-    ----------
-    counts
-        Rows of each label that occurs, int64, shape (n_labels,).
-    n_missing
-        Rows without a label.
-    """
+    """Rows of each label that occurs, int64, shape (n_labels,), and rows without a label."""
 
     counts: NDArray[np.int64]
     n_missing: int
@@ -54,14 +46,10 @@ class LabelCounts:
 
 
 def count_labels(codes: NDArray[np.integer]) -> LabelCounts:
-    """Count each label, with memory that does not grow with the number of rows.
+    """Count each label, by codes that are negative where it is missing, shape (n_rows,).
 
-    Unless codes are far larger than there are rows; these are sorted instead.
-
-    Parameters
-    ----------
-    codes
-        Code of each row's label, negative where it is missing, shape (n_rows,).
+    With memory that does not grow with the number of rows, unless codes are far larger than there
+    are rows; these are sorted instead.
     """
     return count_in_parts(lambda part: codes[part], codes.size, int(codes.max(initial=-1)))
 
@@ -82,13 +70,7 @@ def count_in_parts(
 
 
 def as_codes(labels: ArrayLike) -> NDArray[np.integer]:
-    """Return labels as an array of codes.
-
-    Raises
-    ------
-    ParameterError
-        They are not a line of integers, or there are none.
-    """
+    """Return labels as a line of integer codes, or raise `ParameterError`."""
     codes = np.asarray(labels)
     if codes.ndim != 1 or codes.size == 0 or codes.dtype.kind not in "iu":
         msg = (
@@ -100,13 +82,7 @@ def as_codes(labels: ArrayLike) -> NDArray[np.integer]:
 
 
 def require_a_label_for_each(codes: NDArray[np.integer], n_rows: int) -> None:
-    """Check that there are as many labels as rows.
-
-    Raises
-    ------
-    ParameterError
-        There are not.
-    """
+    """Raise `ParameterError` if there are not as many labels as rows."""
     if codes.size != n_rows:
         msg = f"there must be a label for each of {n_rows:,} rows, but there are {codes.size:,}"
         raise ParameterError(msg)
@@ -115,12 +91,8 @@ def require_a_label_for_each(codes: NDArray[np.integer], n_rows: int) -> None:
 class RandomOfKnown(NamedTuple):
     """Random samples of as many labelled rows, in place of the labels of minibatches.
 
-    Parameters
-    ----------
-    labels
-        Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
-    counts
-        How often each label is drawn, shape (n_labels,); as often as it occurs if None.
+    ``labels`` are codes as of any label, of which each is drawn as often as ``counts`` say, shape
+    (n_labels,); as often as it occurs if None.
     """
 
     labels: ArrayLike

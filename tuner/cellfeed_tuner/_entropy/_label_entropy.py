@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -107,21 +107,8 @@ def shuffled_blocks(block_size: int, align: Any) -> SamplingStrategy:
 class LabelReplay(Generic[Name]):
     """Replays one plan after the other over the same labels, by any name.
 
-    Rows are drawn once, and every label is looked up for them.
-
-    Parameters
-    ----------
-    labels
-        Codes of each label, as `label_entropy` takes them, all of the same length.
-    batch_size, seed
-        As in `label_entropy`.
-    strategy_of
-        Gives the strategy for a block size, and for how blocks are aligned.
-
-    Raises
-    ------
-    ParameterError
-        There is no label, labels are not lines of integers, or they differ in length.
+    Rows are drawn once, and every label is looked up for them; `ParameterError` if labels differ in
+    length. ``strategy_of`` gives the strategy for a block size, and for how blocks are aligned.
     """
 
     def __init__(
@@ -132,15 +119,15 @@ class LabelReplay(Generic[Name]):
         seed: int,
         strategy_of: Callable[[int, Any], SamplingStrategy] = shuffled_blocks,
     ) -> None:
-        replayed = {name: _replayed(each) for name, each in labels.items()}
-        sizes = {name: each.n_rows for name, each in replayed.items()}
+        replayed = {name: _statistic(each) for name, each in labels.items()}
+        sizes = {name: n_rows for name, (n_rows, _) in replayed.items()}
         if len(set(sizes.values())) != 1:
             msg = (
                 f"labels must all have the same number of rows, at least one label, but got {sizes}"
             )
             raise ParameterError(msg)
         self._n_cells = next(iter(sizes.values()))
-        self._statistics = {name: each.statistic for name, each in replayed.items()}
+        self._statistics = {name: statistic for name, (_, statistic) in replayed.items()}
         self._batch_size, self._seed = batch_size, seed
         self._strategy_of = strategy_of
 
@@ -157,13 +144,7 @@ class LabelReplay(Generic[Name]):
     def of(
         self, block_size: int, fetch_factor: int, align: Any = None, *, n_rows: int
     ) -> dict[Name, LabelEntropy]:
-        """Return the minibatch entropy of each label in the plan of these settings.
-
-        Raises
-        ------
-        ParameterError
-            A size is below one.
-        """
+        """Return the minibatch entropy of each label in the plan of these settings."""
         plan = self.plan(block_size, fetch_factor, align)
         found = replay_plan(plan, list(self._statistics.values()), n_rows=n_rows)
         return {
@@ -178,19 +159,13 @@ class LabelReplay(Generic[Name]):
         }
 
 
-class _Replayed(NamedTuple):
-    """What is replayed: so many rows, and what is taken of each minibatch of them."""
-
-    n_rows: int
-    statistic: Statistic
-
-
-def _replayed(labels: ArrayLike | Conditional | RandomOfKnown) -> _Replayed:
+def _statistic(labels: ArrayLike | Conditional | RandomOfKnown) -> tuple[int, Statistic]:
+    """Return how many rows labels have, and what is taken of each minibatch of them."""
     if isinstance(labels, RandomOfKnown):
         codes = as_codes(labels.labels)
-        return _Replayed(codes.size, random_of_known_statistic(codes, labels.counts))
+        return codes.size, random_of_known_statistic(codes, labels.counts)
     if isinstance(labels, Conditional):
         first, second = label_pair(*labels)
-        return _Replayed(first.size, conditional_statistic(first, second))
+        return first.size, conditional_statistic(first, second)
     codes = as_codes(labels)
-    return _Replayed(codes.size, entropy_statistic(codes))
+    return codes.size, entropy_statistic(codes)

@@ -36,17 +36,7 @@ Statistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSpread:
-    """How much whole fetches differ in a statistic.
-
-    Parameters
-    ----------
-    mean
-        Mean over their minibatches.
-    deviation
-        Standard deviation, from fetch to fetch, of the mean over one fetch's minibatches.
-    n
-        Fetches that both rest on, at least 2.
-    """
+    """Mean of a statistic over ``n`` >= 2 whole fetches, and how their means deviate from it."""
 
     mean: float
     deviation: float
@@ -55,18 +45,10 @@ class FetchSpread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReplay:
-    """A statistic of minibatches, fetch by fetch.
+    """A statistic of minibatches: its mean over each fetch's full ones, and how many these are.
 
-    Parameters
-    ----------
-    fetch_means
-        Mean over the full minibatches of each fetch, shape (n_fetches,).
-    fetch_sizes
-        How many full minibatches each has, shape (n_fetches,).
-    fetch_factor
-        How many a whole fetch has.
-    fetches_per_block
-        Consecutive fetches that one block may fill, which therefore resemble each other.
+    Both have shape (n_fetches,). A whole fetch has ``fetch_factor`` of them, and one block may
+    fill ``fetches_per_block`` consecutive fetches, which therefore resemble each other.
     """
 
     fetch_means: NDArray[np.float64]
@@ -104,25 +86,12 @@ class PlanReplay:
 def replay_plan(
     plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int
 ) -> list[PlanReplay]:
-    """Replay fetches until they hold ``n_rows`` rows and suffice for an interval.
+    """Replay fetches until they hold ``n_rows`` rows and suffice for an interval; see `PlanReplay`.
 
     Rows are drawn once for all statistics. Of a large collection, the first and the last whole
     fetches of some epochs stand for all: blocks are exchangeable, but for a short one, which
     moves the boundaries of those behind it and mostly lies between the two. Of a collection with
-    fewer rows, whole epochs are replayed.
-
-    Parameters
-    ----------
-    plan
-        The first epoch; others follow it if it has too few rows, up to 256.
-    statistics
-        What is taken of each minibatch.
-    n_rows
-        Rows to replay, at least; more where fetches are large.
-
-    Returns
-    -------
-    One result for each statistic.
+    fewer rows, whole epochs are replayed, up to 256 of them from that of ``plan`` on.
     """
     least_rows = max(n_rows, LEAST_FETCHES * min(plan.fetch_size, plan.n_rows))
     means: list[list[NDArray[np.float64]]] = [[] for _ in statistics]
@@ -164,14 +133,10 @@ def _parts(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
 
 def fetches_per_block(plan: EpochPlan) -> int:
     """Return how many consecutive fetches one block may fill."""
-    return -(-_largest_block(plan.strategy, plan.n_rows) // plan.fetch_size)
-
-
-def _largest_block(strategy: SamplingStrategy, n_rows: int) -> int:
-    """Return how many rows the largest block of a strategy has; 1 if it has no blocks."""
+    strategy, largest = plan.strategy, getattr(plan.strategy, "block_size", 1)
     if isinstance(strategy, BlockShuffling) and strategy.align is not None:
-        return strategy.block_sizes(n_rows).largest
-    return getattr(strategy, "block_size", 1)
+        largest = strategy.block_sizes(plan.n_rows).largest
+    return -(-int(largest) // plan.fetch_size)
 
 
 def effective_block_size(strategy: SamplingStrategy, n_rows: int) -> float:
@@ -187,11 +152,9 @@ def has_random_blocks(strategy: SamplingStrategy) -> bool:
 
 
 def minibatches_by_fetch(plan: EpochPlan) -> Iterator[NDArray[np.int64]]:
-    """Yield the rows of an epoch's full minibatches, some fetches at a time.
+    """Yield the rows of full minibatches, some fetches at a time.
 
-    Yields
-    ------
-    Rows, shape (n_fetches, n_minibatches, batch_size).
+    Of shape (n_fetches, n_minibatches, batch_size).
     """
     yield from _whole_fetches(plan, 0, plan.n_whole_fetches)
     if plan.n_fetches > plan.n_whole_fetches:

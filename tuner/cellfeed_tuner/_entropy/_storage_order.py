@@ -58,16 +58,7 @@ def storage_order(
     If rows are stored in random order, the minibatches of one epoch are random samples that
     share no row. The mean over G of them has the deviation of one, which a replay of single rows
     gives, over the root of G. Going through more than one epoch adds none that are new, so G is
-    never more than an epoch has.
-
-    Parameters
-    ----------
-    in_blocks, single_rows
-        Replays at fetch factor 1 of the block size that is of interest, and of 1.
-    random_bits
-        Exact expectation of random sampling.
-    n_distinct
-        Minibatches of an epoch.
+    never more than the ``n_distinct`` minibatches of an epoch. Both replays are at fetch factor 1.
     """
     # One minibatch to a fetch, so that fetches are minibatches.
     deviation = single_rows.whole_fetches.deviation if single_rows.whole_fetches else 0.0

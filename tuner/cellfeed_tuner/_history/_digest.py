@@ -13,15 +13,7 @@ _DIGEST_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What something is known by.
-
-    Parameters
-    ----------
-    digest
-        Eight hexadecimal digits.
-    facts
-        What it was made of, plain values to be read by people.
-    """
+    """What something is known by: eight hexadecimal digits, and the plain values behind them."""
 
     digest: str
     facts: Mapping[str, Any] = field(compare=False)

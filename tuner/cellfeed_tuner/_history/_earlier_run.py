@@ -12,7 +12,7 @@ from cellfeed_tuner._history._digest import Fingerprint
 from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._planning._space import Space
 
-__all__ = ["Asked", "EarlierRun", "EarlierTrial", "Key"]
+__all__ = ["Asked", "EarlierRun", "Key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,38 +95,11 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierTrial:
-    """What was measured of one configuration.
-
-    Parameters
-    ----------
-    configuration
-        The settings.
-    replicates
-        Seconds per cell of each, at least one.
-    """
-
-    configuration: Configuration
-    replicates: tuple[float, ...]
-
-    @property
-    def seconds_per_cell(self) -> float:
-        """Mean of the replicates."""
-        return float(np.mean(self.replicates))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierRun:
-    """One run.
+    """One run, which ``began`` at a time in UTC, ISO 8601, and what it measured.
 
     Parameters
     ----------
-    key
-        What it was a run on.
-    asked
-        What it was asked for.
-    began
-        Date and time in UTC, ISO 8601.
     path
         The first of the files, so that people know them again.
     is_short
@@ -134,7 +107,8 @@ class EarlierRun:
     choice, cells_per_second
         What it recommended, and the throughput that it published; None if nothing.
     trials
-        What it measured; none as long as they are in its study alone.
+        Seconds per cell of each replicate of each configuration, at least one; nothing as long as
+        they are in its study alone.
     """
 
     key: Key
@@ -144,14 +118,18 @@ class EarlierRun:
     is_short: bool
     choice: Configuration | None
     cells_per_second: Estimate | None
-    trials: tuple[EarlierTrial, ...] = ()
+    trials: Mapping[Configuration, tuple[float, ...]] = field(default_factory=dict)
+
+    def seconds_per_cell(self) -> dict[Configuration, float]:
+        """Return the mean of the replicates of each configuration."""
+        return {each: float(np.mean(replicates)) for each, replicates in self.trials.items()}
 
     def costs(self) -> dict[Configuration, Estimate]:
         """Return seconds per cell of each configuration, with their 95 % intervals."""
-        spread = Spread.of(each.replicates for each in self.trials)
+        spread = Spread.of(self.trials.values())
         return {
-            each.configuration: spread.estimate(each.seconds_per_cell, len(each.replicates))
-            for each in self.trials
+            each: spread.estimate(mean, len(self.trials[each]))
+            for each, mean in self.seconds_per_cell().items()
         }
 
     @property
@@ -172,7 +150,11 @@ class EarlierRun:
 
     @classmethod
     def from_json(
-        cls, plain: Mapping[str, Any], *, key: Key, trials: tuple[EarlierTrial, ...]
+        cls,
+        plain: Mapping[str, Any],
+        *,
+        key: Key,
+        trials: Mapping[Configuration, tuple[float, ...]],
     ) -> "EarlierRun":
         """Return a run of which `to_json` has made plain values."""
         choice, speed = plain["choice"], plain["cells_per_second"]

@@ -10,18 +10,32 @@ from numpy.typing import NDArray
 from cellfeed import Collection, SamplingStrategy
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._history._digest import Fingerprint, digest, fingerprint
+from cellfeed_tuner._history._earlier_run import Key
 from cellfeed_tuner._machine._description import Machine, package_version
-from cellfeed_tuner._machine._storage import Storage
+from cellfeed_tuner._measuring._labels import label_codes
+from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 
 __all__ = [
     "data_fingerprint",
+    "key_of",
     "machine_fingerprint",
     "versions_fingerprint",
 ]
 
 # What reads, decodes and carries cells.
 _PACKAGES = ("cellfeed", "deflate", "h5py", "numba", "numcodecs", "torch", "zarr", "zarrs")
+
+
+def key_of(selected: Selected, label: str, machine: Machine) -> Key:
+    """Return what results belong to that are measured of rows with a label on a machine."""
+    collection = selected.collection
+    codes = label_codes(collection, label)
+    return Key(
+        data=data_fingerprint(collection, codes, selected.indices, selected.strategy),
+        machine=machine_fingerprint(machine),
+        versions=versions_fingerprint(),
+    )
 
 
 def machine_fingerprint(machine: Machine) -> Fingerprint:
@@ -39,7 +53,14 @@ def machine_fingerprint(machine: Machine) -> Fingerprint:
             # Kernels keep a little for themselves, and not always the same.
             "memory_gb": round(machine.memory.total_bytes / 1e9),
             "kernel": kernel[0] if kernel else machine.platform.kernel,
-            "storage": [_storage_facts(each) for each in machine.storage],
+            "storage": [
+                {
+                    "file_system": each.file_system,
+                    "kind": each.kind,
+                    "server": each.device if each.kind == "network" else None,
+                }
+                for each in machine.storage
+            ],
         }
     )
 
@@ -60,7 +81,8 @@ def data_fingerprint(
     if collection.direct_io:
         selected["direct_io"] = True
     if collection.is_remote:
-        selected["files"] = _digest_of_sources(collection)
+        found = [f"{each.location} {each.version()}" for each in collection.sources]
+        selected["files"] = digest("\n".join(found).encode())
         sizes = np.array([source.file_bytes() for source in collection.sources])
     else:
         sizes = np.array([path.stat().st_size for path in collection.files])
@@ -86,11 +108,6 @@ def data_fingerprint(
     )
 
 
-def _digest_of_sources(collection: Collection) -> str:
-    found = [f"{each.location} {each.version()}" for each in collection.sources]
-    return digest("\n".join(found).encode())
-
-
 def _strategy_facts(strategy: SamplingStrategy) -> dict[str, Any]:
     known = SearchedStrategy.of(strategy)
     arrays = {name: np.asarray(getattr(strategy, name)) for name in known.arrays}
@@ -102,19 +119,9 @@ def versions_fingerprint() -> Fingerprint:
     """Return the versions that bear on speed, to the first two numbers of each."""
     versions = {name: package_version(name) for name in _PACKAGES}
     versions["python"] = platform.python_version()
-    return fingerprint({name: version and _minor(version) for name, version in versions.items()})
-
-
-def _storage_facts(storage: Storage) -> dict[str, Any]:
-    return {
-        "file_system": storage.file_system,
-        "kind": storage.kind,
-        "server": storage.device if storage.kind == "network" else None,
-    }
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
+    return fingerprint(
+        {name: version and ".".join(version.split(".")[:2]) for name, version in versions.items()}
+    )
 
 
 def _digest_of_array(values: NDArray[Any]) -> str:

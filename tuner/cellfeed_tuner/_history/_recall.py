@@ -62,17 +62,10 @@ _IGNORED = Earlier(use="none", sentence="Earlier results were ignored, as asked.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recollection:
-    """Which earlier runs bear on a search.
+    """Which earlier runs bear on a search, and what to say of them if none is ``held``.
 
-    Parameters
-    ----------
-    held
-        A run on the same machine, data and versions that has looked for all that is looked for
-        now: it is held against fresh measurements.
-    order
-        Where there is none, a run on the same data, which chooses the first probes.
-    said
-        What to say of earlier runs where none is held against anything.
+    One that is ``held`` against fresh measurements is of the same machine, data and versions, and
+    looked for all that is looked for now; else one on the same data may choose the first probes.
     """
 
     held: EarlierRun | None = None
@@ -88,9 +81,7 @@ class Recollection:
                 unused = f"What was measured here on {run.date} was of no use."
                 return cls(held=run, said=Earlier(use="none", sentence=unused))
         for run in reversed(full):
-            if run.key.data == key.data and any(
-                each.configuration in asked.space for each in run.trials
-            ):
+            if run.key.data == key.data and any(each in asked.space for each in run.trials):
                 return cls(order=run, said=_only_an_order(run, key))
         return cls()
 
@@ -121,8 +112,7 @@ class Recollection:
     def trials_in(self, space: Space) -> list[Configuration]:
         """Return what of a space was measured by the earlier run that bears on this one."""
         run = self.held or self.order
-        trials = () if run is None else run.trials
-        return [each.configuration for each in trials if each.configuration in space]
+        return [] if run is None else [each for each in run.trials if each in space]
 
     def first_probes(self, candidates: Sequence[Configuration]) -> list[Configuration]:
         """Return the first probes that an earlier run suggests."""
@@ -131,14 +121,9 @@ class Recollection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What came of measuring anchors again.
+    """Whether the earlier run is confirmed or dropped once anchors were measured again.
 
-    Parameters
-    ----------
-    earlier
-        Whether the earlier run is confirmed or dropped.
-    believed
-        Its costs, as this run would have measured them; empty if it is dropped.
+    ``believed`` has its costs, as this run would have measured them; none if it is dropped.
     """
 
     earlier: Earlier
@@ -200,11 +185,7 @@ def _changed_ratio(
 def _ranked(run: EarlierRun, candidates: Sequence[Configuration]) -> dict[Configuration, float]:
     """Return seconds per cell of what a run has measured: its choice first, then by speed."""
     wanted = set(candidates)
-    costs = {
-        each.configuration: each.seconds_per_cell
-        for each in run.trials
-        if each.configuration in wanted
-    }
+    costs = {each: cost for each, cost in run.seconds_per_cell().items() if each in wanted}
     return dict(sorted(costs.items(), key=lambda each: (each[0] != run.choice, each[1])))
 
 

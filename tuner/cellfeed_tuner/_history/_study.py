@@ -16,12 +16,12 @@ with warnings.catch_warnings():
 from optuna.exceptions import OptunaError
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from cellfeed import machine
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history._digest import Fingerprint
-from cellfeed_tuner._history._earlier_run import EarlierRun, EarlierTrial, Key
+from cellfeed_tuner._history._earlier_run import EarlierRun, Key
 from cellfeed_tuner._quiet_optuna import quiet
 
 __all__ = ["cache_folder", "read_runs", "record"]
@@ -84,7 +84,10 @@ def _read(path: Path) -> list[EarlierRun]:
             EarlierRun.from_json(
                 each.user_attrs[_RUN],
                 key=key,
-                trials=tuple(map(_earlier, each.get_trials(deepcopy=False, states=_MEASURED))),
+                trials={
+                    Configuration(**trial.params): tuple(trial.user_attrs["replicates"])
+                    for trial in each.get_trials(deepcopy=False, states=_MEASURED)
+                },
             )
             for each in finished
         ]
@@ -102,13 +105,6 @@ def _append(path: Path, run: EarlierRun, study: optuna.Study) -> None:
             kept.set_user_attr(fact, dict(getattr(run.key, fact).facts))
         kept.add_trials(study.get_trials(deepcopy=False))
         kept.set_user_attr(_RUN, run.to_json())
-
-
-def _earlier(trial: FrozenTrial) -> EarlierTrial:
-    return EarlierTrial(
-        configuration=Configuration(**trial.params),
-        replicates=tuple(trial.user_attrs["replicates"]),
-    )
 
 
 def _storage(path: Path) -> JournalStorage:

@@ -16,15 +16,10 @@ _NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")  # guests are counted as u
 
 @dataclass(frozen=True, slots=True)
 class OtherPrograms:
-    """Processor time that programs other than the ones measured took meanwhile.
+    """Processor seconds that programs other than the measured ones took in so many seconds.
 
-    Parameters
-    ----------
-    seconds
-        How long was measured.
-    cpu_seconds
-        Their time, over all processors that this process may run on; of a virtual machine, with
-        what the host gave to others.
+    Over all processors that this process may run on; of a virtual machine, with what the host
+    gave to others.
     """
 
     seconds: float = 0.0

@@ -27,17 +27,10 @@ _PACKAGES = ("cellfeed", "anndata", "h5py", "numpy", "scipy", "torch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cpu:
-    """The processor, and how much of it this process may use.
+    """The processor, None where the system does not tell its model.
 
-    Attributes
-    ----------
-    model
-        Name of the processor, None where the system does not tell.
-    logical_cores
-        Logical cores of the machine.
-    usable_cores
-        Cores this process may use: the lower of its affinity and its control group's quota,
-        which need not be a whole number.
+    ``usable_cores`` is what this process may use: the lower of its affinity and its control group's
+    quota, which need not be a whole number.
     """
 
     model: str | None
@@ -47,14 +40,9 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Main memory, without swap.
+    """Main memory, without swap: of the machine, and what this process can take now.
 
-    Attributes
-    ----------
-    total_bytes
-        Memory of the machine.
-    available_bytes
-        What this process can take now without swapping or meeting its control group's limit.
+    That is without swapping or meeting its control group's limit.
     """
 
     total_bytes: int
@@ -63,20 +51,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """The operating system, Python and the libraries.
+    """The operating system, None where it does not tell, its kernel, Python, and libraries.
 
-    Attributes
-    ----------
-    system
-        Name and version of the operating system, None where it does not tell.
-    kernel
-        Name and release of the kernel.
-    architecture
-        Such as ``x86_64``.
-    python
-        Version of Python.
-    packages
-        Versions of the libraries that bear on speed, None for one that is not installed.
+    These are the ones that bear on speed, with None for one that is not installed.
     """
 
     system: str | None

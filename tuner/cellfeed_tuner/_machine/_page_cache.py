@@ -1,11 +1,10 @@
 """Empty, fill and inspect the kernel's page cache for the user's data files."""
 
-import contextlib
 import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -36,26 +35,22 @@ _WINDOW_BYTES = 1 << 30  # mincore fills one byte per page: 256 KiB for each win
 
 
 def drop_pages(paths: Sequence[Path]) -> None:
-    """Ask the kernel to forget the cached pages of some files.
+    """Ask the kernel to forget the cached pages of some files; write to disk what is not there yet.
 
     It is a request, which needs no privilege: pages that another process has mapped stay, and so
     do those of a file system that lives in memory, while those that this process has mapped go. Ask
     `resident_fraction` what came of it. Does nothing on systems other than Linux.
-
-    Raises
-    ------
-    OSError
-        A file cannot be opened, or its unwritten data cannot be written to disk.
     """
     if sys.platform == "linux":
         _release_mappings(paths)
         for path in paths:
-            with _opened(path) as fd:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                if _resident_bytes(path, fd) != 0:
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                runs = resident_runs(path)
+                if runs is None or len(runs):
                     # Dirty pages cannot be dropped: a file written a moment ago needs a flush.
-                    os.fdatasync(fd)
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                    os.fdatasync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def drop_clean_pages(paths: Sequence[Path], *, mapped: bool = False) -> None:
@@ -63,18 +58,13 @@ def drop_clean_pages(paths: Sequence[Path], *, mapped: bool = False) -> None:
 
     Costs a few microseconds for each file, where `drop_pages` looks at each page; milliseconds
     where this process may have ``mapped`` them, to find out.
-
-    Raises
-    ------
-    OSError
-        A file cannot be opened.
     """
     if sys.platform == "linux":
         if mapped and paths:
             _release_mappings(paths)
         for path in paths:
-            with _opened(path) as fd:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def drop_page_runs(
@@ -84,20 +74,15 @@ def drop_page_runs(
 
     The kernel keeps pages in groups and forgets whole groups only, so that runs should begin and
     end where those of `resident_runs` do.
-
-    Raises
-    ------
-    OSError
-        A file cannot be opened.
     """
     if sys.platform == "linux":
         some = [(path, of_path) for path, of_path in zip(paths, runs, strict=True) if len(of_path)]
         if mapped and some:
             _release_mappings([path for path, _ in some])
         for path, of_path in some:
-            with _opened(path) as fd:
+            with path.open("rb") as file:
                 for start, stop in (of_path * mmap.PAGESIZE).tolist():
-                    os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
+                    os.posix_fadvise(file.fileno(), start, stop - start, os.POSIX_FADV_DONTNEED)
 
 
 def _release_mappings(paths: Sequence[Path]) -> None:
@@ -115,99 +100,50 @@ def _release_mappings(paths: Sequence[Path]) -> None:
 
 
 def resident_fraction(paths: Sequence[Path]) -> float | None:
-    """Return the share of the files' bytes that the page cache holds.
+    """Return the share of the files' bytes that the page cache holds, 0 to 1.
 
-    No page is read to find out, and memory stays below 1 MiB whatever the size of the files.
-
-    Returns
-    -------
-    float or None
-        From 0 to 1; None where it cannot be had: on systems other than Linux, for files that hold
-        no byte, and for files that this user neither owns nor may write (of those the kernel
-        says that every page is resident).
-
-    Raises
-    ------
-    OSError
-        A file cannot be opened.
+    No page is read to find out, and memory stays below 1 MiB whatever the size of the files. None
+    where it cannot be had: on systems other than Linux, for files that hold no byte, and for files
+    that this user neither owns nor may write, of which the kernel says that all is resident.
     """
     resident = total = 0
     for path in paths:
-        with _opened(path) as fd:
-            here = _resident_bytes(path, fd)
-            if here is None:
-                return None
-            resident += here
-            total += os.fstat(fd).st_size
+        runs, size = resident_runs(path), path.stat().st_size
+        if runs is None:
+            return None
+        ends = np.minimum(runs * mmap.PAGESIZE, size)  # the last page may be short
+        resident += int(np.diff(ends).sum())
+        total += size
     return min(resident / total, 1.0) if total else None
 
 
 def resident_runs(path: Path) -> PageRuns | None:
-    """Return which pages of a file the page cache holds.
+    """Return which pages of a file the page cache holds; None as for `resident_fraction`."""
+    with path.open("rb") as file:
+        fd = file.fileno()
+        if not _LINUX or not _kernel_tells(path, fd):
+            return None
+        size = os.fstat(fd).st_size
+        parts = [np.empty((0, 2), np.int64)]
+        try:
+            for offset in range(0, size, _WINDOW_BYTES):
+                runs = _runs_in_window(fd, offset, min(_WINDOW_BYTES, size - offset))
+                parts.append(runs + offset // mmap.PAGESIZE)
+        except (OSError, ValueError):  # a file system without mappings; a file truncated meanwhile
+            return None
+    return np.concatenate(parts)
 
-    Returns
-    -------
-    Runs of pages; None where it cannot be had, as for `resident_fraction`.
 
-    Raises
-    ------
-    OSError
-        The file cannot be opened.
-    """
-    with _opened(path) as fd:
-        return _resident_runs(path, fd)
-
-
-def load_pages(
-    paths: Sequence[Path], *, on_progress: Callable[[int], object] | None = None
-) -> None:
+def load_pages(paths: Sequence[Path]) -> None:
     """Read some files once from end to end, so that the page cache holds them.
 
     Files larger than the memory that is free do not stay: ask `resident_fraction`.
-
-    Raises
-    ------
-    OSError
-        A file cannot be opened or read.
     """
     buffer = bytearray(_READ_BYTES)
     for path in paths:
         with path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                if on_progress is not None:
-                    on_progress(count)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _resident_bytes(path: Path, fd: int) -> int | None:
-    """Return how many bytes of an open file are cached, None where the kernel will not say."""
-    runs = _resident_runs(path, fd)
-    if runs is None:
-        return None
-    ends = np.minimum(runs * mmap.PAGESIZE, os.fstat(fd).st_size)  # the last page may be short
-    return int(np.diff(ends).sum())
-
-
-def _resident_runs(path: Path, fd: int) -> PageRuns | None:
-    if not _LINUX or not _kernel_tells(path, fd):
-        return None
-    size = os.fstat(fd).st_size
-    parts = [np.empty((0, 2), np.int64)]
-    try:
-        for offset in range(0, size, _WINDOW_BYTES):
-            runs = _runs_in_window(fd, offset, min(_WINDOW_BYTES, size - offset))
-            parts.append(runs + offset // mmap.PAGESIZE)
-    except (OSError, ValueError):  # a file system without mappings; a file truncated meanwhile
-        return None
-    return np.concatenate(parts)
+            while file.readinto(buffer):
+                pass
 
 
 def _kernel_tells(path: Path, fd: int) -> bool:

@@ -27,16 +27,8 @@ _NETWORK = frozenset({
 class Storage:
     """The file system under some of the data, None in each field that cannot be had.
 
-    Attributes
-    ----------
-    mount_point
-        Folder on which the file system is mounted.
-    file_system
-        Its type, such as ``ext4`` or ``lustre``.
-    kind
-        Whether the data lie on this machine's disks, behind a network, or in memory.
-    device
-        What is mounted: a device, or an export of a server.
+    ``file_system`` is its type, such as ``ext4``, ``kind`` whether it lies on this machine's disks,
+    behind a network or in memory, and ``device`` a device, or an export of a server.
     """
 
     mount_point: str | None

@@ -10,15 +10,7 @@ __all__ = ["BytesRead", "bytes_read"]
 
 @dataclass(frozen=True, slots=True)
 class BytesRead:
-    """Bytes that were read.
-
-    Parameters
-    ----------
-    asked
-        What was asked of the system, whether or not it was in the page cache.
-    from_storage
-        What the system fetched from storage for it: whole pages, and what it read ahead.
-    """
+    """Bytes asked of the system, and those that it fetched from storage, where it reads ahead."""
 
     asked: float
     from_storage: float

@@ -1,13 +1,12 @@
 """Whether a collection can be measured as asked; said before any time is spent."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cellfeed import Collection, ColumnError, ParameterError
-from cellfeed.machine import usable_memory_bytes
+from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
     LEAST_CELLS_PER_FRACTION,
@@ -24,20 +23,17 @@ __all__ = [
     "check_cache",
     "check_labels",
     "check_size",
+    "default_workers",
+    "obstacle",
 ]
 
 _ROUNDS_PER_EPOCH_WITH_WORKERS = 2
 _LEAST_LABELS = 2
+_MOST_WORKERS = 16
 
 
 def check_labels(counted: LabelCounts, label: str, collection: Collection) -> None:
-    """Refuse a label with nothing to mix, or with nearly as many values as there are cells.
-
-    Raises
-    ------
-    ColumnError
-        It has fewer than two values, or hardly two cells have the same one.
-    """
+    """Refuse a label with nothing to mix, or with nearly as many values as cells: `ColumnError`."""
     n_labels = counted.counts.size
     if n_labels < _LEAST_LABELS:
         msg = (
@@ -46,11 +42,13 @@ def check_labels(counted: LabelCounts, label: str, collection: Collection) -> No
             "nothing to mix; choose a label with at least two, such as the plate or the cell type"
         )
         raise ColumnError(msg)
-    is_fraction = _has_fractions(collection.obs[label].values)
-    least = LEAST_CELLS_PER_FRACTION if is_fraction else LEAST_CELLS_PER_LABEL
+    values = collection.obs[label].values
+    known = values[np.isfinite(values)] if values.dtype.kind == "f" else values[:0]
+    has_fractions = bool(np.any(known != np.floor(known)))
+    least = LEAST_CELLS_PER_FRACTION if has_fractions else LEAST_CELLS_PER_LABEL
     n_labelled = int(counted.counts.sum())
     if n_labelled < least * n_labels:
-        remedy = "make bins of it (pandas.cut), or " if is_fraction else ""
+        remedy = "make bins of it (pandas.cut), or " if has_fractions else ""
         msg = (
             f"obs column {label!r} has {n_labels:,} values in {n_labelled:,} cells, so that hardly "
             f"two cells of a minibatch have the same and any order looks mixed; {remedy}choose a "
@@ -59,25 +57,10 @@ def check_labels(counted: LabelCounts, label: str, collection: Collection) -> No
         raise ColumnError(msg)
 
 
-def _has_fractions(values: NDArray[Any]) -> bool:
-    known = values[np.isfinite(values)] if values.dtype.kind == "f" else values[:0]
-    return bool(np.any(known != np.floor(known)))
-
-
 def check_size(
-    what: str,
-    n_cells: int,
-    grid: Sequence[Configuration],
-    batch_size: int,
-    n_ranks: int = 1,
+    what: str, n_cells: int, grid: Sequence[Configuration], batch_size: int, n_ranks: int = 1
 ) -> None:
-    """Refuse what has too few cells for every configuration of a grid.
-
-    Raises
-    ------
-    ParameterError
-        Not even the smallest can be timed.
-    """
+    """Refuse what has too few cells for every configuration of a grid: `ParameterError`."""
     needed = n_ranks * min(cells_needed(configuration, batch_size) for configuration in grid)
     if needed > n_cells:
         msg = (
@@ -89,13 +72,7 @@ def check_size(
 
 
 def check_cache(collection: Collection, cache: CacheState) -> None:
-    """Refuse to measure as cached what does not fit in memory.
-
-    Raises
-    ------
-    ParameterError
-        The cache is to be warm, and the files are too large for it.
-    """
+    """Refuse to measure as cached what does not fit in memory: `ParameterError`."""
     size, available = bytes_on_disk(collection), usable_memory_bytes()
     if cache == "warm" and size > WARM_SHARE_OF_MEMORY * available:
         msg = (
@@ -111,15 +88,10 @@ def bytes_on_disk(collection: Collection) -> int:
 
 
 def cache_state(collection: Collection, asked: CacheState | None) -> CacheState:
-    """Return the state that is asked for, or the one that a collection is measured in by default.
+    """Return the state that is asked for and can be had, or the one that is measured in by default.
 
     Files of this machine are measured cold. Caches of servers cannot be dropped or filled from
-    here, so that there is nothing to choose.
-
-    Raises
-    ------
-    ParameterError
-        A state is asked for that the collection cannot be brought into.
+    here, so that there is nothing to choose. What cannot be had is a `ParameterError`.
     """
     if not collection.is_remote:
         if asked == "remote":
@@ -146,3 +118,39 @@ def cells_needed(configuration: Configuration, batch_size: int) -> int:
     """Return how many cells a collection must have for whole fetches to be timed."""
     rounds = _ROUNDS_PER_EPOCH_WITH_WORKERS if configuration.num_workers else 1
     return rounds * configuration.minibatches_per_round * batch_size
+
+
+def default_workers(collection: Collection, n_ranks: int = 1) -> tuple[int, ...]:
+    """Return 0 and the powers of two up to a rank's share of the usable cores.
+
+    Of files on servers, 0 alone: there, it is many requests at a time that hide latency, and one
+    process makes them.
+    """
+    if collection.is_remote:
+        return (0,)
+    most = min(_MOST_WORKERS, max(1, usable_cpu_count() // n_ranks))
+    return (0, *(1 << power for power in range(most.bit_length())))
+
+
+def obstacle(
+    configuration: Configuration,
+    *,
+    n_cells: int,
+    batch_size: int,
+    row_bytes: float,
+    memory_bytes: int,
+) -> tuple[Literal["too few cells", "over memory"], str] | None:
+    """Return why a configuration cannot run at all, if it cannot: the kind, and in words.
+
+    The buffers of all fetches that are in memory at once, of rows of ``row_bytes`` on average, may
+    take ``memory_bytes``.
+    """
+    if configuration.block_size > n_cells:
+        return "too few cells", f"a block has more than the {n_cells:,} cells there are"
+    needed = cells_needed(configuration, batch_size)
+    if needed > n_cells:
+        return "too few cells", f"whole fetches need {needed:,} cells"
+    buffers = configuration.minibatches_in_memory * batch_size * row_bytes
+    if buffers > memory_bytes:
+        return "over memory", f"its buffers alone take {buffers / 1e6:,.0f} MB"
+    return None

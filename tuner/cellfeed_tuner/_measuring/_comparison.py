@@ -1,8 +1,9 @@
 """Whether cells that a loader delivered are those of the files, value by value."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from numpy.typing import NDArray
 
 from cellfeed import CategoricalColumn, Collection, NumericColumn
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._measuring._labels import label_name
-from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
+from cellfeed_tuner._measuring._delivery import DeliveredCell
+from cellfeed_tuner._measuring._labels import label_name, label_text
 from cellfeed_tuner._measuring._stored_cells import StoredCells
 
 __all__ = ["Comparison", "compare_with_files"]
@@ -19,20 +20,10 @@ __all__ = ["Comparison", "compare_with_files"]
 # What is compared, at most: it is bounded however slow the storage is.
 _MOST_CELLS = 128
 
-_Sampled = tuple[Configuration, DeliveredCell]
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of it.
-
-    Parameters
-    ----------
-    n_cells
-        Cells that were compared.
-    faults
-        For each configuration with a cell that is not that of the files, how it is not.
-    """
+    """How many cells were compared; and how one is not that of the files, by configuration."""
 
     n_cells: int = 0
     faults: Mapping[Configuration, str] = field(default_factory=dict)
@@ -46,14 +37,8 @@ def compare_with_files(
 ) -> Comparison:
     """Read some delivered cells once more, without cellfeed, and compare all that they have.
 
-    Parameters
-    ----------
-    collection
-        What they were read from.
-    sampled
-        Cells of each configuration; of the last one, all are compared if time allows.
-    most_seconds
-        After that, no further cell is begun; the first always is.
+    One of each configuration, and as many more of the last one, and then of the others, as
+    ``most_seconds`` allow; the first cell is always compared.
     """
     n_cells, faults = 0, dict[Configuration, str]()
     deadline = time.perf_counter() + most_seconds
@@ -73,17 +58,16 @@ def compare_with_files(
     return Comparison(n_cells, faults)
 
 
-def _in_order(sampled: Mapping[Configuration, Sequence[DeliveredCell]]) -> Iterator[_Sampled]:
-    """Yield one cell of each configuration, the rest of the last one's, and then the others'."""
+def _in_order(
+    sampled: Mapping[Configuration, Sequence[DeliveredCell]],
+) -> list[tuple[Configuration, DeliveredCell]]:
+    """Return one cell of each configuration, the rest of the last one's, and then the others'."""
     lists = [[(each, cell) for cell in cells] for each, cells in sampled.items()][::-1]
-    for cells in lists:
-        yield from cells[:1]
-    if lists:
-        yield from lists[0][1:]
-    longest = max(map(len, lists), default=0)
-    for number in range(1, longest):
-        for cells in lists[1:]:
-            yield from cells[number : number + 1]
+    first = [cells[0] for cells in lists if cells]
+    more_of_last = [cell for cells in lists[:1] for cell in cells[1:]]
+    in_turns = zip_longest(*(cells[1:] for cells in lists[1:]))
+    more_of_others = [cell for turn in in_turns for cell in turn if cell is not None]
+    return first + more_of_last + more_of_others
 
 
 def _fault(collection: Collection, stored: StoredCells, cell: DeliveredCell) -> str:
@@ -91,7 +75,7 @@ def _fault(collection: Collection, stored: StoredCells, cell: DeliveredCell) -> 
     for name, value in cell.labels.items():
         found, expected = _labels(collection.obs[name], value, stored.label(cell.row, name))
         if found != expected:
-            return _differs(stored, cell.row, f"{name} {_said(found)}", _said(expected))
+            return _differs(stored, cell.row, f"{name} {label_text(found)}", label_text(expected))
     if cell.n_vars != collection.n_vars:
         return f"cell {cell.row} has {cell.n_vars} genes in place of {collection.n_vars}"
     columns = cell.columns
@@ -116,10 +100,6 @@ def _labels(
     if read is not None and isinstance(column, NumericColumn):
         read = column.values.dtype.type(read)
     return label_name(column, delivered), read
-
-
-def _said(label: Any) -> str:
-    return "missing" if label is None else str(label)
 
 
 def _differs(stored: StoredCells, row: int, delivered: str, read: str) -> str:

@@ -1,36 +1,28 @@
 """Whether a loader delivers what its plan says, row by row, with the labels of these rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from cellfeed import CategoricalColumn, Collection, EpochPlan, Minibatch, NumericColumn
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._measuring._labels import codes_of, label_name
+from cellfeed_tuner._measuring._labels import codes_of, label_name, label_text
 
-__all__ = ["Delivered", "delivery_fault", "planned_round"]
+__all__ = ["Delivered", "DeliveredCell", "delivery_fault", "planned_round", "sampled_cells"]
+
+# Sampled cells travel to another process: so many bytes and cells at most, but two at least.
+_MOST_BYTES, _MOST_CELLS, _LEAST_CELLS = 1 << 20, 64, 2
 
 
 @dataclass(slots=True)
 class Delivered:
-    """What is kept of minibatches until the clock stops: rows and labels, and the last one whole.
+    """Rows and labels (obs columns) of minibatches until the clock stops, and the last one whole.
 
-    Parameters
-    ----------
-    names
-        Obs columns whose values are kept.
-
-    Attributes
-    ----------
-    rows
-        Rows of each minibatch in the order in which they came.
-    labels
-        Values of the columns of each, None where it lacks one.
-    last
-        The last minibatch; None before there is one.
+    A label that a minibatch lacks is None.
     """
 
     names: Sequence[str]
@@ -54,30 +46,21 @@ class Delivered:
         Nothing where minibatches lack labels, or are not all of one size.
         """
         found = dict[str, NDArray[np.integer]]()
-        for name in self.names:
-            values = self._all_of(name)
-            if values is None:
+        for place, name in enumerate(self.names):
+            values = [each[place] for each in self.labels]
+            if not values or any(each is None or each.shape != values[0].shape for each in values):
                 return {}
-            found[name] = codes_of(collection.obs[name], values)
+            found[name] = codes_of(collection.obs[name], np.stack(values))
         return found
 
     def fault(self, collection: Collection, configuration: Configuration, plan: EpochPlan) -> str:
-        """Return where rows are not those of the plan, or labels not those of the rows.
-
-        Returns
-        -------
-        The first minibatch that is not as it should be, in words; empty if all are.
-        """
+        """Return the first minibatch whose rows or labels are wrong, in words; empty if none is."""
         fault = delivery_fault(self.rows, configuration, plan)
         if fault:
             return fault
-        rows = np.stack(self.rows)
-        for name in self.names:
-            column, values = collection.obs[name], self._all_of(name)
-            if values is not None and not _wrong_labels(column, rows, values).size:
-                continue
-            for number, labels in enumerate(self.labels):
-                wrong = _wrong_label(column, rows[number], labels[self.names.index(name)])
+        for number, (rows, labels) in enumerate(zip(self.rows, self.labels, strict=True)):
+            for name, came in zip(self.names, labels, strict=True):
+                wrong = _wrong_label(collection.obs[name], rows, came)
                 if wrong:
                     return f"{_named(number, configuration, plan)} has {name} {wrong}"
         if self.last is not None and len(self.last.X) != len(self.last.rows):
@@ -85,22 +68,11 @@ class Delivered:
             return f"{named} has expression of {len(self.last.X)} cells for {len(self.last.rows)}"
         return ""
 
-    def _all_of(self, name: str) -> NDArray[Any] | None:
-        """Return a label's values in all minibatches; None where some lack it, or not all fit."""
-        place = self.names.index(name)
-        values = [each[place] for each in self.labels]
-        whole = all(each is not None and each.shape == values[0].shape for each in values)
-        return np.stack(values) if whole and values else None
-
 
 def planned_round(plan: EpochPlan, configuration: Configuration, number: int) -> NDArray[np.int64]:
-    """Return the rows of one round's minibatches, in the order in which they come.
+    """Return the rows of one round's minibatches in order, shape (n_minibatches, batch_size).
 
     Each worker reads a fetch of its own, and they take turns in delivering a minibatch.
-
-    Returns
-    -------
-    Rows, shape (minibatches of a round, batch size).
     """
     n = configuration.fetches_per_round
     by_fetch = plan.delivered_rows(number * n, n).reshape(n, plan.fetch_factor, plan.batch_size)
@@ -110,33 +82,21 @@ def planned_round(plan: EpochPlan, configuration: Configuration, number: int) ->
 def delivery_fault(
     rows: Sequence[NDArray[np.int64]], configuration: Configuration, plan: EpochPlan
 ) -> str:
-    """Compare minibatches with the plan, and say where they depart from it.
+    """Return the first minibatch that departs from the plan, in words; empty if none does.
 
-    Parameters
-    ----------
-    rows
-        Rows of each minibatch in the order in which they came: all of an epoch's whole rounds,
-        then those of the next epoch, and so on.
-    configuration
-        What they were read with.
-    plan
-        The first of these epochs.
-
-    Returns
-    -------
-    The first minibatch that is not as planned, in words; empty if all are.
+    ``rows`` has those of each minibatch in the order in which they came: all of an epoch's whole
+    rounds, of which ``plan`` is the first epoch, then those of the next epoch, and so on.
     """
     per_round = configuration.minibatches_per_round
     n_rounds = configuration.rounds_per_epoch(plan)
     for start in range(0, len(rows), per_round):
         epochs, number = divmod(start // per_round, n_rounds)
-        epoch = replace(plan, epoch=plan.epoch + epochs)
+        planned = planned_round(replace(plan, epoch=plan.epoch + epochs), configuration, number)
         came = rows[start : start + per_round]
-        planned = planned_round(epoch, configuration, number)[: len(came)]
-        place = _first_wrong(came, planned)
-        if place is not None:
-            what = _difference(came[place], planned[place])
-            return f"{_named(start + place, configuration, plan)} {what}"
+        for place, (found, expected) in enumerate(zip(came, planned[: len(came)], strict=True)):
+            if not np.array_equal(found, expected):
+                named = _named(start + place, configuration, plan)
+                return f"{named} {_difference(found, expected)}"
     return ""
 
 
@@ -147,51 +107,83 @@ def _named(number: int, configuration: Configuration, plan: EpochPlan) -> str:
     return f"minibatch {number_in_epoch} of epoch {plan.epoch + epochs}"
 
 
+def _difference(came: NDArray[np.int64], planned: NDArray[np.int64]) -> str:
+    if came.size != planned.size:
+        return f"has {came.size} cells in place of {planned.size}"
+    place = int(np.argmax(came != planned))
+    return f"has cell {came[place]} where the plan has {planned[place]}"
+
+
 def _wrong_label(
     column: CategoricalColumn | NumericColumn, rows: NDArray[np.int64], came: Any
 ) -> str:
     """Return the first label that is not that of its row, in words; empty if there is none."""
     if came is None:
         return "for no cell: the column is absent"
-    values = np.asarray(came)
-    if values.shape != rows.shape:
-        return f"for {values.size} cells in place of {rows.size}"
-    wrong = _wrong_labels(column, rows, values)
-    if not wrong.size:
-        return ""
-    row = rows[wrong[0]]
-    found, right = (
-        label_name(column, each.item()) for each in (values[wrong[0]], column.values[row])
-    )
-    return f"{_said(found)} for cell {row}, which has {_said(right)}"
-
-
-def _wrong_labels(
-    column: CategoricalColumn | NumericColumn, rows: NDArray[np.int64], values: NDArray[Any]
-) -> NDArray[np.intp]:
-    """Return where labels are not those of their rows, as places in the flat array."""
-    expected = column.values[rows]
+    values, expected = np.asarray(came), column.values[rows]
     if values.shape != expected.shape:
-        return np.arange(expected.size)
+        return f"for {values.size} cells in place of {rows.size}"
     # What is not equal to itself is no number, which is how a number is missing.
     missing = (values != values) & (expected != expected)  # noqa: PLR0124
-    return np.flatnonzero((values != expected) & ~missing)
+    wrong = np.flatnonzero((values != expected) & ~missing)
+    if not wrong.size:
+        return ""
+    first = wrong[0]
+    found, right = (
+        label_text(label_name(column, each[first].item())) for each in (values, expected)
+    )
+    return f"{found} for cell {rows[first]}, which has {right}"
 
 
-def _said(label: Any) -> str:
-    return "missing" if label is None else str(label)
+@dataclass(frozen=True, slots=True, eq=False)
+class DeliveredCell:
+    """One cell as a minibatch has it.
+
+    ``columns`` are those of its ``values``, of ``n_vars``; None if there is a value for each.
+    ``labels`` has codes or numbers of the obs columns that the minibatch has.
+    """
+
+    row: int
+    columns: NDArray[np.integer] | None
+    values: NDArray[Any]
+    n_vars: int
+    labels: Mapping[str, Any]
+
+    @property
+    def expression(self) -> NDArray[Any]:
+        """The value of each gene, shape (n_vars,)."""
+        if self.columns is None:
+            return self.values
+        dense = np.zeros(self.n_vars, self.values.dtype)
+        np.add.at(dense, self.columns, self.values)
+        return dense
 
 
-def _first_wrong(came: Sequence[NDArray[np.int64]], planned: NDArray[np.int64]) -> int | None:
-    whole = all(each.size == planned.shape[1] for each in came)
-    if whole and np.array_equal(np.stack(came), planned):
-        return None
-    pairs = enumerate(zip(came, planned, strict=True))
-    return next(place for place, (one, other) in pairs if not np.array_equal(one, other))
+def sampled_cells(
+    minibatch: Minibatch, labels: Sequence[str], *, seed: int
+) -> tuple[DeliveredCell, ...]:
+    """Return cells of a minibatch in random order, the first and the last before others.
 
-
-def _difference(came: NDArray[np.int64], planned: NDArray[np.int64]) -> str:
-    if came.size != planned.size:
-        return f"has {came.size} cells in place of {planned.size}"
-    place = int(np.argmax(came != planned))
-    return f"has cell {came[place]} where the plan has {planned[place]}"
+    All of them where they are few and small.
+    """
+    rows, X = minibatch.rows.numpy(), minibatch.X
+    is_sparse = X.layout == torch.sparse_csr
+    parts = (X.crow_indices(), X.col_indices(), X.values()) if is_sparse else (X,)
+    n_fitting = _MOST_BYTES * len(rows) // max(1, sum(part.nbytes for part in parts))
+    n = min(_MOST_CELLS, max(_LEAST_CELLS, n_fitting))
+    inner = 1 + np.random.default_rng(seed).permutation(max(0, len(rows) - 2))
+    places = dict.fromkeys([0, len(rows) - 1, *inner.tolist()] if len(rows) else [])
+    cells = list[DeliveredCell]()
+    for place in list(places)[:n]:
+        columns = None
+        if is_sparse:
+            indptr, indices, data = (part.numpy() for part in parts)
+            inside = slice(int(indptr[place]), int(indptr[place + 1]))
+            columns, values = indices[inside].copy(), data[inside].copy()
+        else:
+            values = X[place].reshape(-1).numpy().copy()
+        of_cell = {
+            name: minibatch.obs[name][place].item() for name in labels if name in minibatch.obs
+        }
+        cells.append(DeliveredCell(int(rows[place]), columns, values, X.shape[1:].numel(), of_cell))
+    return tuple(cells)

@@ -2,11 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +16,7 @@ from cellfeed_tuner._machine._page_cache import (
     resident_runs,
 )
 
-__all__ = ["Dropping", "closed_at_the_end", "rounds_ahead"]
+__all__ = ["Dropping", "rounds_ahead"]
 
 
 def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
@@ -32,43 +29,25 @@ def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
     return max(FETCHES_AHEAD + -(-held // minibatches_per_round), least)
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """Pages of each file that were cached at the end of a round."""
-
-    number: int
-    runs: Sequence[PageRuns]
-
-
 class Dropping:
-    """Drops pages of files once they were used, where that is asked for.
+    """Drops pages of files once they were used, where ``cache`` is "cold".
 
     A cold measurement stands for files that are larger than memory: of a page that a fetch has
-    used, nothing is left when a later fetch comes to it. Where blocks are smaller than chunks,
-    several fetches of an epoch come to the same chunk, so that dropping at the beginning of an
-    epoch is not enough. Pages that were read ahead, and are to be used by the next
-    fetches, stay on the other hand: dropped, they would be read twice.
+    used, nothing is left when a later fetch comes to it, which, of chunks larger than blocks, may
+    be one of the same epoch. Pages that were read ahead stay: dropped, they would be read twice.
 
-    Which are which is told by their age, for any loader, in all of its processes, and without
-    knowing what it reads: what is cached at the end of a round was used, or is used in the rounds
-    that are read ahead, so that it is dropped at the end of these. Not so where newer pages lie
-    beside it: those are of a fetch under way, which may use a chunk that begins on an older page.
-
-    Where the kernel does not tell which pages are cached (see
-    `cellfeed_tuner._machine._page_cache.resident_fraction`), pages are dropped before each epoch
-    only.
+    Which are which is told by their age, for any loader and in all of its processes: what is
+    cached at the end of a round was used, or is used in the rounds that are read ahead, so that it
+    is dropped at the end of these. Not so where newer pages lie beside it: those are of a fetch
+    under way, which may use a chunk that begins on an older page. Where the kernel does not tell
+    which pages are cached, they are dropped before each epoch only.
 
     Parameters
     ----------
-    files
-        Whose pages are dropped.
-    cache
-        "cold" asks for it.
     mapped
-        Whether this process may have mapped them, which what reads a collection never does.
+        Whether this process may have mapped the files, which what reads a collection never does.
     looking_share
-        Which share of the time it may take at most to look what is cached; large files are looked
-        at less often.
+        Share of the time that looking may take; large files are looked at less often.
     """
 
     def __init__(
@@ -82,7 +61,8 @@ class Dropping:
         self._paths = files if cache == "cold" else ()
         self._mapped = mapped
         self._looking_share = looking_share
-        self._looks = deque[_Look]()
+        # The rounds at whose end was looked, and which pages of each file were cached then.
+        self._looks = deque[tuple[int, Sequence[PageRuns]]]()
         self._round = 0
         self._look_again = 0.0
 
@@ -103,17 +83,17 @@ class Dropping:
         if len(known) == len(runs):
             used = self._used(rounds_ahead)
             if used is not None:
-                covered = [_covered(*each) for each in zip(known, used.runs, strict=True)]
+                covered = [_covered(*each) for each in zip(known, used, strict=True)]
                 drop_page_runs(self._paths, covered, mapped=self._mapped)
-            self._looks.append(_Look(self._round, known))
+            self._looks.append((self._round, known))
         taken = time.thread_time() - begin
         self._look_again = time.perf_counter() + taken / self._looking_share
 
-    def _used(self, rounds_ahead: int) -> _Look | None:
+    def _used(self, rounds_ahead: int) -> Sequence[PageRuns] | None:
         """Return what was cached last of all that has been used since; forget it."""
         used = None
-        while self._looks and self._looks[0].number + rounds_ahead <= self._round:
-            used = self._looks.popleft()
+        while self._looks and self._looks[0][0] + rounds_ahead <= self._round:
+            _, used = self._looks.popleft()
         return used
 
 
@@ -124,17 +104,3 @@ def _covered(runs: PageRuns, others: PageRuns) -> PageRuns:
     number = np.searchsorted(others[:, 0], runs[:, 0], side="right") - 1
     covered: PageRuns = runs[(number >= 0) & (runs[:, 1] <= others[number, 1])]
     return covered
-
-
-@contextmanager
-def closed_at_the_end(minibatches: Iterator[Any]) -> Iterator[None]:
-    """Wait at the end of the block until nothing is under way any more for an iterator.
-
-    Dropped, cellfeed's would end in a thread, while the next epoch is timed. Of other loaders,
-    which have nothing to close, dropping ends what there is.
-    """
-    try:
-        yield
-    finally:
-        if hasattr(minibatches, "close"):
-            minibatches.close()

@@ -1,40 +1,110 @@
-"""What a child of the measuring process reports while it times a configuration."""
+"""What a child of the measuring process is asked to time, and what it reports."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed import Statistics
+from cellfeed import CellDataset, SamplingStrategy, Statistics
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import EPOCHS_APART, SLICE_SECONDS
+from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._measuring._delivery import DeliveredCell
 from cellfeed_tuner._measuring._labels import LabelWithin
-from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
+from cellfeed_tuner._ranks._world import Ranks
 
 __all__ = [
     "Delivery",
     "Entropies",
     "Infeasible",
+    "MakeDataset",
     "Requests",
     "Round",
     "Sampled",
     "Started",
+    "Step",
+    "TimingSettings",
     "by_round",
 ]
+
+Step = Callable[[Any], object]
+"""A training step, called with a minibatch."""
+
+MakeDataset = Callable[..., CellDataset]
+"""What makes the data set that is measured; called as `CellDataset` is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingSettings:
+    """What to time, and for how long; what is not said here is as in `measure` or `autotune`.
+
+    Parameters
+    ----------
+    labels, given
+        The obs columns whose entropies are taken, and another, within whose values that of the
+        first is taken too.
+    least_rounds, most_rounds, seconds
+        Rounds that count, after the first; measuring stops after so many seconds, once there are
+        the least. With none, one round is read all the same.
+    number
+        Which measurement of the collection it is: each reads other rows, as the epochs of a
+        training do.
+    step_seconds, step
+        How long a training loop sleeps on each minibatch; what is called with each instead.
+    prefetch, n_requests
+        Fetches that are read ahead, and requests under way at a server to begin with; None and 0
+        to leave that to the data set.
+    ranks, rank
+        How many ranks are timed side by side, and which of them this is.
+    """
+
+    configuration: Configuration
+    batch_size: int
+    labels: Sequence[str]
+    cache: CacheState
+    seed: int
+    least_rounds: int
+    most_rounds: int = 64
+    seconds: float = SLICE_SECONDS
+    number: int = 0
+    given: str | None = None
+    step_seconds: float = 0.0
+    step: Step | None = None
+    strategy: SamplingStrategy | None = None
+    make_dataset: MakeDataset = CellDataset
+    prefetch: int | None = None
+    n_requests: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
+    rank: int = 0
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """The labels, and what the first is taken within."""
+        return (*self.labels, *([] if self.given is None else [self.given]))
+
+    @property
+    def cells_per_round(self) -> int:
+        """Cells of a whole fetch of each worker of each rank that is measured."""
+        minibatches = self.configuration.minibatches_per_round
+        return minibatches * self.batch_size * self.ranks.n_local
+
+    @property
+    def first_epoch(self) -> int:
+        """The epoch to begin with."""
+        return EPOCHS_APART * self.number
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first minibatch is there.
+    """The first minibatch is there; ``first_minibatch_seconds`` after the workers were.
 
     Parameters
     ----------
-    worker_seconds
-        Time to start the workers.
-    first_minibatch_seconds
-        Time from then to the first minibatch.
     waiting_bytes
-        Memory that minibatches take which wait for a training loop that is slower than the
-        workers; 0 without workers.
+        Memory of minibatches that wait for a training loop slower than the workers.
     n_threads, n_function_threads
         Threads of each process that read, and that the user's functions have.
     unshared_bytes
@@ -58,23 +128,11 @@ class Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One timed round.
+    """One timed round, and what the data set counted meanwhile, if it counts.
 
-    Parameters
-    ----------
-    seconds
-        Time that it took.
-    counts
-        Whether it is free of start-up.
-    waiting_seconds
-        The part of it in which the training loop waited for minibatches.
-    read
-        What was read meanwhile; None where it is not as much as was delivered, since more or
-        less was read ahead, or is not counted, as of a server.
-    may_end
-        Whether measuring may end with it.
-    statistics
-        What the data set counted meanwhile, if it counts.
+    It ``counts`` if it is free of start-up. In ``waiting_seconds`` of it, the training loop waited
+    for minibatches. ``read`` is None where it is not as much as was delivered, since more or less
+    was read ahead, or is not counted, as of a server. Measuring may not end with every round.
     """
 
     seconds: float
@@ -87,15 +145,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Entropies:
-    """Entropies of one label, or of one within another, in the minibatches that came out.
-
-    Parameters
-    ----------
-    label
-        The obs column, or the two.
-    bits
-        Mean over each round, first rounds too, shape (n_rounds,).
-    """
+    """Mean entropy of a label, or of one within another, in each round, shape (n_rounds,)."""
 
     label: str | LabelWithin
     bits: NDArray[np.float64]
@@ -103,26 +153,14 @@ class Entropies:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Whether the minibatches that came out are those of the plan, with the labels of their rows.
-
-    Parameters
-    ----------
-    fault
-        The first that is not, in words; empty if all are.
-    """
+    """The first minibatch whose rows or labels are not those of the plan; empty if all are."""
 
     fault: str
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """How many requests were under way at a server at the end.
-
-    Parameters
-    ----------
-    n
-        How many; 0 if none was asked by this process.
-    """
+    """How many requests were under way at a server at the end; 0 if this process asked none."""
 
     n: int
 

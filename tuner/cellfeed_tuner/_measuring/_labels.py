@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cellfeed import CategoricalColumn, Collection, ColumnError, NumericColumn
 
-__all__ = ["LabelWithin", "codes_of", "label_codes", "label_name", "names_of"]
+__all__ = ["LabelWithin", "codes_of", "label_codes", "label_name", "label_text", "names_of"]
 
 
 class LabelWithin(NamedTuple):
@@ -33,12 +33,7 @@ def names_of(label: str | Sequence[str]) -> tuple[str, ...]:
 def label_codes(collection: Collection, label: str) -> NDArray[np.integer]:
     """Return a code for each cell's label, -1 where it is missing, shape (n_cells,).
 
-    The values of a numeric column are labels too, each number one.
-
-    Raises
-    ------
-    ColumnError
-        The collection was opened without the column.
+    Each number of a numeric column is a label. `ColumnError` if it was opened without the column.
     """
     if label not in collection.obs:
         msg = f"the collection was opened without the obs column {label!r}; open it with `obs`"
@@ -52,14 +47,7 @@ def codes_of(
 ) -> NDArray[np.integer]:
     """Return codes of what minibatches carry of a column, equal where labels are, of its shape.
 
-    Those of a numeric column are the codes of these values, and of no others.
-
-    Parameters
-    ----------
-    column
-        Where they are from.
-    values
-        Codes of categories, or numbers, of any shape.
+    ``values`` are codes of categories, or numbers, whose codes are those of no other values.
     """
     if isinstance(column, CategoricalColumn):
         return values
@@ -74,3 +62,8 @@ def label_name(column: CategoricalColumn | NumericColumn, value: Any) -> Any:
     if not 0 <= value < len(column.categories):
         return None if value < 0 else f"of code {value}, which there is not"
     return column.categories[value]
+
+
+def label_text(label: Any) -> str:
+    """Return a label as it is written."""
+    return "missing" if label is None else str(label)

@@ -24,7 +24,7 @@ from cellfeed_tuner._machine._page_cache import (
 from cellfeed_tuner._measuring._checks import cache_state, cells_needed
 from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._labels import label_codes, names_of
-from cellfeed_tuner._measuring._measurement import Measurement, filled, pooled
+from cellfeed_tuner._measuring._measurement import Measurement, measured, pooled
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Runs
 from cellfeed_tuner._measuring._timing import MakeDataset, TimingRequest
 from cellfeed_tuner._subject._tunable import Tunable
@@ -152,11 +152,9 @@ def limit_seconds(seconds: float) -> float:
 
 
 def prepare_cache(files: Sequence[Path], cache: CacheState) -> CacheState | Literal["unknown"]:
-    """Bring files' pages into the state that measurements start from.
+    """Bring files' pages into the state that measurements start from, and return it.
 
-    Returns
-    -------
-    That state; "unknown" where pages stayed, or the kernel does not tell.
+    "unknown" where pages stayed, or the kernel does not tell.
     """
     if cache == "remote":
         return cache
@@ -172,9 +170,4 @@ def measure_with(
     process: Runs[TimingRequest], request: TimingRequest, *, limit_seconds: float
 ) -> Measurement:
     """Measure in a process that is already there; see `measure`."""
-    empty = Measurement(
-        configuration=request.configuration,
-        cache=request.cache,
-        cells_per_round=request.cells_per_round,
-    )
-    return filled(empty, process.run(request, limit_seconds=limit_seconds))
+    return measured(request, process.run(request, limit_seconds=limit_seconds))

@@ -15,6 +15,7 @@ from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, posit
 from cellfeed_tuner._machine._busy import OtherPrograms
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._measuring._delivery import DeliveredCell
 from cellfeed_tuner._measuring._events import (
     Delivery,
     Entropies,
@@ -23,12 +24,12 @@ from cellfeed_tuner._measuring._events import (
     Round,
     Sampled,
     Started,
+    TimingSettings,
 )
 from cellfeed_tuner._measuring._labels import LabelWithin
 from cellfeed_tuner._measuring._measuring_process import Outcome
-from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
 
-__all__ = ["Measurement", "MeasurementStatus", "filled", "pooled"]
+__all__ = ["Measurement", "MeasurementStatus", "measured", "pooled"]
 
 _JOINED = ("round_seconds", "round_waiting_seconds", "round_reads", "round_statistics")
 _Event = TypeVar("_Event")
@@ -206,8 +207,8 @@ class Measurement:
         }
 
 
-def filled(empty: Measurement, outcome: Outcome) -> Measurement:
-    """Return a measurement with what a child of the measuring process reported."""
+def measured(request: TimingSettings, outcome: Outcome) -> Measurement:
+    """Return what a child of the measuring process reported of a request as a measurement."""
     peak_memory_bytes, start = outcome.peak_memory_bytes, dict[str, Any]()
     for started in _all(Started, outcome):
         peak_memory_bytes += started.waiting_bytes + started.unshared_bytes
@@ -220,8 +221,10 @@ def filled(empty: Measurement, outcome: Outcome) -> Measurement:
     rounds = _all(Round, outcome)
     counted = [each for each in rounds if each.counts]
     infeasible = "".join(each.reason for each in _all(Infeasible, outcome))
-    return replace(
-        empty,
+    return Measurement(
+        configuration=request.configuration,
+        cache=request.cache,
+        cells_per_round=request.cells_per_round,
         first_round_seconds=rounds[0].seconds if rounds else None,
         round_seconds=tuple(each.seconds for each in counted),
         round_waiting_seconds=tuple(each.waiting_seconds for each in counted),

@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import psutil
@@ -43,26 +42,20 @@ __all__ = [
 
 
 def tree_memory_bytes(pid: int) -> int:
-    """Return the memory that a process and its descendants hold now, in bytes.
+    """Return the memory that a process and its descendants hold now; 0 if the process is gone.
 
     The resident memory of the process, and what each descendant does not share with it: a worker
-    that was forked shares most of its memory until it writes to it. 0 if the process is gone.
+    that was forked shares most of its memory until it writes to it.
     """
     try:
         process = psutil.Process(pid)
         total = int(process.memory_info().rss)
         for child in process.children(recursive=True):
-            total += _private_bytes(child)
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                total += int(child.memory_full_info().uss)
     except psutil.NoSuchProcess:
         return 0
     return total
-
-
-def _private_bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().uss)
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return 0
 
 
 # What torch raises in the process whose worker was killed, or ended without a word.
@@ -93,20 +86,10 @@ class Runs(Protocol[Request_contra]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one child reported.
+    """What one child reported, in the order in which it happened.
 
-    Parameters
-    ----------
-    events
-        What the request reports, in the order in which it happened.
-    peak_memory_bytes
-        Highest memory of the child and its workers, sampled.
-    failure
-        What it failed of; None also if only its time was up.
-    n_killed
-        How many children were killed, of the two that were tried then; 0 if the first was not.
-    others
-        What other programs took of the processors meanwhile.
+    ``peak_memory_bytes`` is of the child and its workers, sampled. ``failure`` is None also if only
+    its time was up. ``n_killed`` is how many of two children were killed; 0 if the first was not.
     """
 
     events: tuple[object, ...]
@@ -140,25 +123,14 @@ class MeasuringProcess(Generic[Subject]):
         theirs.close()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._connection.close()  # it ends when its connection does
         if kind is not None:
             kill_tree(self._process.pid)
         self._process.wait()
 
     def start(self) -> None:
-        """Hand over the subject, and wait until the imports are done.
-
-        Raises
-        ------
-        MeasuringError
-            The process died.
-        """
+        """Hand over the subject, and wait until the imports are done, or raise `MeasuringError`."""
         self._answer_to(self._subject)
 
     def _answer_to(self, message: object) -> Any:
@@ -173,12 +145,7 @@ class MeasuringProcess(Generic[Subject]):
         """Have a child do what is requested; it is killed after ``limit_seconds``.
 
         If it, or a worker of it, was killed by something else, another child does it, in what is
-        left of the time.
-
-        Raises
-        ------
-        CellfeedError
-            What reading raised, such as for a damaged file; or the process died.
+        left of the time. What reading raised, such as for a damaged file, is raised here.
         """
         outcome: Outcome | CellfeedError = self._answer_to((request, limit_seconds))
         if isinstance(outcome, CellfeedError):

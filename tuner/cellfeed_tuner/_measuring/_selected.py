@@ -18,18 +18,10 @@ __all__ = ["Selected"]
 
 @dataclass(frozen=True)
 class Selected:
-    """Rows of a collection, in the order of storage.
+    """Rows of a collection, in the order of storage; all of them if there are no ``indices``.
 
-    Parameters
-    ----------
-    collection
-        What has them.
-    indices
-        The rows; all of them if None.
-    where
-        The query that they fulfil; empty if they were given by number.
-    strategy
-        How they are visited, whatever its block size, with its labels; in shuffled blocks if None.
+    ``where`` is the query that they fulfil, if they were not given by number, and ``strategy`` how
+    they are visited, whatever its block size, with its labels; in shuffled blocks if None.
     """
 
     collection: Collection
@@ -46,14 +38,7 @@ class Selected:
     ) -> "Selected":
         """Return some rows of a collection, checked and sorted as strategies do.
 
-        Parameters
-        ----------
-        subject
-            The collection; or what this returned, which is given back.
-        indices
-            The rows, or a query that they fulfil; all of them if None.
-        strategy
-            How they are visited; in shuffled blocks if None.
+        ``indices`` may be a query that they fulfil. What this returned is given back as it is.
 
         Raises
         ------
@@ -100,14 +85,9 @@ class Selected:
         return Selected.of(self.collection, self.indices, strategy)
 
     def block_sizes(self, asked: Sequence[int]) -> Sequence[int]:
-        """Return which block sizes there are to choose from.
+        """Return which block sizes there are to choose from, or raise `ParameterError` if none is.
 
         Those that divide a set, of a strategy of sets; 1 of a strategy that has no blocks.
-
-        Raises
-        ------
-        ParameterError
-            None of them divides a set.
         """
         if self.strategy is None:
             return asked

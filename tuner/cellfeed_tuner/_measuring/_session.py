@@ -1,7 +1,7 @@
 """One opened loader in the measuring process, and what is kept of its minibatches."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,26 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from cellfeed import ParameterError, Statistics
+from cellfeed import Minibatch, ParameterError, Statistics
+from cellfeed.machine import threads_per_process
+from cellfeed.stages import begin_with_requests, requests_under_way
+from cellfeed_tuner._defaults import REMOTE_PREFETCH
+from cellfeed_tuner._entropy._conditional_entropy import conditional_entropies_of
 from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
-from cellfeed_tuner._measuring._events import Delivery, Entropies, by_round
-from cellfeed_tuner._measuring._timing_settings import TimingSettings
+from cellfeed_tuner._measuring._delivery import Delivered, sampled_cells
+from cellfeed_tuner._measuring._events import (
+    Delivery,
+    Entropies,
+    Requests,
+    Sampled,
+    TimingSettings,
+    by_round,
+)
+from cellfeed_tuner._measuring._labels import LabelWithin
+from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._subject._tunable import Tunable
 
-__all__ = ["EpochTooShortError", "Session"]
+__all__ = ["DatasetSession", "EpochTooShortError", "Session"]
 
 
 class EpochTooShortError(ParameterError):
@@ -26,32 +39,9 @@ class EpochTooShortError(ParameterError):
 class Session:
     """A loader of any kind, opened with the settings of a request.
 
-    Parameters
-    ----------
-    tunable
-        The loader.
-    request
-        What is timed.
-
-    Attributes
-    ----------
-    files
-        What it reads.
-    is_mapped
-        Whether it may have mapped them into memory.
-    loader
-        What is iterated over, epoch after epoch.
-    n_rounds
-        Rounds of whole fetches in an epoch.
-    n_asked
-        Fetches that are asked of a server at the start of an epoch.
-    n_threads, n_function_threads
-        As in `Started`.
-
-    Raises
-    ------
-    EpochTooShortError
-        An epoch is shorter than a fetch, or, with workers, than two.
+    ``files`` may be mapped into memory. An epoch has ``n_rounds`` of whole fetches; if it is
+    shorter than a fetch, or, with workers, than two, `EpochTooShortError` is raised. At its start,
+    ``n_asked`` fetches are asked of a server. Threads are as in `Started`.
     """
 
     is_mapped = True
@@ -62,7 +52,7 @@ class Session:
         self._tunable, self._request = tunable, request
         self.files: tuple[Path, ...] = tunable.paths
         _seed((request.seed, request.number, *([request.rank] if request.rank else [])))
-        self.loader: Any = tunable.open(request.configuration)
+        self._loader: Any = tunable.open(request.configuration)
         self._n_minibatches = self._length()
         self.n_rounds = self._n_minibatches // request.configuration.minibatches_per_round
         least = 2 if request.configuration.num_workers else 1
@@ -77,15 +67,12 @@ class Session:
 
     def begin_epoch(self) -> Any:
         """Return what is iterated over for one more epoch."""
-        return self.loader
+        return self._loader
 
     def take(self, minibatch: Any) -> None:
         """Keep the labels of a minibatch; None stands for one that did not come.
 
-        Raises
-        ------
-        ParameterError
-            It did not come, or lacks a label, or is not whole.
+        Raises `ParameterError` of one that did not come, lacks a label, or is not whole.
         """
         if minibatch is None:
             msg = f"the loader ended early: it should have {self._n_minibatches} minibatches"
@@ -117,20 +104,107 @@ class Session:
         yield Delivery("")
         for name, kept in self._labels.items():
             codes, _ = pd.factorize(np.stack(kept).ravel())  # what is missing becomes -1
-            bits = entropies_of(codes.reshape(len(kept), -1))
-            per_round = self._request.configuration.minibatches_per_round
-            yield Entropies(name, by_round(bits, per_round))
+            yield self._by_round(name, entropies_of(codes.reshape(len(kept), -1)))
+
+    def _by_round(self, label: str | LabelWithin, bits: NDArray[np.float64]) -> Entropies:
+        return Entropies(label, by_round(bits, self._request.configuration.minibatches_per_round))
 
     def _length(self) -> int:
         """Return how many whole minibatches an epoch has."""
         try:
-            return len(self.loader)
+            return len(self._loader)
         except TypeError:
             sizes = [len(np.asarray(each)) for each in self._tunable.labels.values()]
             if not sizes:
                 msg = f"{self._tunable.name} opens a loader without `len()`; give it `labels`"
                 raise ParameterError(msg) from None
             return sizes[0] // self._request.ranks.n_total // self._tunable.batch_size
+
+
+class DatasetSession(Session):
+    """cellfeed's own data set, held against its plan; see `Session`."""
+
+    is_mapped = False
+
+    def __init__(self, selected: Selected, request: TimingSettings) -> None:
+        configuration, collection = request.configuration, selected.collection
+        others = configuration.others
+        asked = {"prefetch": request.prefetch, "num_threads": others.get("num_threads")}
+        if request.ranks.n_total > 1:
+            asked |= {"rank": request.rank, "world_size": request.ranks.n_total}
+        given = {name: value for name, value in asked.items() if value is not None}
+        self._request, self._collection = request, collection
+        self.files = collection.files
+        if request.n_requests:
+            begin_with_requests(request.n_requests)
+        self._dataset = request.make_dataset(
+            collection,
+            request.strategy or selected.blocks(configuration.block_size, others.get("align")),
+            batch_size=request.batch_size,
+            fetch_factor=configuration.fetch_factor,
+            seed=request.seed,
+            **given,
+        )
+        self._dataset.set_epoch(request.first_epoch)
+        self.n_rounds = configuration.rounds_per_epoch(self._dataset.plan(epoch=0))
+        if self.n_rounds == 0:  # nothing would ever come
+            msg = "an epoch has too few whole fetches"
+            raise EpochTooShortError(msg)
+        if request.cache == "remote":
+            self.n_asked = self._dataset.prefetch or REMOTE_PREFETCH
+        self.n_threads = self._dataset.num_threads or threads_per_process(
+            configuration.fetches_per_round
+        )
+        self.n_function_threads = self._dataset.transform_threads
+        self._came = Delivered(request.all_labels)
+
+    def begin_epoch(self) -> Any:
+        """Return the loader of one more epoch, with workers of its own."""
+        return self._dataset.loader(self._request.configuration.num_workers)
+
+    def take(self, minibatch: Minibatch | None) -> None:
+        """Keep what is needed of a minibatch; None stands for one that did not come."""
+        self._came.take(minibatch)
+
+    def size_of(self, minibatch: Minibatch) -> int:
+        """Return the bytes of a minibatch."""
+        parts = [minibatch.rows, *minibatch.obs.values()]
+        for each in minibatch.values():
+            if each.layout == torch.sparse_csr:
+                parts += [each.crow_indices(), each.col_indices(), each.values()]
+            else:
+                parts.append(each)
+        return sum(part.nbytes for part in parts)
+
+    def statistics(self) -> Statistics:
+        """Return what the data set has counted so far."""
+        return self._dataset.statistics()
+
+    def findings(self) -> Iterator[object]:
+        """Yield `Requests` and `Delivery`, then, if all is well, `Sampled`, and `Entropies`.
+
+        These as minibatches have the labels, if they are whole.
+        """
+        request, came = self._request, self._came
+        yield Requests(requests_under_way())
+        plan = self._dataset.plan(epoch=request.first_epoch)
+        fault = came.fault(self._collection, request.configuration, plan)
+        yield Delivery(fault)
+        # Values that were transformed are not those of the files.
+        if came.last is not None and not fault and not self._dataset.transform:
+            yield Sampled(sampled_cells(came.last, request.all_labels, seed=request.number))
+        yield from self._entropies(came.codes(self._collection))
+
+    def _entropies(self, codes: Mapping[str, NDArray[np.integer]]) -> Iterator[Entropies]:
+        """Yield entropies over the labels of minibatches, shape (n_minibatches, batch_size)."""
+        labels, given = self._request.labels, self._request.given
+        if not codes:
+            return
+        for label in labels:
+            yield self._by_round(label, entropies_of(codes[label]))
+        if given is not None:
+            within = conditional_entropies_of(codes[labels[0]], codes[given])
+            yield self._by_round(LabelWithin(labels[0], given), within)
 
 
 def _seed(words: tuple[int, ...]) -> None:

@@ -10,38 +10,36 @@ pause in the clock would be time to read ahead for which nobody is charged.
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from cellfeed import Collection, Statistics
+from cellfeed_tuner._constants import FETCHES_AHEAD, LONG_EPOCH, SLICE_SECONDS
 from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
-from cellfeed_tuner._measuring._counted_rounds import CountedRounds
-from cellfeed_tuner._measuring._dataset_session import DatasetSession
-from cellfeed_tuner._measuring._dropping import Dropping, closed_at_the_end, rounds_ahead
+from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
 from cellfeed_tuner._measuring._events import (
     Delivery,
     Entropies,
     Infeasible,
+    MakeDataset,
     Requests,
     Round,
     Sampled,
     Started,
-)
-from cellfeed_tuner._measuring._selected import Selected
-from cellfeed_tuner._measuring._session import EpochTooShortError, Session
-from cellfeed_tuner._measuring._side_by_side import run_side_by_side
-from cellfeed_tuner._measuring._timing_settings import (
-    SLICE_SECONDS,
-    MakeDataset,
     Step,
     TimingSettings,
 )
+from cellfeed_tuner._measuring._selected import Selected
+from cellfeed_tuner._measuring._session import DatasetSession, EpochTooShortError, Session
+from cellfeed_tuner._measuring._side_by_side import run_side_by_side
 from cellfeed_tuner._ranks._pace import Pace
 from cellfeed_tuner._subject._tunable import Tunable
 
 __all__ = [
     "SLICE_SECONDS",
+    "CountedRounds",
     "Delivery",
     "Entropies",
     "Infeasible",
@@ -52,7 +50,6 @@ __all__ = [
     "Started",
     "Step",
     "TimingRequest",
-    "run_timing",
 ]
 
 
@@ -63,7 +60,10 @@ class TimingRequest(TimingSettings):
     def run(
         self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
     ) -> None:
-        """Time it, in a process for each rank; see `run_timing`."""
+        """Time it, in a process for each rank, and report each event as it happens.
+
+        `Started` once, then each `Round`, and at the end what the session finds.
+        """
         try:
             if self.ranks.n_local > 1:
                 run_side_by_side(partial(self._run_rank, subject), self.ranks.n_local, report)
@@ -86,40 +86,15 @@ class TimingRequest(TimingSettings):
             session = Session(subject, request)
         else:
             session = DatasetSession(Selected.of(subject), request)
-        run_timing(session, request, report, pace)
-
-
-def run_timing(
-    session: Session,
-    request: TimingRequest,
-    report: Callable[[object], None],
-    pace: Pace | None = None,
-) -> None:
-    """Time a configuration, and report each event as it happens.
-
-    Parameters
-    ----------
-    session
-        What is read.
-    request
-        What to time.
-    report
-        Called with `Started` once, then with each `Round`; at the end with what the session finds:
-        `Delivery`, and `Entropies` of each label.
-    pace
-        What keeps it in step with other ranks; None if it is alone.
-    """
-    pace = pace or Pace()
-    deadline = time.perf_counter() + request.seconds
-    n_timed = 0
-    for each in _rounds(session, request, report, pace):
-        report(each)
-        n_timed += each.counts
-        late = time.perf_counter() > deadline and n_timed >= request.least_rounds
-        if pace.agreed(ended=each.may_end and (late or n_timed >= request.most_rounds)):
-            break
-    for finding in session.findings():
-        report(finding)
+        deadline, n_timed = time.perf_counter() + request.seconds, 0
+        for each in _rounds(session, request, report, pace):
+            report(each)
+            n_timed += each.counts
+            late = time.perf_counter() > deadline and n_timed >= request.least_rounds
+            if pace.agreed(ended=each.may_end and (late or n_timed >= request.most_rounds)):
+                break
+        for finding in session.findings():
+            report(finding)
 
 
 def _rounds(
@@ -147,7 +122,10 @@ def _rounds(
         n_ahead += not pace.is_alone  # others may have begun with the next one
         read_before: BytesRead | None = None
         counted_before = session.statistics()
-        with closed_at_the_end(minibatches):
+        # Dropped, cellfeed's iterator would end in a thread, while the next epoch is timed; of
+        # other loaders, which may have nothing to close, dropping ends what there is.
+        has_end = hasattr(minibatches, "close")
+        with closing(minibatches) if has_end else nullcontext():
             for number in range(n_rounds):
                 waiting_seconds = 0.0
                 for place in range(configuration.minibatches_per_round):
@@ -189,6 +167,74 @@ _Counted = TypeVar("_Counted", BytesRead, Statistics)
 def _between(before: _Counted | None, after: _Counted | None) -> _Counted | None:
     """Return what was counted between two moments; None where one of them is not known."""
     return None if before is None or after is None else after - before
+
+
+class CountedRounds:
+    """Says of one round after the other whether it counts.
+
+    The first fetches of a process go into memory that the system must clear first, and take up
+    to half as long again as all later ones, which find that memory: in long epochs they do not
+    count.
+
+    So many as ``n_asked`` are asked of a server at the start of an epoch; 0 of files on this
+    machine. They come in one round trip, and the rounds that deliver them take no time that a
+    later one would take. So rounds count once all of these are delivered, or once as much time has
+    gone by as the start took: by then it is the link or the decoding that sets the pace. Where
+    epochs are so short that they are mostly start, as of any training then, later ones count as a
+    whole. Worker processes are started anew in each epoch.
+
+    Examples
+    --------
+    >>> rounds = CountedRounds(n_rounds=6, n_asked=0, has_workers=False)
+    >>> [rounds.counts(number, 0.1) for number in range(6)]
+    [False, False, True, True, True, True]
+    >>> rounds = CountedRounds(n_rounds=6, n_asked=1, has_workers=False)
+    >>> [rounds.counts(number, 1.0 if number == 0 else 0.1) for number in range(6)]
+    [False, False, True, True, True, True]
+    >>> rounds = CountedRounds(n_rounds=3, n_asked=1, has_workers=False)
+    >>> [rounds.counts(number, 0.1) for number in range(3)]
+    [False, False, True]
+    >>> rounds = CountedRounds(n_rounds=3, n_asked=1, has_workers=False)
+    >>> [rounds.counts(number, 1.0 if number == 0 else 0.1) for number in [0, 1, 2, 0, 1, 2]]
+    [False, False, False, True, True, True]
+    """
+
+    def __init__(self, *, n_rounds: int, n_asked: int, has_workers: bool) -> None:
+        self._n_rounds, self._n_asked, self._has_workers = n_rounds, n_asked, has_workers
+        self._n_new = 1
+        if not n_asked and n_rounds >= LONG_EPOCH * FETCHES_AHEAD:
+            self._n_new = FETCHES_AHEAD
+        self._is_first_epoch, self._counts_whole = True, False
+        self._start_seconds = self._since = 0.0
+        self._has_counted = False
+
+    def counts(self, number: int, seconds: float) -> bool:
+        """Return whether a round counts; each is told of once, in order."""
+        if number == 0:
+            self._start_seconds, self._since, self._has_counted = seconds, 0.0, False
+        counted = self._is_counted(number)
+        self._has_counted |= counted
+        if number:
+            self._since += seconds
+        if number == self._n_rounds - 1:
+            self._is_first_epoch = False
+            self._counts_whole |= not self._has_counted
+        return counted
+
+    def may_end(self, number: int) -> bool:
+        """Return whether measuring may end after a round: not amid an epoch that counts whole."""
+        return not self._counts_whole or number == self._n_rounds - 1
+
+    def _is_counted(self, number: int) -> bool:
+        if number < self._n_new and (self._is_first_epoch or self._has_workers):
+            return False
+        if not self._n_asked or self._counts_whole:
+            # Without workers, the first rounds of a later epoch are rounds like any others.
+            return True
+        is_long = self._n_rounds >= LONG_EPOCH * (self._n_asked + 1)
+        if is_long and number > self._n_asked:
+            return True
+        return number > 0 and self._since >= self._start_seconds
 
 
 def _started(

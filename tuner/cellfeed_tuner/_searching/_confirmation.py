@@ -59,7 +59,7 @@ class Confirmation:
             Returns seconds per cell of each look by now.
         """
         # Until something is measured, old costs say how long that takes.
-        old = {each.configuration: each.seconds_per_cell for each in self.held.trials}
+        old = self.held.seconds_per_cell()
         self.posterior.believe(roughly(old))
         anchors = self._affordable(budget)
         for turn in (anchors, anchors[::-1]):

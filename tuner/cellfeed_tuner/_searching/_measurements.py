@@ -13,6 +13,7 @@ from cellfeed_tuner._interval import Estimate, Spread, seen_spread
 from cellfeed_tuner._machine._busy import OtherPrograms
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._comparison import compare_with_files
+from cellfeed_tuner._measuring._delivery import DeliveredCell
 from cellfeed_tuner._measuring._labels import LabelWithin
 from cellfeed_tuner._measuring._measure import (
     FEWEST_ROUNDS,
@@ -22,7 +23,6 @@ from cellfeed_tuner._measuring._measure import (
     pooled,
 )
 from cellfeed_tuner._measuring._measuring_process import Runs
-from cellfeed_tuner._measuring._sampled_cells import DeliveredCell
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS, MakeDataset, Step, TimingRequest
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._ranks._world import Ranks

@@ -6,7 +6,7 @@ from math import log2
 from typing import Any, Protocol
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._grid import obstacle
+from cellfeed_tuner._measuring._checks import obstacle
 from cellfeed_tuner._measuring._measure import Measurement
 from cellfeed_tuner._planning._goal import Goal, best_mixed, fastest
 from cellfeed_tuner._results._configuration_result import EntropyBits, Status

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._entropy._block_mixing import within_block_bits
 from cellfeed_tuner._entropy._label_counts import LabelCounts
 from cellfeed_tuner._entropy._label_entropy import LabelEntropy
+from cellfeed_tuner._entropy._minibatch_entropy import within_block_bits
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._verdicts._assumptions import departures
 from cellfeed_tuner._verdicts._verdict import Measured, Theory, Verdict, verdict
