@@ -13,19 +13,7 @@ __all__ = ["replaced_file"]
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of another once it is complete, and leaves nothing if not.
 
-    Raises
-    ------
-    OSError
-        The disk is full, or its folder is missing or cannot be written to; names the path.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "result.json"
-    >>> with replaced_file(path) as file:
-    ...     _ = file.write(b"{}")
-    >>> path.read_text()
-    '{}'
+    An `OSError` of a full disk, or of its folder, names the path.
     """
     target = path.resolve()  # what a link leads to is replaced, and not the link
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
