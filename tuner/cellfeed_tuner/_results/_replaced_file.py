@@ -14,6 +14,15 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of another once it is complete, and leaves nothing if not.
 
     An `OSError` of a full disk, or of its folder, names the path.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "result.json"
+    >>> with replaced_file(path) as file:
+    ...     _ = file.write(b"{}")
+    >>> path.read_text()
+    '{}'
     """
     target = path.resolve()  # what a link leads to is replaced, and not the link
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
