@@ -13,7 +13,7 @@ from cellfeed_tuner import Configuration, measure
 from cellfeed_tuner._history._fingerprint import data_fingerprint
 from cellfeed_tuner._machine._page_cache import resident_fraction
 from cellfeed_tuner._reports._code import code_to_paste
-from cellfeed_tuner._reports._wording import cache_in_words
+from cellfeed_tuner._reports._words import in_words
 
 CONFIGURATION = Configuration(block_size=4, fetch_factor=2)
 
@@ -60,4 +60,5 @@ def test_is_not_taken_for_what_was_measured_with_buffered_reads(folder):
 def test_is_said_and_opened_so_again():
     result = replace(RECOMMENDED, dataset=replace(RECOMMENDED.dataset, direct_io=True))
     assert ", direct_io=True)" in code_to_paste(result, Path("autotune.json"), elements=["X"])
-    assert cache_in_words(replace(result, cache="cold")) == ["not used: files are read past it"]
+    said = in_words("cache", replace(result, cache="cold"))
+    assert said == ["not used: files are read past it"]

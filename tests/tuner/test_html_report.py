@@ -13,7 +13,7 @@ import pytest
 from matplotlib.image import imread
 
 from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._wording import status_in_words
+from cellfeed_tuner._results._configuration_result import STATUS_WORDS
 
 CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"
 VOID = {"br", "meta"}
@@ -161,7 +161,8 @@ def test_each_configuration_says_what_became_of_it(result_of, html_of):
     chosen, *_ = re.findall(r'<tr class="(\w+)">', html_of("recommended"))
     assert chosen == "chosen"  # in sight
     for each in result.configurations:
-        assert "recommended" if each == result.chosen else status_in_words(each) in table
+        status = "recommended" if each == result.chosen else STATUS_WORDS[each.status].listed
+        assert status in table
         assert each.note in table
         assert each.verdict is None or each.verdict.sentence in table
 

@@ -9,9 +9,9 @@ import pytest
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._mixing import Label, Mixing
-from cellfeed_tuner._reports._notebook import html_summary
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
+from cellfeed_tuner._reports._words import html_summary
 
 N_CELLS, N_KNOWN, N_LABELS = 400_000, 1_000, 10
 RNG = np.random.default_rng(0)

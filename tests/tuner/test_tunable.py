@@ -14,7 +14,7 @@ from cellfeed_tuner import AutotuneResult, Configuration, Tunable, autotune, mea
 from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
-from cellfeed_tuner._reports._wording import untimed_in_words
+from cellfeed_tuner._reports._words import in_words
 
 RANDOM = theory.random_entropy_bits(np.full(4, N_ROWS // 4), BATCH_SIZE)
 
@@ -65,7 +65,7 @@ class TestMeasured:
     def test_only_what_was_measured_is_shown_and_the_rest_is_counted(self, delivered):
         assert all(each.peak_memory_bytes is not None for each in delivered.configurations)
         assert len(delivered.configurations) + delivered.n_unlisted == 6
-        said = " ".join(untimed_in_words(delivered))
+        said = " ".join(in_words("untimed", delivered))
         unlisted = f"{delivered.n_unlisted} other configurations were not measured"
         assert (unlisted in said) == (delivered.n_unlisted > 0)
 

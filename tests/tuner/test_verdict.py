@@ -10,6 +10,7 @@ from cellfeed_tuner import (
     Configuration,
     EntropyBits,
     Estimate,
+    Verdict,
     label_entropy,
     minibatch_entropies,
     theory,
@@ -18,8 +19,7 @@ from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._entropy._plan_replay import FetchSpread
 from cellfeed_tuner._interval import mean_with_interval
 from cellfeed_tuner._verdicts._assumptions import departures
-from cellfeed_tuner._verdicts._judge import Judge
-from cellfeed_tuner._verdicts._verdict import Measured, Theory, Verdict, convicted, verdict
+from cellfeed_tuner._verdicts._judge import Judge, convicted, standard_error_of, verdict
 
 BATCH_SIZE = 64
 
@@ -53,10 +53,20 @@ def judged(
         codes, batch_size=BATCH_SIZE, block_sizes=[block_size], fetch_factors=[fetch_factor],
         n_rows=200_000,
     )  # fmt: skip
-    judge = Judge(codes, count_labels(codes), BATCH_SIZE)
+    counted = count_labels(codes)
+    judge = Judge(codes, counted, BATCH_SIZE)
     rounds = measured_rounds(codes, block_size, fetch_factor, n_rounds)
     configuration = Configuration(block_size=block_size, fetch_factor=fetch_factor)
-    found = judge.verdict(configuration, planned, mean_with_interval(rounds), len(rounds))
+    counts = counted.counts
+    bits = EntropyBits(
+        measured=mean_with_interval(rounds),
+        expected=planned.bits,
+        homogeneous=theory.expected_entropy_bits(counts, BATCH_SIZE, block_size, fetch_factor),
+        lower_bound=theory.lower_bound_bits(counts, BATCH_SIZE, block_size),
+        upper_bound=theory.upper_bound_bits(counts, BATCH_SIZE),
+        random=counted.random_entropy_bits(BATCH_SIZE),
+    )
+    found = judge.verdict(configuration, planned, bits, len(rounds))
     assert found is not None
     return found
 
@@ -158,29 +168,30 @@ def test_a_fault_convicts_the_loader():
 
 def test_a_value_whose_error_touches_a_bound_is_inside():
     spread = FetchSpread(mean=1.0, deviation=0.1, n=100_000)
-    at = Theory(homogeneous=0.99, lower_bound=0.5, upper_bound=0.99, random=0.99, departures=())
+    measured = Estimate(1.0, -np.inf, np.inf)
+    bits = EntropyBits(
+        measured=measured, expected=Estimate(1.0, 1.0, 1.0),
+        homogeneous=0.99, lower_bound=0.5, upper_bound=0.99, random=0.99,
+    )  # fmt: skip
     for n_rounds, kind in ((100, "inside"), (10_000, "outside")):
-        measured = Measured(
-            bits=Estimate(1.0, -np.inf, np.inf),
-            n_rounds=n_rounds, fetches_per_round=1, fetches_per_epoch=10**6, fetches_per_block=1,
-        )  # fmt: skip
-        found = verdict(measured, planned=spread, epoch_bits=1.0, theory=at)
+        error = standard_error_of(measured, n_rounds, spread, fetches_per_epoch=10**6)
+        found = verdict(bits, planned_bits=1.0, standard_error=error, departures=())
+        assert found is not None
         assert found.kind == kind
         assert found.error_bits == pytest.approx(3.89 * 0.1 / n_rounds**0.5, rel=0.01)
-    assert found.bits == pytest.approx(0.01)
+        assert found.bits == pytest.approx(0.0 if kind == "inside" else 0.01)
 
 
 def test_what_no_assumption_explains_is_outside():
+    nothing = Estimate(0.0, 0.0, 0.0)
+    bits = EntropyBits(
+        measured=nothing, expected=nothing,
+        homogeneous=3.6, lower_bound=3.5, upper_bound=3.7, random=3.65,
+    )  # fmt: skip
     spread = FetchSpread(mean=0.0, deviation=0.0, n=100)
-    measured = Measured(
-        bits=Estimate(0.0, 0.0, 0.0),
-        n_rounds=10,
-        fetches_per_round=1,
-        fetches_per_epoch=100,
-        fetches_per_block=1,
-    )
-    at = Theory(homogeneous=3.6, lower_bound=3.5, upper_bound=3.7, random=3.65, departures=())
-    found = verdict(measured, planned=spread, epoch_bits=0.0, theory=at)
+    error = standard_error_of(nothing, 10, spread, fetches_per_epoch=100)
+    found = verdict(bits, planned_bits=0.0, standard_error=error, departures=())
+    assert found is not None
     assert (found.kind, found.bits) == ("outside", -3.5)
     assert "no assumption is known to fail" in found.sentence
 

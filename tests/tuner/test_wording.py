@@ -6,7 +6,7 @@ import pytest
 
 from cellfeed_tuner import Estimate
 from cellfeed_tuner._measuring._bytes_read import BytesRead
-from cellfeed_tuner._reports._wording import reading_in_words, waiting_in_words
+from cellfeed_tuner._reports._words import in_words
 from cellfeed_tuner._results._recommended import Waiting
 
 
@@ -43,7 +43,7 @@ def test_how_long_training_waits(result_of, waiting, expected):
         constraints=replace(result.constraints, step_seconds=0.005),
         recommended=replace(result.recommended, waiting=waiting),
     )
-    assert expected in waiting_in_words(result)
+    assert expected in in_words("waiting", result)
     assert result.to_json()["recommended"]["waiting"]["n_rounds"] == waiting.n_rounds
 
 
@@ -78,6 +78,6 @@ def test_what_is_read(result_of, cache, amplification, expected):
         for each in result.configurations
     )
     result = replace(result, cache=cache, configurations=configurations)
-    assert expected in reading_in_words(result)
+    assert expected in in_words("reading", result)
     assert result.chosen is not None
     assert result.read_amplification(result.chosen) == amplification

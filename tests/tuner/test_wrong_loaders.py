@@ -29,8 +29,8 @@ from cellfeed_tuner import AutotuneResult, Configuration, _autotune, autotune, m
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._delivery import sampled_cells
-from cellfeed_tuner._reports._notebook import html_summary
 from cellfeed_tuner._reports._page import html_report
+from cellfeed_tuner._reports._words import html_summary
 
 pytestmark = pytest.mark.usefixtures("short_looks")
 

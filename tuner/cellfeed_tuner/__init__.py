@@ -32,6 +32,7 @@ if typing.TYPE_CHECKING:
         ConfigurationResult,
         EntropyBits,
         LabelResult,
+        Verdict,
     )
     from cellfeed_tuner._results._dataset import Dataset, LabelCensus
     from cellfeed_tuner._results._recommended import (
@@ -42,7 +43,6 @@ if typing.TYPE_CHECKING:
         Rival,
     )
     from cellfeed_tuner._subject._tunable import Tunable
-    from cellfeed_tuner._verdicts._verdict import Verdict
 
 # Modules by what they have; imported when it is asked for, as is said above to type checkers.
 _MODULE_OF = {
@@ -67,11 +67,10 @@ _MODULE_OF = {
         "_ranks._world": "Ranks",
         "_result": "AutotuneResult Ranges",
         "_results._configuration_result": "ConditionalEntropyBits ConfigurationResult EntropyBits "
-        "LabelResult",
+        "LabelResult Verdict",
         "_results._dataset": "Dataset LabelCensus",
         "_results._recommended": "Constraints Nearest PrefetchResult Recommended Rival",
         "_subject._tunable": "Tunable",
-        "_verdicts._verdict": "Verdict",
     }.items()
     for name in names.split()
 }
@@ -116,4 +115,4 @@ if not typing.TYPE_CHECKING:
         return sorted({*globals(), *__all__})
 
     def _shown(result: typing.Any) -> str:
-        return _imported("cellfeed_tuner._reports._notebook").html_summary(result)
+        return _imported("cellfeed_tuner._reports._words").html_summary(result)

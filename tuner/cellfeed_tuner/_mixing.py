@@ -27,10 +27,10 @@ from cellfeed_tuner._results._configuration_result import (
     ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
+    Verdict,
 )
 from cellfeed_tuner._results._recommended import least_share
-from cellfeed_tuner._verdicts._judge import Judge
-from cellfeed_tuner._verdicts._verdict import Verdict, convicted
+from cellfeed_tuner._verdicts._judge import Judge, convicted
 
 __all__ = ["Label", "Mixing"]
 
@@ -285,7 +285,7 @@ class Mixing:
         settings = _Settings.of(configuration.plan_settings)
         planned, judge = self._replayed(settings)[name], self._judges(settings.align)[name]
         # The first round counts here too.
-        return judge.verdict(configuration, planned, bits.measured, result.n_rounds + 1)
+        return judge.verdict(configuration, planned, bits, result.n_rounds + 1)
 
     def _judges_of(self, align: Any) -> dict[str, Judge]:
         selected = self._selected

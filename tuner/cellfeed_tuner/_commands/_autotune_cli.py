@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cellfeed import __version__
-from cellfeed.console import ByteSize, OneLineErrorCommand
+from cellfeed.console import ByteSize, OneLineErrorCommand, OneLineErrorGroup
 from cellfeed_tuner._defaults import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_BUDGET_SECONDS,
@@ -22,7 +22,6 @@ from cellfeed_tuner._defaults import (
 )
 
 __all__ = ["Sizes", "explain_command", "listed", "main", "show_command"]
-
 
 if TYPE_CHECKING:
     SizesParameter = click.ParamType[Sequence[int]]
@@ -53,20 +52,14 @@ class Sizes(SizesParameter):
         ends = re.fullmatch(r"\s*(-?\d+):(-?\d+)\s*", value)
         texts = ends.groups() if ends else re.split(r"[,\s]+", value.strip(", "))
         if not all(re.fullmatch(r"-?\d+", text) for text in texts):
-            self.fail(
-                f"{value!r} are not integers; write them as 4,16,64, or a range as 1:4096",
-                param,
-                ctx,
-            )
-        sizes = tuple(int(text) for text in texts)
+            wanted = "write them as 4,16,64, or a range as 1:4096"
+            self.fail(f"{value!r} are not integers; {wanted}", param, ctx)
+        sizes = tuple(map(int, texts))
         if min(sizes) < self._least:
             self.fail(f"{min(sizes)} is below {self._least}, the least there may be", param, ctx)
-        if not ends:
-            return sizes
-        low, high = sizes
-        if low > high:
+        if ends and sizes[0] > sizes[1]:
             self.fail(f"{value!r} holds nothing; write the lower end first", param, ctx)
-        return range(low, high + 1)
+        return range(sizes[0], sizes[1] + 1) if ends else sizes
 
 
 def listed(sizes: Sequence[int]) -> str:
@@ -74,21 +67,14 @@ def listed(sizes: Sequence[int]) -> str:
     return ",".join(map(str, sizes))
 
 
-class _CommandWithSubcommands(OneLineErrorCommand):
-    """A command whose first word is a subcommand if it is the name of one.
+class _Commands(OneLineErrorGroup):
+    """Commands, and what is done with paths where the first word is the name of none.
 
-    Otherwise its own arguments begin there. What has the name of a subcommand and is a path is
-    written as ``./show``.
+    What has the name of a command and is a path is written as ``./show``.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._subcommands: dict[str, click.Command] = {}
-
-    def add_command(self, command: click.Command) -> None:
-        """Add a subcommand under its name."""
-        assert command.name is not None, "a command is added by its name"  # noqa: S101
-        self._subcommands[command.name] = command
+    allow_interspersed_args = True
+    command_class = OneLineErrorCommand
 
     def make_context(
         self,
@@ -97,27 +83,18 @@ class _CommandWithSubcommands(OneLineErrorCommand):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """Read the arguments, for the subcommand that they begin with if they do."""
-        subcommand = self._subcommands.get(args[0]) if args else None
-        if subcommand is None:
+        """Read the arguments, for the command that they begin with if they do."""
+        command = self.commands.get(args[0]) if args else None
+        if command is None:
             return super().make_context(info_name, args, parent, **extra)
-        name = f"{info_name} {subcommand.name}"
-        return subcommand.make_context(name, args[1:], parent, **extra)
+        return command.make_context(f"{info_name} {command.name}", args[1:], parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run what the context was made for."""
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the subcommands below the options."""
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, each.get_short_help_str()) for name, each in self._subcommands.items()]
-            )
-        super().format_epilog(ctx, formatter)
 
-
-@click.command(cls=_CommandWithSubcommands)
+@click.group(cls=_Commands, invoke_without_command=True, subcommand_metavar="")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--label", required=True, multiple=True, metavar="COLUMN",
               help="obs column to mix minibatches by; may be given several times.")  # fmt: skip
@@ -193,7 +170,7 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     run(paths, **settings)
 
 
-@click.command("explain", cls=OneLineErrorCommand)
+@main.command("explain")
 @click.argument("saved", metavar="[AUTOTUNE.json]", default=Path("autotune.json"),
                 type=click.Path(dir_okay=False, path_type=Path))  # fmt: skip
 @click.option("--block-size", type=click.IntRange(min=1), help="Why not this block size?")
@@ -213,14 +190,10 @@ def explain_command(*, saved: Path, **asked: Any) -> None:
     explain(saved, **asked)
 
 
-@click.command("show", cls=OneLineErrorCommand)
+@main.command("show")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
 def show_command(*, as_json: bool) -> None:
     """List what earlier runs found: the last one on each machine and data set."""
     from cellfeed_tuner._commands._show_report import show  # noqa: PLC0415
 
     show(as_json=as_json)
-
-
-main.add_command(explain_command)
-main.add_command(show_command)

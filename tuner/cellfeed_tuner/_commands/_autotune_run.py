@@ -26,7 +26,7 @@ from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._replaced_file import replaced_file
 from cellfeed_tuner.plots import autotune_figure
 
-__all__ = ["read_storage_options", "run"]
+__all__ = ["run"]
 
 
 def run(
@@ -50,7 +50,7 @@ def run(
 ) -> None:
     """Measure, report, and write; see the command."""
     obs = dict.fromkeys(each for each in (*label, given, balance) if each)
-    options = None if storage_options is None else read_storage_options(storage_options)
+    options = None if storage_options is None else _storage_options(storage_options)
     collection = open_collection(
         paths, obs=list(obs), elements=elements, storage_options=options, direct_io=direct_io
     )
@@ -117,16 +117,8 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
     return [as_json, picture, page]
 
 
-def read_storage_options(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; errors quote nothing of it.
-
-    Raises
-    ------
-    PathError
-        The file cannot be read.
-    FormatError
-        It is not a JSON object.
-    """
+def _storage_options(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; errors quote nothing of it."""
     try:
         text = path.read_text("utf-8")
     except OSError as error:

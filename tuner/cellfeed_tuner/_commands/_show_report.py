@@ -47,47 +47,37 @@ def _latest(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
 
 
 def _json(run: EarlierRun) -> dict[str, Any]:
-    names = ("machine", "data", "versions")
-    known = {name: getattr(run.key, name) for name in names}
+    known = {"machine": run.key.machine, "data": run.key.data, "versions": run.key.versions}
     fingerprints = {name: {"digest": each.digest, **each.facts} for name, each in known.items()}
     return fingerprints | run.to_json() | {"n_measured": len(run.trials)}
 
 
 def _print(runs: Sequence[EarlierRun]) -> None:
-    console = report_console()
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("date", no_wrap=True)
     for heading in ("data set", "machine", "configuration"):
         table.add_column(heading, overflow="fold")
     table.add_column("cells/s [95 % interval]", justify="right", no_wrap=True)
     for run in runs:
-        cells = (run.date, _data(run), _machine(run), *_choice(run))
-        table.add_row(*map(Text, cells))
-    console.print(table)
+        table.add_row(*map(Text, (run.date, *_cells(run))))
+    report_console().print(table)
 
 
-def _data(run: EarlierRun) -> str:
-    facts, n_ranks = run.key.data.facts, run.asked.n_ranks
-    together = f", {n_ranks} ranks" if n_ranks > 1 else ""
-    return (
-        f"{run.path}, {facts['n_files']} file(s): {facts['n_cells']:,} cells x "
-        f"{facts['n_vars']:,} genes, {format_bytes(facts['bytes_on_disk'])}; "
-        f"{', '.join(run.asked.labels)}, minibatches of {run.asked.batch_size}, {run.asked.cache}"
-        f"{together}"
+def _cells(run: EarlierRun) -> tuple[str, str, str, str]:
+    """Return data set, machine, configuration and throughput in words."""
+    asked, data, machine = run.asked, run.key.data.facts, run.key.machine.facts
+    disks = ", ".join(each["file_system"] or "unknown" for each in machine["storage"])
+    ranks = f", {asked.n_ranks} ranks" if asked.n_ranks > 1 else ""
+    data_set = (
+        f"{run.path}, {data['n_files']} file(s): {data['n_cells']:,} cells x "
+        f"{data['n_vars']:,} genes, {format_bytes(data['bytes_on_disk'])}; "
+        f"{', '.join(asked.labels)}, minibatches of {asked.batch_size}, {asked.cache}{ranks}"
     )
-
-
-def _machine(run: EarlierRun) -> str:
-    facts = run.key.machine.facts
-    disks = ", ".join(each["file_system"] or "unknown" for each in facts["storage"])
-    return (
-        f"{facts['cpu'] or 'unknown'}, {facts['usable_cores']:g} cores, "
-        f"{facts['memory_gb']} GB, {disks or 'a server'}; "
+    computer = (
+        f"{machine['cpu'] or 'unknown'}, {machine['usable_cores']:g} cores, "
+        f"{machine['memory_gb']} GB, {disks or 'a server'}; "
         f"cellfeed {run.key.versions.facts['cellfeed']}"
     )
-
-
-def _choice(run: EarlierRun) -> tuple[str, str]:
     if run.choice is None or run.cells_per_second is None:
-        return "none was feasible", ""
-    return str(run.choice), interval(run.cells_per_second)
+        return data_set, computer, "none was feasible", ""
+    return data_set, computer, str(run.choice), interval(run.cells_per_second)

@@ -1,6 +1,5 @@
 """Which stage decides how long a cell takes, by what the data set counted meanwhile."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Literal, get_args
@@ -196,34 +195,27 @@ class Bottleneck:
                 f"The loader is fast enough: the training step takes "
                 f"{self.seconds['training'] * 1e6:,.1f} us for each cell, which is longer."
             )
-        if self.kind == "nothing":
-            said = "No stage stands out."
-        else:
-            said = f"{self._certainty} bound by {_MEANINGS[self.kind]}: {self._times(self.kind)}."
-        return said if self.is_explained else f"{said} {self._caveat}"
+        said = "No stage stands out."
+        if self.kind != "nothing":
+            certainty = "Clearly" if self.confidence >= SURE else "Probably"
+            if not self.is_explained or self.confidence < LIKELY:
+                certainty = "Perhaps"
+            said = f"{certainty} bound by {_MEANINGS[self.kind]}: {self._times(self.kind)}."
+        if self.is_explained:
+            return said
+        said = f"{said} The stages explain {self.accounted:.0%} of the time"
+        if self.accounted < 1:
+            return f"{said} only; what takes the rest is not known."
+        return f"{said}: threads waited for processors."
 
     def _times(self, name: StageName) -> str:
         """Return what a stage takes, beside what a cell takes if it is a part of that."""
         (alone,) = (each.seconds_per_cell for each in self.stages if each.name == name)
         ends = (self.model.seconds_per_cell({name: end}) for end in astuple(alone))
-        part = Estimate(*ends)
-        whole = self.measured_seconds_per_cell
+        part, whole = Estimate(*ends), self.measured_seconds_per_cell
         if part.value > whole:
             return f"it takes {microseconds(part)} us for each cell"
         return f"it takes {microseconds(part)} us of the {whole * 1e6:,.1f} us that a cell takes"
-
-    @property
-    def _caveat(self) -> str:
-        explained = f"The stages explain {self.accounted:.0%} of the time"
-        if self.accounted < 1:
-            return f"{explained} only; what takes the rest is not known."
-        return f"{explained}: threads waited for processors."
-
-    @property
-    def _certainty(self) -> str:
-        if not self.is_explained or self.confidence < LIKELY:
-            return "Perhaps"
-        return "Clearly" if self.confidence >= SURE else "Probably"
 
 
 _MEANINGS: dict[StageName, str] = {
@@ -238,8 +230,6 @@ _MEANINGS: dict[StageName, str] = {
     "sending": "sending minibatches from worker processes",
     "training": "the training step",
 }
-
-
 _COUNTED = [name for name in get_args(StageName) if name != "training"]
 
 
@@ -251,33 +241,30 @@ def bottleneck(
     cells_per_second: float,
     seed: int = 0,
 ) -> Bottleneck | None:
-    """Return where the time of a cell goes.
-
-    Returns
-    -------
-    None if there are fewer than two rounds, or nothing was counted in them.
-    """
+    """Return where the time of a cell goes; None of fewer than two rounds, or nothing counted."""
 
     def per_cell(name: str) -> NDArray[np.float64]:
         return np.array([getattr(each, name) for each in rounds]) / cells_per_round
 
     if len(rounds) < 2:  # noqa: PLR2004 - a spread needs two
         return None
-    samples = {name: per_cell(name) for name in _COUNTED}
-    samples = {name: each for name, each in samples.items() if each.any()}
+    samples = {name: each for name in _COUNTED if (each := per_cell(name)).any()}
     if not samples:
         return None
     measured = 1 / cells_per_second
     means = {name: float(each.mean()) for name, each in samples.items()}
     savings = _savings(means, model, measured)
     kind = _kind(savings)
-    rng = np.random.default_rng(seed)
-    named = Counter(
-        _kind(_savings(_resampled(samples, rng), model, measured)) for _ in range(N_RESAMPLES)
-    )
+    rng, times = np.random.default_rng(seed), np.array(list(samples.values()))
+
+    def resampled() -> BottleneckKind:  # stages of one round stay together
+        drawn = times[:, rng.integers(0, len(rounds), len(rounds))].mean(axis=1).tolist()
+        return _kind(_savings(dict(zip(samples, drawn, strict=True)), model, measured))
+
+    n_alike = sum(resampled() == kind for _ in range(N_RESAMPLES))
     return Bottleneck(
         kind=kind,
-        confidence=named[kind] / N_RESAMPLES,
+        confidence=n_alike / N_RESAMPLES,
         stages=tuple(
             Stage(name=name, seconds_per_cell=mean_with_interval(each), saving=savings[name])
             for name, each in samples.items()
@@ -297,23 +284,9 @@ def with_training_step(found: Bottleneck, seconds: float) -> Bottleneck:
     step = Stage(name="training", seconds_per_cell=Estimate(seconds, seconds, seconds), saving=0.0)
     stages = (*(each for each in found.stages if each.name != "training"), step)
     times = {each.name: each.seconds_per_cell.value for each in stages}
-    measured = max(seconds, found.measured_seconds_per_cell)
-    savings = _savings(times, found.model, measured)
-    kind = _kind(savings)
-    return replace(
-        found,
-        kind=kind,
-        stages=tuple(replace(each, saving=savings[each.name]) for each in stages),
-    )
-
-
-def _resampled(
-    samples: Mapping[StageName, NDArray[np.float64]], rng: np.random.Generator
-) -> dict[StageName, float]:
-    """Return means over rounds that are drawn again; stages of one round stay together."""
-    (size,) = {each.size for each in samples.values()}
-    drawn = rng.integers(0, size, size)
-    return {name: float(each[drawn].mean()) for name, each in samples.items()}
+    savings = _savings(times, found.model, max(seconds, found.measured_seconds_per_cell))
+    stages = tuple(replace(each, saving=savings[each.name]) for each in stages)
+    return replace(found, kind=_kind(savings), stages=stages)
 
 
 def _savings(

@@ -63,19 +63,7 @@ def epochs_until_paid(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageLayout:
-    """How a collection lies in storage.
-
-    Parameters
-    ----------
-    n_cells
-        Cells of the collection.
-    rows_per_chunk
-        Mean number of cells in a chunk.
-    batch_size
-        Cells of a minibatch.
-    already_shuffled
-        Whether cells lie in random order.
-    """
+    """How a collection lies in storage, and how many of its cells make a minibatch."""
 
     n_cells: int
     rows_per_chunk: float
@@ -115,9 +103,9 @@ class StorageAdvice:
     @property
     def sentence(self) -> str:
         """The advice in words."""
-        if self.action == "rechunk":
-            what = f"Files with about {_cells(self.rows_per_chunk)} per chunk"
-        else:
+        cells = "1 cell" if self.rows_per_chunk == 1 else f"{self.rows_per_chunk:,} cells"
+        what = f"Files with about {cells} per chunk"
+        if self.action == "preshuffle":
             what = (
                 f"A shuffled copy (`cellfeed preshuffle`) mixes as well in blocks of "
                 f"{self.block_size:,}, and"
@@ -175,10 +163,8 @@ def amplification(
 def _rechunk(
     found: Bottleneck, configuration: Configuration, layout: StorageLayout
 ) -> StorageAdvice | None:
-    now = found.read_amplification
-    assert now is not None  # noqa: S101 - asked before
-    bytes_per_row = found.useful_bytes
-    least = max(1, round(LEAST_CHUNK_BYTES / max(1.0, bytes_per_row)))
+    now = found.decoded_bytes / found.useful_bytes
+    least = max(1, round(LEAST_CHUNK_BYTES / max(1.0, found.useful_bytes)))
     rows = max(least, configuration.block_size // CHUNKS_PER_BLOCK)
     if rows >= layout.rows_per_chunk:
         return None
@@ -190,15 +176,12 @@ def _rechunk(
         action="rechunk",
         rows_per_chunk=rows,
         block_size=configuration.block_size,
-        least_speedup=_least_speedup(found, dict.fromkeys(_PER_STORED_BYTE, then / now)),
+        least_speedup=_least_speedup(found, {"reading": then / now, "decompressing": then / now}),
         basis=(
             f"estimated from the layout: {now:.1f} cells are decompressed now for each that is "
             f"used, and {then:.1f} then"
         ),
     )
-
-
-_PER_STORED_BYTE: tuple[StageName, ...] = ("reading", "decompressing")
 
 
 def _preshuffle(found: Bottleneck, store: StoreSample, block_size: int) -> StorageAdvice:
@@ -224,31 +207,20 @@ def _preshuffle(found: Bottleneck, store: StoreSample, block_size: int) -> Stora
 def _least_speedup(
     found: Bottleneck, factors: Mapping[StageName, float], decompressing: float | None = None
 ) -> float:
-    """Return what changed stages give at least.
+    """Return what stages give at least that are multiplied, or of which one takes other seconds.
 
     Time that the stages do not explain stays as it is.
-
-    Parameters
-    ----------
-    found
-        The stages as they are.
-    factors
-        By what some of them are multiplied.
-    decompressing
-        What that takes instead for each cell; None if it is as it was, or multiplied.
     """
-    before, after = dict[StageName, float](), dict[StageName, float]()
-    for stage in found.stages:
-        seconds = stage.seconds_per_cell
-        is_new = stage.name == "decompressing" and decompressing is not None
-        before[stage.name] = seconds.low if is_new or stage.name in factors else seconds.high
-        after[stage.name] = before[stage.name] * factors.get(stage.name, 1.0)
+    new: dict[StageName, float] = {}
     if decompressing is not None:
-        after["decompressing"] = decompressing
+        new["decompressing"] = decompressing
+    before = {
+        each.name: each.seconds_per_cell.low
+        if each.name in {*factors, *new}
+        else each.seconds_per_cell.high
+        for each in found.stages
+    }
+    after = {name: each * factors.get(name, 1.0) for name, each in before.items()} | new
     explained = found.model.seconds_per_cell(before)
     rest = max(0.0, found.measured_seconds_per_cell - explained)
     return (explained + rest) / (found.model.seconds_per_cell(after) + rest)
-
-
-def _cells(number: int) -> str:
-    return "1 cell" if number == 1 else f"{number:,} cells"

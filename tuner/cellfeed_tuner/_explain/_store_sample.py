@@ -23,15 +23,7 @@ _REPEATS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSample:
-    """Encoding and decoding of a few minibatches.
-
-    Parameters
-    ----------
-    encode_seconds, decode_seconds
-        Of one thread, for each cell; the longest of a few times to decode.
-    stored_bytes
-        Of each cell once it is encoded.
-    """
+    """What a cell takes: one thread's time to encode, the longest to decode, bytes in storage."""
 
     encode_seconds: float
     decode_seconds: float

@@ -1,11 +1,20 @@
 """Where reports are printed."""
 
-from rich.console import Console
+from collections.abc import Iterable
 
-__all__ = ["report_console"]
+from rich.console import Console
+from rich.text import Text
+
+__all__ = ["report_console", "say"]
 
 
 def report_console(*, to_stderr: bool = False, width: int = 120) -> Console:
     """Return a console as wide as the terminal; as wide as given where there is none."""
     console = Console(stderr=to_stderr)
     return console if console.is_terminal else Console(stderr=to_stderr, width=width)
+
+
+def say(console: Console, lines: Iterable[str], style: str = "") -> None:
+    """Print lines as they are, all in one style."""
+    for line in lines:
+        console.print(Text(line, style=style))

@@ -1,63 +1,47 @@
 """What ``autotune`` found, as one page that needs neither network nor scripts."""
 
-from collections import Counter
+import re
+from io import BytesIO
 from math import isfinite
+from xml.etree import ElementTree as ET
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
 
 from cellfeed.console import format_bytes
-from cellfeed_tuner._explain._bottleneck import Bottleneck, microseconds
-from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._machine._storage import Storage
-from cellfeed_tuner._reports._svg import inline_svg
-from cellfeed_tuner._reports._template import rendered
-from cellfeed_tuner._reports._wording import (
-    cache_in_words,
-    cache_name,
-    status_in_words,
-    throughput,
-)
+from cellfeed_tuner._interval import Estimate, interval
+from cellfeed_tuner._reports._words import rendered
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import (
+    MEANINGS,
+    STATUS_WORDS,
     ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
-    LabelResult,
 )
-from cellfeed_tuner._verdicts._verdict import MEANINGS
 from cellfeed_tuner.plots import bounds_figure, heat_map_figure, trade_off_figure
 
 __all__ = ["html_report"]
 
-_UNKNOWN = "unknown"
-_Pairs = list[tuple[str, object]]
+_NOT_OF_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def html_report(result: AutotuneResult, *, code: str) -> str:
     """Return the page."""
-    labels = " and ".join(result.dataset.labels)
-    chosen = result.recommended and result.recommended.configuration
-    found = Counter(each.verdict.kind for each in result.configurations if each.verdict)
-    in_order = sorted(result.configurations, key=lambda each: each.configuration != chosen)
+    labels, chosen = " and ".join(result.dataset.labels), result.chosen
+    rows = [
+        (_kind(each, chosen), _cells(each, result))
+        for each in sorted(result.configurations, key=lambda each: each is not chosen)
+    ]
     return rendered(
         "page.html.jinja",
         result,
         title=f"autotune: {result.dataset.n_visited:,} cells mixed by {labels}",
         code=code,
         pictures=_pictures(result),
-        stages=_stages(result.bottleneck) if result.bottleneck else [],
-        stages_caption=_stages_caption(result.bottleneck) if result.bottleneck else "",
-        verdicts=[(found[kind], kind, said) for kind, said in MEANINGS.items() if found[kind]],
-        headings=[name for name, _ in _cells(in_order[0], result)],
-        rows=[
-            (_kind(each, result), [said for _, said in _cells(each, result)]) for each in in_order
-        ],
-        cards=[
-            ("Data", _data(result)),
-            ("Asked for", _asked_for(result)),
-            ("Machine", _machine(result)),
-            *(("Storage", _storage(storage)) for storage in result.machine.storage),
-            ("Versions", _versions(result)),
-            ("Run", _run(result)),
-        ],
+        meanings=MEANINGS,
+        headings=list(rows[0][1]),
+        rows=rows,
     )
 
 
@@ -65,19 +49,19 @@ def _pictures(result: AutotuneResult) -> dict[str, str]:
     """Return the figures as elements, of which some have nothing to draw."""
     pictures = dict[str, str]()
     if any(each.cells_per_second for each in result.configurations):
-        pictures["trade_off"] = inline_svg(
+        pictures["trade_off"] = _inline_svg(
             trade_off_figure(result),
             name="trade-off",
             description="Throughput against label entropy of each measured configuration",
         )
     if result.ranges is None:
-        pictures["heat_maps"] = inline_svg(
+        pictures["heat_maps"] = _inline_svg(
             heat_map_figure(result),
             name="heat-maps",
             description="Throughput and label entropy over block sizes and fetch factors",
         )
     if result.ranges is None and not result.dataset.loader:
-        pictures["bounds"] = inline_svg(
+        pictures["bounds"] = _inline_svg(
             bounds_figure(result),
             name="bounds",
             description="Label entropy over the fetch factor for each block size, as planned, as "
@@ -86,80 +70,49 @@ def _pictures(result: AutotuneResult) -> dict[str, str]:
     return pictures
 
 
-def _stages(found: Bottleneck) -> list[tuple[str, str, float, bool]]:
-    """Return for each stage its name, microseconds, percent of the longest, and if it decides."""
-    longest = max(each.seconds_per_cell.value for each in found.stages)
-    return [
-        (
-            each.label,
-            microseconds(each.seconds_per_cell),
-            round(100 * max(0.0, each.seconds_per_cell.value) / longest, 1),
-            each.name == found.kind,
-        )
-        for each in found.stages
-    ]
-
-
-def _stages_caption(found: Bottleneck) -> str:
-    said = (
-        f"Counted over {found.n_rounds} rounds of the recommended configuration, with 95 % "
-        "intervals: how long all threads together are busy with a stage. While one fetch is made "
-        "into minibatches, the next is read and the one after that is planned, so bars do not add "
-        f"up to the measured time; side by side, they explain {found.accounted:.0%} of it."
-    )
-    if found.read_amplification is None:
-        return said
-    return f"{said} {found.read_amplification:.2f} bytes are decompressed for each that is used."
-
-
-# All configurations
-
-
-def _cells(each: ConfigurationResult, result: AutotuneResult) -> _Pairs:
-    """Return what the table says of a configuration, with headings."""
-    settings, entropy = each.configuration, each.entropy_bits
-    amplification = result.read_amplification(each)
-    chosen = result.recommended and result.recommended.configuration
-    has_others = any(one.configuration.others for one in result.configurations)
-    cells: _Pairs = [
-        ("block size", settings.block_size),
-        ("fetch factor", settings.fetch_factor),
-        ("workers", settings.num_workers),
-        *([("other settings", settings.others_in_words)] if has_others else []),
-        ("status", "recommended" if settings == chosen else status_in_words(each)),
-        ("cells/s [95 % interval]", throughput(each)),
-        ("rounds", each.n_rounds or ""),
-        *_entropies(each),
-        ("bounds (bits)", "{:.3f} to {:.3f}".format(*entropy.bounds)),
-        ("memory", format_bytes(each.peak_memory_bytes) if each.peak_memory_bytes else ""),
-        ("read / stored", "" if amplification is None else f"{amplification:.1f}"),
-    ]
-    for name, label in each.further_labels.items():
-        cells += _entropies(label, f"{name}: ")
-    within = each.conditional_entropy_bits
-    if within is not None:
-        cells += _bits_of(within, f"{result.dataset.label} within {within.given}: ")
-    proof = each.verdict.sentence if each.verdict else ""
-    return [*cells, ("remark", "; ".join(filter(None, [each.note, proof])))]
-
-
-def _kind(each: ConfigurationResult, result: AutotuneResult) -> str:
-    if result.recommended is not None and each.configuration == result.recommended.configuration:
+def _kind(each: ConfigurationResult, chosen: ConfigurationResult | None) -> str:
+    if each is chosen:
         return "chosen"
     return "measured" if each.cells_per_second else "absent"
 
 
-def _entropies(label: ConfigurationResult | LabelResult, of: str = "") -> _Pairs:
-    kind = label.verdict.kind if label.verdict else ""
-    return [(f"{of}verdict", kind), *_bits_of(label.entropy_bits, of)]
+def _cells(each: ConfigurationResult, result: AutotuneResult) -> dict[str, object]:
+    """Return what the table says of a configuration, by heading."""
+    settings, speed = each.configuration, each.cells_per_second
+    amplification = result.read_amplification(each)
+    cells: dict[str, object] = {
+        "block size": settings.block_size,
+        "fetch factor": settings.fetch_factor,
+        "workers": settings.num_workers,
+    }
+    if any(one.configuration.others for one in result.configurations):
+        cells["other settings"] = settings.others_in_words
+    cells |= {
+        "status": "recommended" if each is result.chosen else STATUS_WORDS[each.status].listed,
+        "cells/s [95 % interval]": f"{interval(speed)}{'*' * each.has_few_rounds}" if speed else "",
+        "rounds": each.n_rounds or "",
+        "verdict": each.verdict.kind if each.verdict else "",
+        **_bits_of(each.entropy_bits),
+        "bounds (bits)": "{:.3f} to {:.3f}".format(*each.entropy_bits.bounds),
+        "memory": format_bytes(each.peak_memory_bytes) if each.peak_memory_bytes else "",
+        "read / stored": "" if amplification is None else f"{amplification:.1f}",
+    }
+    for name, label in each.further_labels.items():
+        cells[f"{name}: verdict"] = label.verdict.kind if label.verdict else ""
+        cells |= _bits_of(label.entropy_bits, f"{name}: ")
+    within = each.conditional_entropy_bits
+    if within is not None:
+        cells |= _bits_of(within, f"{result.dataset.label} within {within.given}: ")
+    proof = each.verdict.sentence if each.verdict else ""
+    return cells | {"remark": "; ".join(filter(None, [each.note, proof]))}
 
 
-def _bits_of(bits: EntropyBits | ConditionalEntropyBits, of: str) -> _Pairs:
-    return [
-        (f"{of}measured bits [95 % interval]", _bits(bits.measured)),
-        (f"{of}expected bits", f"{bits.expected.value:.3f}"),
-        (f"{of}share of random", f"{bits.share_of_random:.1%}"),
-    ]
+def _bits_of(bits: EntropyBits | ConditionalEntropyBits, of: str = "") -> dict[str, str]:
+    return {
+        f"{of}measured bits [95 % interval]": _bits(bits.measured),
+        f"{of}expected bits": f"{bits.expected.value:.3f}",
+        f"{of}share of random": f"{bits.share_of_random:.1%}",
+    }
 
 
 def _bits(bits: Estimate | None) -> str:
@@ -170,89 +123,40 @@ def _bits(bits: Estimate | None) -> str:
     return f"{bits.value:.3f} [{bits.low:.3f}, {bits.high:.3f}]"
 
 
-# What this was measured on
+def _inline_svg(figure: Figure, *, name: str, description: str) -> str:
+    """Return a figure as an element as wide as the page allows, with its text as text.
+
+    The name begins every id, so that figures of one page do not refer to each other's parts.
+    """
+    file = BytesIO()
+    # The salt makes ids, which are random otherwise, the same for the same figure.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    # Labels may have characters that XML has not.
+    svg = _NOT_OF_XML.sub("\N{REPLACEMENT CHARACTER}", file.getvalue().decode())
+    root = ET.fromstring(svg)  # noqa: S314 - our own
+    for element in root.iter():
+        # HTML knows these elements without their namespaces.
+        element.tag = _local(element.tag)
+        element.attrib = {
+            _local(key): _renamed(_local(key), value, name) for key, value in element.items()
+        }
+    for metadata in root.findall("metadata"):
+        root.remove(metadata)
+    width = root.attrib.pop("width")
+    del root.attrib["height"]
+    root.attrib |= {"role": "img", "aria-label": description, "style": f"max-width: {width}"}
+    return ET.tostring(root, encoding="unicode")
 
 
-def _data(result: AutotuneResult) -> _Pairs:
-    dataset, order, one = result.dataset, result.storage_order, result.configurations[0]
-    further: _Pairs = []
-    for name, each in dataset.further_labels.items():
-        further += [
-            ("label", name),
-            ("values", f"{each.n_labels:,}, {each.label_entropy_bits:.3f} bits"),
-            ("without label", f"{each.n_missing:,} cells"),
-            ("random sampling", f"{one.further_labels[name].entropy_bits.random:.3f} bits"),
-        ]
-    stored: _Pairs = [
-        ("matrix", f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes"),
-        *([("visited", dataset.selection.in_words)] if dataset.selection else []),
-        *([("strategy", result.strategy.in_python())] if result.strategy else []),
-        ("stored as", f"{dataset.layout}, {dataset.dtype}, {format_bytes(dataset.bytes_on_disk)}"),
-        ("a cell in storage", format_bytes(round(dataset.stored_bytes_per_cell))),
-        ("read as a whole", f"{dataset.rows_per_chunk:,.1f} cells per chunk"),
-        *([("slow reading", dataset.slow_reading)] if dataset.slow_reading else []),
-    ]
-    if dataset.loader:
-        stored = [
-            ("loader", dataset.loader),
-            ("rows", f"{dataset.n_cells:,}"),
-            ("files", format_bytes(dataset.bytes_on_disk)),
-        ]
-    return [
-        *stored,
-        ("minibatch", f"{dataset.batch_size} cells"),
-        ("label", dataset.label),
-        ("values", f"{dataset.n_labels:,}, {dataset.label_entropy_bits:.3f} bits"),
-        ("without label", f"{dataset.n_missing:,} cells"),
-        ("random sampling", f"{one.entropy_bits.random:.3f} bits"),
-        *further,
-        ("storage order", order.sentence if order else "not checked"),
-    ]
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]
 
 
-def _asked_for(result: AutotuneResult) -> _Pairs:
-    asked = result.constraints
-    need, step = asked.need_cells_per_second, asked.step_seconds
-    return [
-        *([("ranks", f"{result.ranks}, side by side")] if result.ranks.n_total > 1 else []),
-        ("entropy", f"at least {asked.entropy_floor:g} times random sampling's"),
-        ("memory", f"at most {format_bytes(asked.memory_bytes)}"),
-        ("throughput", "as high as can be" if need is None else f"at least {need:,.0f} cells/s"),
-        *([("training step", f"{1000 * step:g} ms")] if step is not None else []),
-    ]
-
-
-def _machine(result: AutotuneResult) -> _Pairs:
-    cpu, memory, platform = result.machine.cpu, result.machine.memory, result.machine.platform
-    total, available = format_bytes(memory.total_bytes), format_bytes(memory.available_bytes)
-    return [
-        ("processor", cpu.model or _UNKNOWN),
-        ("cores", f"{cpu.usable_cores:g} usable of {cpu.logical_cores}"),
-        ("memory", f"{available} available of {total}"),
-        ("system", platform.system or _UNKNOWN),
-        ("kernel", f"{platform.kernel}, {platform.architecture}"),
-    ]
-
-
-def _storage(storage: Storage) -> _Pairs:
-    return [
-        ("file system", f"{storage.file_system or _UNKNOWN} ({storage.kind or _UNKNOWN})"),
-        ("mounted on", storage.mount_point or _UNKNOWN),
-        ("device", storage.device or _UNKNOWN),
-    ]
-
-
-def _versions(result: AutotuneResult) -> _Pairs:
-    platform = result.machine.platform
-    packages = ((name, found or "not installed") for name, found in platform.packages.items())
-    return [("Python", platform.python), *packages]
-
-
-def _run(result: AutotuneResult) -> _Pairs:
-    busy = result.busy
-    return [
-        ("date", f"{result.date:%Y-%m-%d %H:%M %Z}".strip()),
-        ("took", f"{result.seconds:,.0f} s"),
-        (cache_name(result), " ".join(cache_in_words(result))),
-        *([("other programs", f"{busy.other_cores:.1f} cores busy")] if busy else []),
-    ]
+def _renamed(key: str, value: str, name: str) -> str:
+    """Return an attribute's value with the figure's name before the ids in it."""
+    if key == "id":
+        return f"{name}-{value}"
+    if key == "href":
+        return value.replace("#", f"#{name}-", 1)
+    return value.replace("url(#", f"url(#{name}-")

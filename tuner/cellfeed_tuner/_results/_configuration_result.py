@@ -7,15 +7,18 @@ from typing import Literal, NamedTuple
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._bytes_read import BytesRead
-from cellfeed_tuner._verdicts._verdict import Verdict
 
 __all__ = [
+    "MEANINGS",
     "STATUS_WORDS",
+    "Assumption",
     "ConditionalEntropyBits",
     "ConfigurationResult",
     "EntropyBits",
     "LabelResult",
     "Status",
+    "Verdict",
+    "VerdictKind",
 ]
 
 Status = Literal[
@@ -38,33 +41,68 @@ class _StatusWords(NamedTuple):
     sentence: str
 
 
-STATUS_WORDS: dict[Status, _StatusWords] = {
-    "not enough samples": _StatusWords(
-        "few samples",
-        "timed for too few fetches",
-        "Too few whole fetches could be timed for a throughput",
-    ),
-    "too few cells": _StatusWords(
-        "too few cells", "too few cells", "The collection has too few cells to time it"
-    ),
-    "over memory": _StatusWords(
-        "over memory", "over memory", "It does not fit in the memory given"
-    ),
-    "too slow": _StatusWords(
-        "too slow",
-        "predicted slower than the best",
-        "It was not timed, since it is predicted slower than the best",
-    ),
-    "below entropy floor": _StatusWords("below floor", "below the entropy floor", ""),
-    "out of budget": _StatusWords(
-        "no time",
-        "not timed (budget exhausted)",
-        "It was not timed (budget exhausted; see --budget)",
-    ),
-    "failed": _StatusWords("failed", "failed", "It failed"),
-    "measured": _StatusWords("", "measured", ""),
-}
+_WORDS: dict[Status, tuple[str, str, str]] = {
+    "not enough samples": ("few samples", "timed for too few fetches",
+                           "Too few whole fetches could be timed for a throughput"),
+    "too few cells": ("too few cells", "too few cells",
+                      "The collection has too few cells to time it"),
+    "over memory": ("over memory", "over memory", "It does not fit in the memory given"),
+    "too slow": ("too slow", "predicted slower than the best",
+                 "It was not timed, since it is predicted slower than the best"),
+    "below entropy floor": ("below floor", "below the entropy floor", ""),
+    "out of budget": ("no time", "not timed (budget exhausted)",
+                      "It was not timed (budget exhausted; see --budget)"),
+    "failed": ("failed", "failed", "It failed"),
+    "measured": ("", "measured", ""),
+}  # fmt: skip
+STATUS_WORDS = {status: _StatusWords(*words) for status, words in _WORDS.items()}
 """What to say of each status."""
+
+VerdictKind = Literal["inside", "outside", "assumptions", "loader"]
+MEANINGS: dict[VerdictKind, str] = {
+    "inside": "as planned, and inside the paper's bounds.",
+    "outside": "as planned, but outside the bounds or off the exact expectation, though theory "
+    "should apply.",
+    "assumptions": "as planned, but this collection is not as theory assumes.",
+    "loader": "not as planned: something is wrong with the loader.",
+}
+"""What a verdict says."""
+Assumption = Literal[
+    "labels mixed inside blocks",
+    "few blocks",
+    "partial last fetch",
+    "short last block",
+    "missing labels",
+]
+"""What can keep theory from applying, named by what is found instead of what is assumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a measured entropy proves.
+
+    Parameters
+    ----------
+    kind
+        "inside", "outside" or "assumptions" if the loader delivered its plan, and that is inside
+        the bounds, outside, or where theory does not apply; "loader" if it did not.
+    bits
+        By how much: 0 if inside, and if the loader is wrong, which is told by its cells; from the
+        nearer bound (or, inside the bounds, from the exact expectation) if outside; from the exact
+        expectation for homogeneous blocks if assumptions fail.
+    error_bits
+        What chance may do to it.
+    assumptions
+        Which assumptions fail, the weightiest first.
+    sentence
+        All this in one sentence.
+    """
+
+    kind: VerdictKind
+    bits: float
+    error_bits: float
+    assumptions: tuple[Assumption, ...]
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

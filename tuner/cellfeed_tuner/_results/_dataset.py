@@ -36,15 +36,8 @@ class LabelCensus:
 class Selection:
     """The cells that were visited, where it was not all of them.
 
-    Parameters
-    ----------
-    n_cells
-        How many.
-    rows_per_chunk
-        Mean number of them in a unit of storage that is read as a whole and holds any.
-    where
-        The query that they fulfil, see `cellfeed.Collection.where`; empty if they were given by
-        number.
+    With the mean number of them in a unit of storage that is read as a whole and holds any, and
+    the query that they fulfil (`cellfeed.Collection.where`); empty if they were given by number.
     """
 
     n_cells: int

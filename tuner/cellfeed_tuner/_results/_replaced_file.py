@@ -13,10 +13,7 @@ __all__ = ["replaced_file"]
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of another once it is complete, and leaves nothing if not.
 
-    Raises
-    ------
-    OSError
-        The disk is full, or its folder is missing or cannot be written to; names the path.
+    An `OSError` of a full disk, or of its folder, names the path.
 
     Examples
     --------

@@ -16,16 +16,8 @@ _APART = ("block_size", "indices")
 class SearchedStrategy:
     """A strategy without its block size, which was searched, and without its rows.
 
-    Parameters
-    ----------
-    name
-        Its class.
-    parameters
-        What it was made with that has plain values: numbers, text, or several of these.
-    arrays
-        Parameters of which a result holds nothing but the name, such as weights.
-    has_block_size
-        Whether it has a block size.
+    Of parameters that are arrays, such as weights, a result holds nothing but the name; others are
+    numbers, text, or several of these.
     """
 
     name: str
@@ -36,23 +28,23 @@ class SearchedStrategy:
     @classmethod
     def of(cls, strategy: SamplingStrategy) -> "SearchedStrategy":
         """Return the record of a strategy, as the user made it."""
-        known = getattr(strategy, "__dataclass_fields__", {}).values()
-        given = {each.name: getattr(strategy, each.name) for each in known if each.init}
-        defaults = {each.name: each.default for each in known}
-        asked = {
-            name: value
-            for name, value in given.items()
-            if name not in _APART and value is not defaults[name]
-        }
-        plain = {name: value for name, value in asked.items() if _is_plain(value)}
+        known = getattr(strategy, "__dataclass_fields__", {})
+        parameters, arrays = dict[str, Any](), list[str]()
+        for each in known.values():
+            value = getattr(strategy, each.name) if each.init else each.default
+            if value is each.default or each.name in _APART:
+                continue
+            if isinstance(value, tuple) and all(isinstance(name, str) for name in value):
+                parameters[each.name] = list(value)
+            elif isinstance(value, bool | int | float | str):
+                parameters[each.name] = value
+            else:
+                arrays.append(each.name)
         return cls(
             name=type(strategy).__name__,
-            parameters={
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in plain.items()
-            },
-            arrays=tuple(name for name in asked if name not in plain),
-            has_block_size="block_size" in given,
+            parameters=parameters,
+            arrays=tuple(arrays),
+            has_block_size="block_size" in known and known["block_size"].init,
         )
 
     def in_python(self, block_size: int | None = None, rows: str = "") -> str:
@@ -64,7 +56,10 @@ class SearchedStrategy:
         >>> strategy.in_python(4, "train")
         'GroupedSampling(set_size=16, block_size=4, indices=train)'
         """
-        arguments = [f"{name}={_in_python(value)}" for name, value in self.parameters.items()]
+        arguments = [
+            f"{name}={tuple(value) if isinstance(value, list) else value!r}"
+            for name, value in self.parameters.items()
+        ]
         arguments += [f"{name}={name}" for name in self.arrays]
         if block_size is not None and self.has_block_size:
             arguments.append(f"block_size={block_size}")
@@ -82,13 +77,3 @@ class SearchedStrategy:
         """The obs columns that it takes labels from."""
         labels = self.parameters.get("labels", ())
         return (labels,) if isinstance(labels, str) else tuple(labels)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(isinstance(each, str) for each in value)
-    return isinstance(value, bool | int | float | str)
-
-
-def _in_python(value: Any) -> str:
-    return repr(tuple(value) if isinstance(value, list) else value)

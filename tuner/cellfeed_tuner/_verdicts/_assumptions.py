@@ -8,36 +8,17 @@ held against what a measurement can tell apart.
 
 from dataclasses import dataclass
 from math import log, log2
-from typing import Literal
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import LabelCounts
+from cellfeed_tuner._results._configuration_result import Assumption
 
-__all__ = ["Assumption", "Departure", "departures"]
-
-Assumption = Literal[
-    "labels mixed inside blocks",
-    "few blocks",
-    "partial last fetch",
-    "short last block",
-    "missing labels",
-]
-"""What can keep theory from applying, named by what is found instead of what is assumed."""
+__all__ = ["Departure", "departures"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Departure:
-    """One assumption that does not hold exactly.
-
-    Parameters
-    ----------
-    assumption
-        Which one.
-    bits
-        By about how much it may shift the mean entropy of minibatches, at most.
-    fact
-        What was found, in words.
-    """
+    """An assumption that does not hold, the bits that this may shift the mean by, and the fact."""
 
     assumption: Assumption
     bits: float
@@ -63,19 +44,6 @@ def departures(
     most, all that is measured lies behind. Missing labels leave smaller minibatches and fetches;
     they are smallest where whole blocks are missing, which is assumed. A partial last fetch mixes
     as one of its own size does, and lowers the mean of the epoch by its share of it.
-
-    Parameters
-    ----------
-    counted
-        Rows of each label.
-    within_block_bits
-        Mean label entropy within a block; see `block_mixing`.
-    batch_size, block_size, fetch_factor
-        The configuration.
-
-    Returns
-    -------
-    Departures whose effect is not nil.
     """
     n_rows, counts = counted.n_rows, counted.counts
     fetch_size = batch_size * fetch_factor
@@ -84,8 +52,7 @@ def departures(
         return theory.expected_entropy_bits(counts, m, block_size, f, n_rows=n)
 
     usual = homogeneous()
-    random = counted.random_entropy_bits(batch_size)
-    room = max(0.0, random - usual)
+    room = max(0.0, counted.random_entropy_bits(batch_size) - usual)
     n_blocks = -(-n_rows // block_size)
     in_fetch = max(1.0, min(fetch_size / block_size, n_blocks))
     bias = (counts.size - 1) / (2 * in_fetch * log(2)) * (in_fetch - 1) / max(1, n_blocks - 1)
@@ -96,32 +63,30 @@ def departures(
     in_partial = max(1, partial // batch_size)
     found = [
         Departure(
-            assumption="labels mixed inside blocks",
-            bits=min(within_block_bits, room),
-            fact=f"labels are mixed inside blocks ({within_block_bits:.2f} bits within one)",
+            "labels mixed inside blocks",
+            min(within_block_bits, room),
+            f"labels are mixed inside blocks ({within_block_bits:.2f} bits within one)",
         ),
         Departure(
-            assumption="few blocks",
-            bits=min(bias, room, most - usual),
-            fact=(
-                f"there are few blocks ({n_blocks:,} of {counts.size:,} labels, "
-                f"{fetch_size / block_size:,.3g} to a fetch)"
-            ),
+            "few blocks",
+            min(bias, room, most - usual),
+            f"there are few blocks ({n_blocks:,} of {counts.size:,} labels, "
+            f"{fetch_size / block_size:,.3g} to a fetch)",
         ),
         Departure(
-            assumption="partial last fetch",
-            bits=partial / n_rows * (usual - homogeneous(f=in_partial)) if partial else 0.0,
-            fact=f"the last fetch is partial ({partial / n_rows:.0%} of all cells)",
+            "partial last fetch",
+            partial / n_rows * (usual - homogeneous(f=in_partial)) if partial else 0.0,
+            f"the last fetch is partial ({partial / n_rows:.0%} of all cells)",
         ),
         Departure(
-            assumption="short last block",
-            bits=2 * abs(homogeneous(n=n_rows) - usual) if short else 0.0,
-            fact=f"the last block is short ({short:,} cells), so that fetches cut blocks",
+            "short last block",
+            2 * abs(homogeneous(n=n_rows) - usual) if short else 0.0,
+            f"the last block is short ({short:,} cells), so that fetches cut blocks",
         ),
         Departure(
-            assumption="missing labels",
-            bits=usual - homogeneous(m=known_rows) if counted.n_missing else 0.0,
-            fact=f"labels are missing in {share_missing:.1%} of all cells",
+            "missing labels",
+            usual - homogeneous(m=known_rows) if counted.n_missing else 0.0,
+            f"labels are missing in {share_missing:.1%} of all cells",
         ),
     ]
     return sorted((each for each in found if each.bits > 0), key=lambda each: -each.bits)

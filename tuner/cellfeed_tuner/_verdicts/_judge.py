@@ -1,21 +1,26 @@
-"""A verdict for each measured configuration."""
+"""Whether a loader delivers its plan, and whether theory explains what that gives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from math import copysign, isfinite, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t as student_t
 
-from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy._label_counts import LabelCounts
 from cellfeed_tuner._entropy._label_entropy import LabelEntropy
 from cellfeed_tuner._entropy._minibatch_entropy import within_block_bits
-from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._verdicts._assumptions import departures
-from cellfeed_tuner._verdicts._verdict import Measured, Theory, Verdict, verdict
+from cellfeed_tuner._entropy._plan_replay import FetchSpread
+from cellfeed_tuner._interval import BEYOND_CHANCE, CONFIDENCE, Estimate
+from cellfeed_tuner._results._configuration_result import EntropyBits, Verdict
+from cellfeed_tuner._verdicts._assumptions import Departure, departures
 
-__all__ = ["Judge"]
+__all__ = ["Judge", "convicted", "standard_error_of", "verdict"]
+
+# Sums of many logarithms may differ by so much.
+_ROUNDING = 1e-9
 
 
 class Judge:
@@ -40,61 +45,160 @@ class Judge:
         batch_size: int,
         rows_in_blocks: Callable[[int], NDArray[np.int64]] | None = None,
     ) -> None:
-        self._counted = counted
-        self._batch_size = batch_size
-        # Workers do not matter to either, and fetch factors not to the first.
-        self._within_block_bits = cache(
-            lambda block_size: within_block_bits(
-                codes if rows_in_blocks is None else codes[rows_in_blocks(block_size)], block_size
+        self._counted, self._batch_size = counted, batch_size
+
+        @cache
+        def within(block_size: int) -> float:
+            in_order = codes if rows_in_blocks is None else codes[rows_in_blocks(block_size)]
+            return within_block_bits(in_order, block_size)
+
+        @cache  # which workers do not matter to
+        def departures_of(block_size: int, fetch_factor: int) -> list[Departure]:
+            return departures(
+                counted,
+                within(block_size),
+                batch_size=batch_size,
+                block_size=block_size,
+                fetch_factor=fetch_factor,
             )
-        )
-        self._theory = cache(self._theory_of)
+
+        self._departures = departures_of
 
     def verdict(
-        self,
-        configuration: Configuration,
-        planned: LabelEntropy,
-        measured: Estimate,
-        n_rounds: int,
+        self, configuration: Configuration, planned: LabelEntropy, bits: EntropyBits, n_rounds: int
     ) -> Verdict | None:
-        """Return the verdict; None where the plan has too few whole fetches to tell.
+        """Return the verdict on what was measured in ``n_rounds`` rounds at least.
 
-        Parameters
-        ----------
-        configuration
-            What was measured.
-        planned
-            The replay of its plan.
-        measured
-            Mean entropy of its minibatches with the 95 % interval.
-        n_rounds
-            Rounds that it rests on, at least.
+        None where nothing was, theory does not apply, or the plan has too few whole fetches.
         """
-        block_size, fetch_factor = configuration.block_size, configuration.fetch_factor
-        if planned.whole_fetches is None:
+        if planned.whole_fetches is None or bits.measured is None:
             return None
+        block_size, fetch_factor = configuration.block_size, configuration.fetch_factor
         fetch_size = self._batch_size * fetch_factor
+        error = standard_error_of(
+            bits.measured,
+            n_rounds,
+            planned.whole_fetches,
+            fetches_per_round=configuration.fetches_per_round,
+            fetches_per_epoch=self._counted.n_rows // fetch_size,
+            fetches_per_block=-(-block_size // fetch_size),
+        )
         return verdict(
-            Measured(
-                bits=measured,
-                n_rounds=n_rounds,
-                fetches_per_round=configuration.fetches_per_round,
-                fetches_per_epoch=self._counted.n_rows // fetch_size,
-                fetches_per_block=-(-block_size // fetch_size),
-            ),
-            planned=planned.whole_fetches,
-            epoch_bits=planned.bits.value,
-            theory=self._theory(block_size, fetch_factor),
+            bits,
+            planned_bits=planned.whole_fetches.mean,
+            standard_error=error,
+            departures=self._departures(block_size, fetch_factor),
         )
 
-    def _theory_of(self, block_size: int, fetch_factor: int) -> Theory:
-        counts, batch_size = self._counted.counts, self._batch_size
-        sizes = {"batch_size": batch_size, "block_size": block_size, "fetch_factor": fetch_factor}
-        within = self._within_block_bits(block_size)
-        return Theory(
-            homogeneous=theory.expected_entropy_bits(counts, batch_size, block_size, fetch_factor),
-            lower_bound=theory.lower_bound_bits(counts, batch_size, block_size),
-            upper_bound=theory.upper_bound_bits(counts, batch_size),
-            random=self._counted.random_entropy_bits(batch_size),
-            departures=departures(self._counted, within, **sizes),
+
+def convicted(fault: str) -> Verdict:
+    """Return the verdict on a loader whose minibatches were not those of the plan.
+
+    Rows are compared one by one, so that nothing is left to chance.
+    """
+    said = f"THE LOADER IS WRONG: {fault}; please report this."
+    return Verdict(kind="loader", bits=0.0, error_bits=0.0, assumptions=(), sentence=said)
+
+
+def standard_error_of(
+    measured: Estimate,
+    n_rounds: int,
+    planned: FetchSpread,
+    *,
+    fetches_per_round: int = 1,
+    fetches_per_epoch: int,
+    fetches_per_block: int = 1,
+) -> float:
+    """Return the standard error of the mean of some rounds of whole fetches, the larger of two.
+
+    That of the rounds themselves says nothing where all happened to be alike, as where most
+    minibatches hold one label; that of as many planned fetches knows better. Those of one epoch
+    share out its rows: what one has too many of, the others lack. If a fetch's entropy is a
+    quadratic function of such surpluses, as near the collection's frequencies, those of N fetches
+    correlate by 1 / (N - 1)^2, so that the variance of their mean is N / (N - 1) times that of
+    independent ones. Consecutive fetches that one block fills count as one.
+    """
+    n = fetches_per_epoch
+    shared = n / (n - 1) if n > 1 else 1.0
+    independent = max(1.0, n_rounds * fetches_per_round / fetches_per_block)
+    of_plan = planned.deviation * sqrt(shared / independent)
+    half = measured.high - measured.value
+    if n_rounds < 2 or not isfinite(half):  # noqa: PLR2004 - a spread needs two
+        return of_plan
+    return max(half / float(student_t.ppf((1 + CONFIDENCE) / 2, n_rounds - 1)), of_plan)
+
+
+def verdict(
+    bits: EntropyBits,
+    *,
+    planned_bits: float,
+    standard_error: float,
+    departures: Sequence[Departure],
+) -> Verdict | None:
+    """Hold against theory what a loader measured that delivered its plan.
+
+    With it goes whether the collection is as theory assumes. A value whose error touches a bound
+    is inside. All figures are the same plug-in estimate over minibatches of the same size, so
+    that its bias is on both sides. Partial fetches are not measured: what they do to an epoch is
+    known from the plan.
+
+    Parameters
+    ----------
+    bits
+        What was measured, what the plan gives for whole epochs, and what theory does.
+    planned_bits
+        Mean of whole fetches of the plan.
+    standard_error
+        Of what was measured.
+    departures
+        How far the collection is from what theory assumes, the weightiest first.
+    """
+    if bits.measured is None or bits.homogeneous is None:
+        return None
+    value, exact, epoch = bits.measured.value, bits.homogeneous, bits.expected.value
+    error = BEYOND_CHANCE * standard_error + _ROUNDING
+    off_exact = _beyond(value, exact, exact, error)
+    off = off_exact or _beyond(epoch, exact, exact, error)
+    if off and sum(each.bits for each in departures) + error >= abs(off):
+        # One that is below the standard error could not be seen.
+        failing = [each for each in departures if each.bits > standard_error] or departures[:1]
+        explained = [sum(each.bits for each in failing[:n]) for n in range(1, len(failing))]
+        enough = sum(bits + error < abs(off) for bits in explained) + 1
+        facts = " and ".join(each.fact for each in failing[:enough])
+        got = f"measured are {value:.3f}, as the plan gives"
+        if not off_exact:
+            got = f"a whole epoch gives {epoch:.3f} by the plan"
+        return Verdict(
+            kind="assumptions",
+            bits=off,
+            error_bits=error,
+            assumptions=tuple(each.assumption for each in failing),
+            sentence=f"Theory does not apply, since {facts}: it has {exact:.3f} bits, and {got}.",
         )
+    low, high = bits.bounds
+    whose = "bounds, exact where the paper's are loose"
+    if (low, high) == (bits.lower_bound, bits.upper_bound):
+        whose = "the paper's bounds"
+    bounds = f"{whose} ({low:.3f} to {high:.3f})"
+    if not off_exact:
+        said = (
+            f"Measured {value:.3f} bits, as the plan gives ({planned_bits:.3f}), inside {bounds}."
+        )
+        return Verdict(kind="inside", bits=0.0, error_bits=error, assumptions=(), sentence=said)
+    # What is outside the bounds is off what is exact, which they do not exclude.
+    off_bounds = _beyond(value, low, high, error)
+    where = f"{off_bounds:+.3f} outside {bounds}" if off_bounds else f"inside {bounds}"
+    return Verdict(
+        kind="outside",
+        bits=off_bounds or off_exact,
+        error_bits=error,
+        assumptions=(),
+        sentence=f"Measured {value:.3f} bits, as planned, {where}, but {off_exact:+.3f} off the "
+        f"exact expectation ({exact:.3f}), though no assumption is known to fail.",
+    )
+
+
+def _beyond(value: float, low: float, high: float, error: float) -> float:
+    """Return how far a value lies outside a range, 0 if its error touches that."""
+    distance = max(low - value, value - high)
+    return copysign(distance, value - low) if distance > error else 0.0

@@ -4,7 +4,6 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results._dataset import Dataset
 from cellfeed_tuner.plots._heat_maps import draw_entropy, draw_throughput
 from cellfeed_tuner.plots._style import STYLE, draw_caption
 from cellfeed_tuner.plots._trade_off import draw_trade_off
@@ -39,24 +38,18 @@ def _headline(result: AutotuneResult) -> str:
     )
 
 
-def _labels(dataset: Dataset) -> str:
-    first = f"label {dataset.label} ({dataset.n_labels} values)"
-    others = (f"{name} ({each.n_labels})" for name, each in dataset.further_labels.items())
-    return ", ".join([first, *others])
-
-
 def _caption(result: AutotuneResult) -> str:
     dataset, cpu = result.dataset, result.machine.cpu
-    disks = ", ".join(
-        sorted({storage.file_system or "unknown" for storage in result.machine.storage})
-    )
-    where = f"{disks}, page cache {result.cache}"
-    if result.cache == "remote":
-        where = "files on a server"
     what = f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes, {dataset.layout}"
     if dataset.loader:
         what = f"{dataset.loader}, {dataset.n_cells:,} rows"
+    labels = [f"label {dataset.label} ({dataset.n_labels} values)"]
+    labels += [f"{name} ({each.n_labels})" for name, each in dataset.further_labels.items()]
+    disks = sorted({storage.file_system or "unknown" for storage in result.machine.storage})
+    where = f"{', '.join(disks)}, page cache {result.cache}"
+    if result.cache == "remote":
+        where = "files on a server"
     return (
-        f"{what}, {_labels(dataset)}, minibatch {dataset.batch_size}; "
+        f"{what}, {', '.join(labels)}, minibatch {dataset.batch_size}; "
         f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, {where}"
     )

@@ -1,6 +1,6 @@
 """Measured entropy against the plan, the exact expectation and the paper's bounds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -70,7 +70,10 @@ _MARKS: dict[str | None, Any] = {
 
 def bounds_figure(result: AutotuneResult) -> Figure:
     """Draw entropy over the fetch factor for each block size, with what theory says of it."""
-    parts = _by_block(result)
+    parts = dict[int, list[ConfigurationResult]]()
+    for each in sorted(result.configurations, key=lambda each: each.configuration):
+        parts.setdefault(each.configuration.block_size, []).append(each)
+    factors = sorted({each.configuration.fetch_factor for each in result.configurations})
     colours = block_colours(list(parts))
     n_columns = min(_MOST_COLUMNS, len(parts))
     n_rows = ceil(len(parts) / n_columns)
@@ -87,10 +90,12 @@ def bounds_figure(result: AutotuneResult) -> Figure:
             if bounds.upper_bound > 0:
                 draw_bounds(axes, bounds.lower_bound, bounds.upper_bound)
             _draw_exact(axes, part, color=colours[block_size], lw=2)
-            _draw_planned(axes, part)
+            planned = {each.configuration.fetch_factor: each.entropy_bits.expected for each in part}
+            for fetch_factor, bits in planned.items():
+                axes.errorbar(fetch_factor, bits.value, yerr=around(bits), **REPLAYED)
             _draw_measured(axes, part)
             axes.set_title(title_of_block(block_size))
-        scale_fetch_factors(rows[0, 0], _fetch_factors(result.configurations))
+        scale_fetch_factors(rows[0, 0], factors)
         for axes in used[-n_columns:]:  # the lowest of each column
             axes.tick_params(axis="x", labelbottom=True)
             axes.set_xlabel("fetch factor\n(minibatches)")
@@ -100,17 +105,6 @@ def bounds_figure(result: AutotuneResult) -> Figure:
     return figure
 
 
-def _by_block(result: AutotuneResult) -> Mapping[int, list[ConfigurationResult]]:
-    parts = dict[int, list[ConfigurationResult]]()
-    for each in sorted(result.configurations, key=lambda each: each.configuration):
-        parts.setdefault(each.configuration.block_size, []).append(each)
-    return parts
-
-
-def _fetch_factors(results: Sequence[ConfigurationResult]) -> list[int]:
-    return sorted({each.configuration.fetch_factor for each in results})
-
-
 def _draw_exact(axes: Axes, part: Sequence[ConfigurationResult], **style: Any) -> None:
     exact = {
         each.configuration.fetch_factor: each.entropy_bits.homogeneous
@@ -118,12 +112,6 @@ def _draw_exact(axes: Axes, part: Sequence[ConfigurationResult], **style: Any) -
         if each.entropy_bits.homogeneous is not None
     }
     axes.plot(list(exact), list(exact.values()), **style)
-
-
-def _draw_planned(axes: Axes, part: Sequence[ConfigurationResult]) -> None:
-    planned = {each.configuration.fetch_factor: each.entropy_bits.expected for each in part}
-    for fetch_factor, bits in planned.items():
-        axes.errorbar(fetch_factor, bits.value, yerr=around(bits), **REPLAYED)
 
 
 def _draw_measured(axes: Axes, part: Sequence[ConfigurationResult]) -> None:

@@ -1,13 +1,13 @@
 """Throughput and entropy over the grid."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from math import log, nan
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from numpy.typing import NDArray
 
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import STATUS_WORDS, ConfigurationResult
@@ -20,38 +20,31 @@ _Place = tuple[int, int]
 
 def heat_map_figure(result: AutotuneResult) -> Figure:
     """Draw throughput and entropy over block sizes and fetch factors."""
+    block_sizes, fetch_factors = _sizes(result)
+    size = 2 * (1.2 + 0.75 * max(4, len(fetch_factors))), 1.2 + 0.55 * len(block_sizes)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=_figure_size(result), layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
         speed_axes, entropy_axes = figure.subplots(1, 2)
         draw_throughput(speed_axes, result)
         draw_entropy(entropy_axes, result)
     return figure
 
 
-def _figure_size(result: AutotuneResult) -> tuple[float, float]:
-    block_sizes, fetch_factors = _sizes(result)
-    return 2 * (1.2 + 0.75 * max(4, len(fetch_factors))), 1.2 + 0.55 * len(block_sizes)
-
-
 def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
     """Draw the throughput of the fastest at each place of the grid."""
-    shown = {
-        place: max(found, key=_speed) for place, found in _by_place(result.configurations).items()
-    }
-    timed = {place: each for place, each in shown.items() if _speed(each)}
-    values = {place: _speed(each) for place, each in timed.items()}
-    texts = {
-        place: f"{_short(_speed(each))}{'*' * each.has_few_rounds}\n"
-        f"{each.configuration.num_workers} w"
-        if place in timed
-        else _in_square(STATUS_WORDS[each.status].short)
-        for place, each in shown.items()
-    }
-    few = "; * few rounds" if any(each.has_few_rounds for each in timed.values()) else ""
+    shown = _best(result, _speed)
+    squares = dict[_Place, tuple[float, str]]()
+    for place, each in shown.items():
+        speed, workers = _speed(each), each.configuration.num_workers
+        short = f"{speed / 1000:.1f}k" if speed >= 1000 else f"{speed:.0f}"  # noqa: PLR2004 - a kilo
+        text = f"{short}{'*' * each.has_few_rounds}\n{workers} w"
+        status = "\n".join(STATUS_WORDS[each.status].short.rsplit(" ", 1))
+        squares[place] = (log(speed), text) if speed else (nan, status)
+    few = "; * few rounds" if any(each.has_few_rounds for each in shown.values()) else ""
     has_others = any(each.configuration.others for each in shown.values())
     best = "best workers (w) and other settings" if has_others else "best workers (w)"
     axes.set_title(f"Throughput (cells/s), {best}{few}")
-    _draw_grid(axes, result, values, texts, logarithmic=True)
+    _draw_grid(axes, result, squares)
 
 
 def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
@@ -59,60 +52,56 @@ def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
 
     In bits, that of the first label; as a share of random sampling's, that of the least mixed.
     """
-    shown = {
-        place: max(found, key=lambda each: each.least_mixed.share_of_random)
-        for place, found in _by_place(result.configurations).items()
-    }
-    values = {place: each.least_mixed.share_of_random for place, each in shown.items()}
-    texts = {
-        place: f"{each.entropy_bits.expected.value:.2f}\n{values[place]:.0%}"
-        for place, each in shown.items()
-    }
+    shown = _best(result, lambda each: each.least_mixed.share_of_random)
+    squares = dict[_Place, tuple[float, str]]()
+    for place, each in shown.items():
+        share = each.least_mixed.share_of_random
+        squares[place] = share, f"{each.entropy_bits.expected.value:.2f}\n{share:.0%}"
     title = "Entropy (bits), share of random"
     if result.dataset.further_labels:
         title = f"Entropy of {result.dataset.label} (bits),\nleast label's share of random"
     axes.set_title(title, parse_math=False)
-    _draw_grid(axes, result, values, texts, logarithmic=False)
+    _draw_grid(axes, result, squares)
 
 
-def _by_place(results: Sequence[ConfigurationResult]) -> dict[_Place, list[ConfigurationResult]]:
-    """Return results by block size and fetch factor, of which workers and other settings differ."""
-    places = dict[_Place, list[ConfigurationResult]]()
-    for each in results:
+def _best(
+    result: AutotuneResult, value: Callable[[ConfigurationResult], float]
+) -> dict[_Place, ConfigurationResult]:
+    """Return what has the highest value of each block size and fetch factor."""
+    best = dict[_Place, ConfigurationResult]()
+    for each in result.configurations:
         place = each.configuration.block_size, each.configuration.fetch_factor
-        places.setdefault(place, []).append(each)
-    return places
+        best[place] = max(best.get(place, each), each, key=value)
+    return best
 
 
 def _draw_grid(
-    axes: Axes,
-    result: AutotuneResult,
-    values: Mapping[_Place, float],
-    texts: Mapping[_Place, str],
-    *,
-    logarithmic: bool,
+    axes: Axes, result: AutotuneResult, squares: Mapping[_Place, tuple[float, str]]
 ) -> None:
+    """Draw squares of values, NaN where there is none, and texts."""
     block_sizes, fetch_factors = _sizes(result)
-    cells = np.full((len(block_sizes), len(fetch_factors)), np.nan)
-    for (block_size, fetch_factor), value in values.items():
-        cells[block_sizes.index(block_size), fetch_factors.index(fetch_factor)] = value
-    shades = _shades(cells, logarithmic=logarithmic)
+    values = np.array(
+        [[squares.get((size, factor), (nan, ""))[0] for factor in fetch_factors]
+         for size in block_sizes]
+    )  # fmt: skip
+    if not np.isnan(values).all():
+        low, high = np.nanmin(values), np.nanmax(values)
+        values = (values - low) / max(high - low, 1e-9)
     axes.pcolormesh(
         np.arange(len(fetch_factors) + 1) - 0.5,
         np.arange(len(block_sizes) + 1) - 0.5,
-        shades,
+        values,
         cmap=mpl.colormaps[COLOURS].with_extremes(bad=NOT_TIMED),
         vmin=0,
         vmax=1,
         edgecolors="white",
         linewidth=1,
     )
-    for row, block_size in enumerate(block_sizes):
-        for column, fetch_factor in enumerate(fetch_factors):
-            text = texts.get((block_size, fetch_factor), "")
-            shade = shades[row, column]
-            colour = BOUND if np.isnan(shade) else "white" if shade < 0.6 else "black"  # noqa: PLR2004 - of the colour map
-            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+    for (block_size, fetch_factor), (_, text) in squares.items():
+        row, column = block_sizes.index(block_size), fetch_factors.index(fetch_factor)
+        shade = values[row, column]
+        colour = BOUND if np.isnan(shade) else "white" if shade < 0.6 else "black"  # noqa: PLR2004 - of the colour map
+        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
     if result.recommended is not None:
         chosen = result.recommended.configuration
         corner = (
@@ -135,24 +124,5 @@ def _sizes(result: AutotuneResult) -> tuple[list[int], list[int]]:
     return block_sizes, fetch_factors
 
 
-def _shades(cells: NDArray[np.float64], *, logarithmic: bool) -> NDArray[np.float64]:
-    """Return values scaled to 0 .. 1, NaN where there are none."""
-    if np.all(np.isnan(cells)):
-        return cells
-    scaled = np.log(cells) if logarithmic else cells
-    low, high = np.nanmin(scaled), np.nanmax(scaled)
-    shades: NDArray[np.float64] = (scaled - low) / max(float(high - low), 1e-9)
-    return shades
-
-
 def _speed(result: ConfigurationResult) -> float:
     return result.cells_per_second.value if result.cells_per_second else 0.0
-
-
-def _short(value: float) -> str:
-    return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"  # noqa: PLR2004 - a kilo
-
-
-def _in_square(text: str) -> str:
-    """Return a few words on two lines."""
-    return text[::-1].replace(" ", "\n", 1)[::-1]

@@ -55,67 +55,44 @@ def draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
             ms=5,
             lw=1,
         )
-    _draw_front(axes, result)
+    front = [
+        (each.least_mixed.share_of_random, each.cells_per_second.value)
+        for each in result.pareto_front()
+        if each.cells_per_second is not None
+    ]
+    if front:
+        axes.step(
+            *zip(*front, strict=True), where="post", color=BOUND, lw=1, alpha=0.6, zorder=0,
+            label="Pareto front",
+        )  # fmt: skip
     floor = result.constraints.entropy_floor
     axes.axvline(floor, color=BOUND, ls="--", lw=1)
     axes.annotate(
         f"floor {floor:g}", (floor, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3),
         textcoords="offset points", rotation=90, ha="right", va="top", fontsize=8, color=BOUND,
     )  # fmt: skip
-    _mark_choice(axes, result)
-    _label_axes(axes, of="the label mixed least" if result.dataset.further_labels else "")
+    if result.recommended is not None and result.chosen is not None:
+        share, speed = (
+            result.chosen.least_mixed.share_of_random,
+            result.recommended.cells_per_second,
+        )
+        axes.errorbar(
+            share, speed.value, yerr=around(speed), fmt="o", mfc="none", mec=CHOSEN, ecolor=CHOSEN,
+            ms=13, mew=2, label="recommended",
+        )  # fmt: skip
+    axes.set_title("Trade-off, with 95 % intervals")
+    of = "entropy of the label mixed least" if result.dataset.further_labels else "entropy"
+    axes.set(xlabel=f"{of}, share of random sampling's", ylabel="throughput (cells/s)")
+    scale_speeds(axes)
+    axes.yaxis.set_minor_locator(NullLocator())
     for size in block_sizes[:: ceil(len(block_sizes) / _MOST_NAMED)]:
         axes.plot([], [], "o", color=colours[size], label=f"block {size}")
     for number in workers:
-        axes.plot([], [], _marker(workers, number), color=BOUND, label=_workers(number))
+        name = "1 worker" if number == 1 else f"{number} workers"
+        axes.plot([], [], _marker(workers, number), color=BOUND, label=name)
     if any(each.has_few_rounds for each in result.configurations):
         axes.plot([], [], "o", color=BOUND, mfc="white", label="few rounds")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
-
-
-def _draw_front(axes: Axes, result: AutotuneResult) -> None:
-    places = [
-        (each.least_mixed.share_of_random, each.cells_per_second.value)
-        for each in result.pareto_front()
-        if each.cells_per_second is not None
-    ]
-    if places:
-        shares, speeds = zip(*places, strict=True)
-        axes.step(
-            shares, speeds, where="post", color=BOUND, lw=1, alpha=0.6, zorder=0,
-            label="Pareto front",
-        )  # fmt: skip
-
-
-def _label_axes(axes: Axes, *, of: str) -> None:
-    axes.set_title("Trade-off, with 95 % intervals")
-    entropy = f"entropy of {of}" if of else "entropy"
-    axes.set(xlabel=f"{entropy}, share of random sampling's", ylabel="throughput (cells/s)")
-    scale_speeds(axes)
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _mark_choice(axes: Axes, result: AutotuneResult) -> None:
-    if result.recommended is None or result.chosen is None:
-        return
-    share = result.chosen.least_mixed.share_of_random
-    speed = result.recommended.cells_per_second
-    axes.errorbar(
-        share,
-        speed.value,
-        yerr=around(speed),
-        fmt="o",
-        mfc="none",
-        mec=CHOSEN,
-        ecolor=CHOSEN,
-        ms=13,
-        mew=2,
-        label="recommended",
-    )
-
-
-def _workers(number: int) -> str:
-    return "1 worker" if number == 1 else f"{number} workers"
 
 
 def _marker(workers: Sequence[int], number: int) -> str:

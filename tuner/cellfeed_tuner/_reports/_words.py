@@ -1,0 +1,74 @@
+"""What is said of a result: sentences and HTML, from the templates beside this module."""
+
+from collections import Counter
+from typing import Any
+
+import jinja2
+
+from cellfeed.console import format_bytes
+from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS, MUCH_SPREAD
+from cellfeed_tuner._defaults import REMOTE_PREFETCH
+from cellfeed_tuner._explain._bottleneck import microseconds
+from cellfeed_tuner._interval import interval
+from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner._results._configuration_result import STATUS_WORDS
+from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE
+
+__all__ = ["html_summary", "in_words", "rendered"]
+
+
+def in_words(what: str, *about: object) -> list[str]:
+    """Return the sentences of a macro in ``words.jinja``, of which there may be none."""
+    macro = getattr(_TEMPLATES.get_template("words.jinja").module, what)
+    return [line for line in str(macro(*about)).splitlines() if line]
+
+
+def rendered(template: str, result: AutotuneResult, **values: Any) -> str:
+    """Return the HTML that a template makes of a result, escaped."""
+    made = _TEMPLATES.get_template(template).render(
+        result=result, key_figures=_key_figures(result), **values
+    )
+    return made.encode("utf-8", "replace").decode()  # names of files need not be UTF-8
+
+
+def html_summary(result: AutotuneResult) -> str:
+    """Return what a notebook shows: an element that needs no style."""
+    return rendered("notebook.html.jinja", result)
+
+
+def _key_figures(result: AutotuneResult) -> dict[str, str]:
+    chosen, known = result.recommended, result.chosen
+    if chosen is None or known is None:
+        return {}
+    (how,), (mixed,) = in_words("how_measured", result), in_words("share", known.entropy_bits)
+    return {
+        f"throughput, {how}": f"{interval(chosen.cells_per_second)} cells/s",
+        f"entropy of {result.dataset.label}": mixed,
+        "peak memory": format_bytes(chosen.peak_memory_bytes),
+    }
+
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader(__package__),
+    autoescape=jinja2.select_autoescape(["html.jinja"]),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+)
+_TEMPLATES.globals.update(
+    FEWEST_ROUNDS=FEWEST_ROUNDS,
+    LEAST_ROUNDS=LEAST_ROUNDS,
+    MUCH_SPREAD=MUCH_SPREAD,
+    REMOTE_PREFETCH=REMOTE_PREFETCH,
+    SAME_SPEED_SHARE=SAME_SPEED_SHARE,
+    STATUS_WORDS=STATUS_WORDS,
+    bytes=format_bytes,
+    in_words=in_words,
+    interval=interval,
+    microseconds=microseconds,
+)
+_TEMPLATES.filters.update(
+    counted=lambda values: Counter(values).most_common(),
+    reason=lambda each: each.note or STATUS_WORDS[each.status].listed,
+    status=lambda each: STATUS_WORDS[each.status].listed,
+)
