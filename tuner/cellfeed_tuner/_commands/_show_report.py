@@ -41,7 +41,7 @@ def _latest(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
     by_kind = dict[tuple[object, ...], EarlierRun]()
     for run in runs:
         asked = run.asked
-        kind = run.key.name, asked.labels, asked.batch_size, asked.cache, asked.n_ranks
+        kind = run.key.name, asked.labels, asked.batch_size, asked.cache, asked.ranks
         by_kind[kind] = run
     return sorted(by_kind.values(), key=lambda run: run.began, reverse=True)
 
@@ -67,8 +67,8 @@ def _print(runs: Sequence[EarlierRun]) -> None:
 
 
 def _data(run: EarlierRun) -> str:
-    facts, n_ranks = run.key.data.facts, run.asked.n_ranks
-    together = f", {n_ranks} ranks" if n_ranks > 1 else ""
+    facts, ranks = run.key.data.facts, run.asked.ranks
+    together = f", {ranks}" if ranks.n_total > 1 else ""
     return (
         f"{run.path}, {facts['n_files']} file(s): {facts['n_cells']:,} cells x "
         f"{facts['n_vars']:,} genes, {format_bytes(facts['bytes_on_disk'])}; "
