@@ -38,7 +38,8 @@ from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._mixing import Label, Mixing
 from cellfeed_tuner._plain import to_plain
-from cellfeed_tuner._planning._space import MOST_LISTED, Space
+from cellfeed_tuner._planning._constants import MOST_LISTED
+from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._results._dataset import describe_dataset
 

@@ -89,6 +89,7 @@ def earlier_run():
         space = changes.pop("space", None) or Space.of(
             *([getattr(each, size) for each in costs] for size in SIZES)
         )
+        n_ranks = changes.pop("n_ranks", 1)
         asked = Asked(
             label="plate",
             batch_size=changes.pop("batch_size", 64),
@@ -99,7 +100,8 @@ def earlier_run():
             fetch_factors=space.fetch_factors,
             workers=space.workers,
             further_labels=changes.pop("further_labels", ()),
-            n_ranks=changes.pop("n_ranks", 1),
+            n_ranks=n_ranks,
+            world_size=changes.pop("world_size", n_ranks),
         )
         choice = choice or min(costs, key=costs.__getitem__)
         speed = 1 / costs[choice]

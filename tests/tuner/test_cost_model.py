@@ -125,3 +125,14 @@ def test_a_grid_of_one_number_of_workers_is_a_grid_too(workers):
     found = np.median(drawn(model, seen, 100), axis=0)
     wrong = found - np.log([seconds_per_cell(each) for each in some])
     assert np.abs(wrong).mean() < 0.3
+
+
+def test_ranks_divide_an_epoch():
+    """A fourth of the cells has as few fetches, of which the first is not read ahead."""
+    part, divided, whole = (
+        CostModel(GRID, BATCH_SIZE, Geometry(n_cells=n_cells, n_ranks=n_ranks)).mean()
+        for n_cells, n_ranks in ((10**5, 1), (4 * 10**5, 4), (4 * 10**5, 1))
+    )
+    assert np.array_equal(part, divided)
+    assert np.all(whole <= divided)
+    assert np.any(whole < divided)

@@ -1,12 +1,15 @@
 """Ranks find each other, are told the same, and do not wait for one that is gone."""
 
+import errno
 import os
 import signal
 import socket
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from cellfeed_tuner._together import _meeting
 from cellfeed_tuner._together._meeting import Meeting, told_by_first
 
 PORT = 29_871
+HOSTS = ["127.0.0.1", "localhost", *(["::1"] if socket.has_dualstack_ipv6() else [])]
 VARIABLES = {
     "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{PORT}",
@@ -47,6 +51,15 @@ def others(*worlds, seconds=20.0, function=told_by_first, **settings):
             pool.submit(function, each, join_seconds=seconds, limit_seconds=seconds, **settings)
             for each in worlds
         ]
+
+
+class Store(dict[str, str]):
+    """What ranks of several machines share, here in one process."""
+
+    set = dict.__setitem__
+
+    def check(self, keys):
+        return all(key in self for key in keys)
 
 
 class TestWorld:
@@ -149,6 +162,61 @@ class TestMeeting:
             with Meeting(world(0, 2), join_seconds=20.0) as meeting:
                 meeting.tell({})
             assert told[0].result() == {}
+
+    def test_what_another_training_left_is_removed_and_what_one_waits_at_is_not(self, folder):
+        killed, waiting = (replace(world(0, 2), port=PORT + n) for n in (1, 2))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                Meeting(killed, join_seconds=60.0).__enter__()
+            finally:
+                os._exit(0)
+        path = _meeting._socket_path(killed)
+        while not path.exists():
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        with _meeting._listening(waiting), others(world(1, 2)) as told:
+            with Meeting(world(0, 2), join_seconds=20.0) as meeting:
+                left = [each.name for each in folder.rglob("*") if each.is_socket()]
+                assert left == [_meeting._socket_path(waiting).name]
+                meeting.tell({})
+            assert told[0].result() == {}
+        assert not any(each.is_socket() for each in folder.rglob("*"))
+
+    @pytest.mark.parametrize("host", HOSTS)
+    def test_ranks_of_several_machines_meet_wherever_the_address_leads(self, monkeypatch, host):
+        store = Store()
+        monkeypatch.setattr(_meeting, "_store", lambda _: store)
+        alone = {"local_rank": 0, "local_world_size": 1}
+        first, other = (replace(world(rank, 2, **alone), host=host) for rank in (0, 1))
+        with others(other) as told:
+            with Meeting(first, join_seconds=20.0) as meeting:
+                meeting.tell({"result": 1})
+            assert told[0].result() == {"result": 1}
+
+    def test_where_a_protocol_is_switched_off_the_other_is_used(self, monkeypatch):
+        def switched_off(address, *, family=socket.AF_INET, **_):
+            if family == socket.AF_INET6:
+                raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+            return create_server(address)
+
+        create_server = socket.create_server
+        monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: True)
+        monkeypatch.setattr(socket, "create_server", switched_off)
+        with _meeting._open_port() as port:
+            assert port.family == socket.AF_INET
+
+    def test_a_first_one_that_ends_before_it_is_greeted_is_reported(self):
+        listener = _meeting._listening(world(0, 2))
+        with others(world(1, 2)) as told:
+            with listener:
+                listener._socket.settimeout(20.0)
+                accepted, _ = listener._socket.accept()
+                accepted.close()
+            with pytest.raises(MeasuringError, match="rank 0 ended while it measured for all"):
+                told[0].result()
 
     def test_one_that_does_not_come_is_named_to_all(self):
         with others(world(1)) as told:

@@ -7,8 +7,7 @@ import pytest
 
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._planning._cost_model import Geometry, Observation
-from cellfeed_tuner._planning._goal import best_mixed, fastest
-from cellfeed_tuner._planning._posterior import Posterior
+from cellfeed_tuner._planning._posterior import Posterior, best_mixed, fastest
 
 GRID = [
     Configuration(block_size=b, fetch_factor=f, num_workers=w)

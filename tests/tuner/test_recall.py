@@ -3,6 +3,7 @@
 import pytest
 
 from cellfeed_tuner import Configuration
+from cellfeed_tuner._history._earlier_run import Asked
 from cellfeed_tuner._history._recall import Recollection, compare
 
 COSTS = {
@@ -64,12 +65,26 @@ def test_any_other_run_on_the_data_is_an_order_of_probes(earlier_run, held, chan
 
 
 @pytest.mark.parametrize(
-    "change", [{"data": "others"}, {"batch_size": 128}, {"cache": "warm"}, {"n_ranks": 2}]
+    "change",
+    [{"data": "others"}, {"batch_size": 128}, {"cache": "warm"}, {"n_ranks": 2}, {"world_size": 2}],
 )
 def test_what_measured_something_else_is_nothing(earlier_run, held, change):
     found = recollect([earlier_run(COSTS, **change)], held)
     assert (found.held, found.order, found.said.use) == (None, None, "none")
     assert found.first_probes(GRID) == found.anchors(GRID) == []
+
+
+def test_one_rank_of_each_of_two_machines_is_not_one_process(earlier_run):
+    asked = earlier_run(COSTS, world_size=2).asked
+    assert Asked.from_json(asked.to_json()) == asked
+    assert not asked.is_like(earlier_run(COSTS).asked)
+    assert str(asked.ranks) == "1 of 2 ranks"
+
+
+def test_runs_that_did_not_note_all_ranks_were_of_one_machine(earlier_run):
+    plain = earlier_run(COSTS, n_ranks=2).asked.to_json()
+    del plain["world_size"]
+    assert str(Asked.from_json(plain).ranks) == "2 ranks"
 
 
 def test_a_run_with_a_smaller_grid_is_only_an_order(earlier_run, held):

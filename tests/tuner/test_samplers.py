@@ -9,10 +9,8 @@ import pytest
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._defaults import SAMPLERS
 from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._planning._goal import fastest
-from cellfeed_tuner._planning._posterior import Posterior
-from cellfeed_tuner._searching._race_pruner import RacePruner
-from cellfeed_tuner._searching._trials import Trials
+from cellfeed_tuner._planning._posterior import Posterior, fastest
+from cellfeed_tuner._searching._trials import RacePruner, Trials
 
 GRID = [
     Configuration(block_size=b, fetch_factor=f, num_workers=w)

@@ -9,8 +9,8 @@ from cellfeed_tuner._history._recall import Recollection
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import Delivery, Round, Started, TimingRequest
+from cellfeed_tuner._planning._constants import LEAST_TURNS
 from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._planning._turns import LEAST_TURNS
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._searching._search import Search

@@ -47,10 +47,13 @@ def test_the_last_run_of_each_kind_is_listed(earlier_run, record):
 
 
 def test_runs_for_other_numbers_of_ranks_are_listed_apart(earlier_run, record):
-    for n_ranks in (1, 2):
-        record(cache_folder(), earlier_run({FAST: 1e-4}, n_ranks=n_ranks))
-    assert [each["asked"]["n_ranks"] for each in json.loads(show("--json"))["runs"]] == [1, 2]
-    assert " ".join(show().split()).count("ranks") == 1
+    kinds = [(1, 1), (2, 2), (1, 2)]
+    for n_ranks, world_size in kinds:
+        run = earlier_run({FAST: 1e-4}, n_ranks=n_ranks, world_size=world_size)
+        record(cache_folder(), run)
+    asked = [each["asked"] for each in json.loads(show("--json"))["runs"]]
+    assert [(each["n_ranks"], each["world_size"]) for each in asked] == kinds
+    assert " ".join(show().split()).count("ranks") == 2
 
 
 def test_a_run_without_a_choice_is_listed(earlier_run, record):

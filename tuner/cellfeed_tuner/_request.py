@@ -165,6 +165,7 @@ class Request:
             workers=self.space.workers,
             others=self.space.others,
             n_ranks=self.ranks.n_local,
+            world_size=self.ranks.n_total,
         )
 
 
@@ -207,6 +208,7 @@ def collection_request(
             n_cells=len(selected),
             rows_per_chunk=selected.rows_per_chunk,
             n_files=len(collection.locations),
+            n_ranks=ranks.n_total,
         ),
         n_cells=selected.n_drawn // ranks.n_total,
         row_bytes=ranks.n_local * collection.mean_row_bytes(),
@@ -248,6 +250,7 @@ def loader_request(
             n_cells=n_rows,
             rows_per_chunk=tunable.rows_per_chunk,
             n_files=max(1, len(tunable.paths)),
+            n_ranks=ranks.n_total,
         ),
         n_cells=n_rows // ranks.n_total,
         cache=cache or ("cold" if tunable.paths else "warm"),

@@ -41,7 +41,7 @@ def _latest(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
     by_kind = dict[tuple[object, ...], EarlierRun]()
     for run in runs:
         asked = run.asked
-        kind = run.key.name, asked.labels, asked.batch_size, asked.cache, asked.n_ranks
+        kind = run.key.name, asked.labels, asked.batch_size, asked.cache, asked.ranks
         by_kind[kind] = run
     return sorted(by_kind.values(), key=lambda run: run.began, reverse=True)
 
@@ -67,7 +67,7 @@ def _cells(run: EarlierRun) -> tuple[str, str, str, str]:
     """Return data set, machine, configuration and throughput in words."""
     asked, data, machine = run.asked, run.key.data.facts, run.key.machine.facts
     disks = ", ".join(each["file_system"] or "unknown" for each in machine["storage"])
-    ranks = f", {asked.n_ranks} ranks" if asked.n_ranks > 1 else ""
+    ranks = f", {asked.ranks}" if asked.ranks.n_total > 1 else ""
     data_set = (
         f"{run.path}, {data['n_files']} file(s): {data['n_cells']:,} cells x "
         f"{data['n_vars']:,} genes, {format_bytes(data['bytes_on_disk'])}; "

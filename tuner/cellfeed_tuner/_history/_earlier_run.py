@@ -11,6 +11,7 @@ from cellfeed_tuner._constants import SAME_BUDGET
 from cellfeed_tuner._history._digest import Fingerprint
 from cellfeed_tuner._interval import Estimate, Spread
 from cellfeed_tuner._planning._space import Space
+from cellfeed_tuner._ranks._world import Ranks
 
 __all__ = ["Asked", "EarlierRun", "Key"]
 
@@ -43,8 +44,8 @@ class Asked:
         State of the page cache that was found.
     others
         What other settings may be, by name.
-    n_ranks
-        Ranks that were measured side by side.
+    n_ranks, world_size
+        Ranks that were measured side by side, and all that divide an epoch.
     """
 
     label: str
@@ -58,11 +59,17 @@ class Asked:
     further_labels: tuple[str, ...] = ()
     others: Mapping[str, Sequence[Setting]] = field(default_factory=dict)
     n_ranks: int = 1
+    world_size: int = 1
 
     @property
     def labels(self) -> tuple[str, ...]:
         """All labels, the first one first."""
         return self.label, *self.further_labels
+
+    @property
+    def ranks(self) -> Ranks:
+        """How many ranks the choice was for."""
+        return Ranks(n_local=self.n_ranks, n_total=self.world_size)
 
     @property
     def space(self) -> Space:
@@ -71,7 +78,7 @@ class Asked:
 
     def is_like(self, other: "Asked") -> bool:
         """Return whether both measure the same thing."""
-        mine, theirs = ((each.batch_size, each.cache, each.n_ranks) for each in (self, other))
+        mine, theirs = ((each.batch_size, each.cache, each.ranks) for each in (self, other))
         return mine == theirs
 
     def covers(self, other: "Asked") -> bool:
@@ -91,7 +98,8 @@ class Asked:
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Asked":
         """Return what `to_json` and JSON have made plain."""
-        return cls(**{name: _sizes_or(value) for name, value in plain.items()})
+        known = {"world_size": plain.get("n_ranks", 1), **plain}
+        return cls(**{name: _sizes_or(value) for name, value in known.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -208,6 +208,7 @@ def _run_in_child(
     clock = ProcessorClock()
     pid = os.fork()
     if pid == 0:
+        os.setpgid(0, 0)  # so that whatever it starts can be found when it has ended
         _child(subject, request, sender)
     sender.close()
     events, peak, cpu_seconds = list[object](), 0, 0.0

@@ -50,21 +50,12 @@ class _Ended:
 def run_side_by_side(run: RunRank, n: int, report: Report) -> None:
     """Run something in as many processes as there are ranks, and report what they do together.
 
-    Parameters
-    ----------
-    run
-        Called in each process, with its number, what keeps it in step and what it reports to.
-    n
-        How many.
-    report
-        Called with `Started` once, then with each `Round`, then with what was found at the end.
+    That is `Started` once, then each `Round`, then what was found at the end.
 
     Raises
     ------
-    CellfeedError
-        What one of them raised.
-    RuntimeError
-        Something else was raised in one of them.
+    CellfeedError, RuntimeError
+        What one of them raised, and what else was raised in one.
     ChildKilledError
         One was killed.
     """

@@ -1,35 +1,18 @@
-"""Numbers that decide what a search proposes and races, and where each comes from."""
+"""Numbers that decide what a search proposes, races and chooses, and where each comes from."""
 
 __all__ = [
-    "ALONE",
-    "ANY_SCALE",
-    "BY_OTHERS",
-    "BY_SIZE",
-    "CLOSE",
-    "DEPARTURE",
-    "DOUBTED_GAIN",
-    "ENOUGH_WORLDS",
-    "FIRST_LOOKS",
-    "HALVINGS",
-    "JITTER",
-    "KNOWN",
-    "LEAST_CHANCE",
-    "MOST_DRAWN",
-    "MOST_REPLAYED",
-    "NOISES",
-    "NOISE_WIDTH",
-    "NOT_AHEAD",
-    "NO_WEIGHT",
-    "N_DRAWS",
-    "N_WORLDS",
-    "OF_SIZES",
-    "OPTIMISM",
-    "PRICES",
-    "REACH",
-    "SERIAL",
-    "SLACK_SECONDS",
-    "SURVEY_UNTIL",
-    "USUAL_NOISE",
+    "ALONE", "ANCHORS_UNTIL", "ANCHOR_ROUNDS", "ANY_SCALE", "AROUND", "AROUND_STEP",
+    "BY_OTHERS", "BY_SIZE", "CHANCE_OF_PRUNING", "CLOSE", "DEPARTURE", "DEPTH_ROUNDS",
+    "DOUBTED_GAIN", "ENOUGH_WORLDS", "FEWEST_DEPTH_TURNS", "FEWEST_PRODUCTS", "FINALIST_SHARE",
+    "FIRST_LIMIT_SHARE", "FIRST_LOOKS", "HALVINGS", "JITTER", "KNOWN", "LEAST_CHANCE",
+    "LEAST_FIRST_LIMIT_SECONDS", "LEAST_LOOK_LIMIT_SECONDS", "LEAST_TURNS", "LIMIT_SHARE",
+    "MOST_BYTES_AHEAD", "MOST_DEPTH_TURNS", "MOST_DRAWN", "MOST_LISTED", "MOST_REPLAYED",
+    "NEED_MARGIN", "NEXT_TO_NOTHING", "NOISES", "NOISE_WIDTH", "NOTHING", "NOT_AHEAD",
+    "NO_WEIGHT", "N_DRAWS", "N_WORLDS", "OF_SIZES", "OPTIMISM", "PRICES", "PROPOSE_UNTIL",
+    "RANDOM_TRIALS", "REACH", "ROUGH_ERROR", "SAME_MEMORY_SHARE", "SERIAL",
+    "SHARE_PER_DOUBLING", "SIGNIFICANT_BITS", "SIZE_STEP", "SLACK_SECONDS", "SURVEY_UNTIL",
+    "TURNS_UNTIL_WITH_STEP", "TURN_ROUNDS", "TURN_SECONDS", "TURN_VARIANCES",
+    "UNKNOWN_CELLS_PER_SECOND", "USUAL_NOISE", "WORKER_STEP",
 ]  # fmt: skip
 
 # What a configuration costs before it is measured
@@ -103,3 +86,80 @@ is. Chosen."""
 SLACK_SECONDS = 5.0
 """Seconds beyond what should suffice for a loop with a training step, before it is stopped.
 Chosen."""
+
+# What there is to choose from
+
+MOST_LISTED = 2000
+"""Configurations of a space that are listed; of more, only a coarse grid and what is around the
+best. Chosen: each pair of sizes takes some 50 ms to replay, and the cost model's covariance grows
+with their square."""
+SIZE_STEP, WORKER_STEP = 4, 2
+"""Factors between neighbours in the coarse grid: of sizes, and of processes and threads. Chosen:
+these have less far to go."""
+SIGNIFICANT_BITS = 4
+"""Proposals are rounded to so many significant bits. Chosen: neither speed nor entropy changes
+measurably within steps of 6 % to 12 %."""
+AROUND_STEP = 2**0.5
+"""Factor between a size and its neighbours around a configuration. Chosen."""
+AROUND = ((-2, -2), (-1, -1), (1, 1), (2, 2), (-1, 0), (1, 0), (0, -1), (0, 1))
+"""How many of these steps are taken in block and fetch. Chosen: what has as many blocks in a fetch
+mixes as well, and what has more mixes better."""
+RANDOM_TRIALS = 4
+"""What others than the cost model draw at random, before they go by what was measured. Chosen."""
+
+# Turns
+
+LEAST_TURNS = 4
+"""Turns without which nothing is said to be decided. Chosen."""
+TURN_SECONDS, TURN_ROUNDS = 1.0, 2
+"""What a look takes in a turn, unless its rounds take longer. Chosen: the least turns make a
+throughput."""
+TURN_VARIANCES = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0, 1e3, 1e4, 1e6)
+"""How much turns may differ: the variance of what a moment does to a whole turn, by that of looks
+within one. Chosen."""
+NOTHING, NEXT_TO_NOTHING = 1e-15, 1e-10
+"""A sum of squares below which nothing differs, and what is rounding beside the largest. Chosen."""
+FINALIST_SHARE = 0.5
+"""Share of the most turns of any with fewer than which a configuration has left the race.
+Chosen."""
+CHANCE_OF_PRUNING = 0.025
+"""How likely a trial that is as fast as the fastest is pruned when the two are compared. Chosen."""
+FEWEST_PRODUCTS = 4
+"""Pairs of neighbouring looks without which nothing is said of what looks of a time have in common.
+Chosen."""
+
+# Time
+
+PROPOSE_UNTIL, TURNS_UNTIL_WITH_STEP = 0.6, 0.75
+"""Shares of the budget until which something is looked at for the first time, and until which there
+are turns where a training step is to be measured afterwards. Chosen."""
+LIMIT_SHARE, LEAST_LOOK_LIMIT_SECONDS = 0.25, 5.0
+"""A look is stopped after this share of the budget, and not before so many seconds. Chosen."""
+FIRST_LIMIT_SHARE, LEAST_FIRST_LIMIT_SECONDS = 0.125, 3.0
+"""The same of first looks, as long as none has come so far. Chosen: it is not known then how slow
+the disk is, and the process takes a part of it to start."""
+UNKNOWN_CELLS_PER_SECOND = 5000.0
+"""What a configuration is expected to give before anything is measured. Chosen: what a slow disk
+gives to large fetches, so that none is begun with that would take too long there."""
+ROUGH_ERROR = 0.1
+"""How far a cost of an earlier run may be mistaken in reckoning with time. Chosen."""
+ANCHORS_UNTIL, ANCHOR_ROUNDS = 0.45, 2
+"""Share of the budget for anchors of an earlier run, and rounds of each of the two looks at one.
+Chosen: both together make a throughput."""
+
+# What is chosen
+
+NEED_MARGIN = 1.05
+"""What is looked for is faster than needed by this factor. Chosen: the lower end of its interval
+has to be as fast."""
+SHARE_PER_DOUBLING = 2e-5
+"""What twice the memory is worth, as a share of random sampling's entropy. Chosen: of what mixes
+alike, the smaller is proposed."""
+SAME_MEMORY_SHARE = 0.05
+"""Memories that differ by less are the same. Chosen: one configuration takes that much more or
+less from run to run."""
+DEPTH_ROUNDS, FEWEST_DEPTH_TURNS, MOST_DEPTH_TURNS = 2, 2, 16
+"""Rounds of a look at a depth of reading ahead; turns without which depths are not compared, and
+after which they are no longer. Chosen."""
+MOST_BYTES_AHEAD = 256 << 20
+"""What is on its way from a server at most. Source: `cellfeed.CellDataset`."""

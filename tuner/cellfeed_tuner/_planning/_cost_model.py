@@ -46,24 +46,19 @@ class Geometry:
         Mean number of rows in a unit of storage that is read as a whole; may be below 1.
     n_files
         Files that it is made of.
+    n_ranks
+        Ranks that divide an epoch.
     """
 
     n_cells: int | None = None
     rows_per_chunk: float | None = None
     n_files: int | None = None
+    n_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is known of one configuration's cost.
-
-    Parameters
-    ----------
-    seconds_per_cell
-        Mean of its looks.
-    error
-        Standard error of that mean, relative to it.
-    """
+    """What is known of one configuration's cost: a mean of looks, and its relative error."""
 
     seconds_per_cell: float
     error: float
@@ -164,15 +159,10 @@ class CostModel:
         return mean + gain @ (seen - mean[rows]), covariance + self._departures - gain @ apart.T
 
     def spread(self, looks: Mapping[Configuration, Sequence[float]]) -> float:
-        """Return how much looks at one configuration differ, relative to their mean.
+        """Return how much looks (seconds per cell) at one configuration differ, relatively.
 
         What explains all looks best: those at one configuration differ from each other, and those
         at its like from what the model makes of them.
-
-        Parameters
-        ----------
-        looks
-            Seconds per cell of each look, at least one of each configuration.
         """
         logs = [np.log(each) for each in looks.values()]
         rows = np.array([self._place[each] for each in looks], dtype=np.int64)
@@ -257,7 +247,7 @@ def _worlds(
     by_workers = (workers > 0) * prices["transfer"] + workers * prices["worker"]
     logs = np.log(fetch / cells * divided + by_workers)
     if geometry.n_cells is not None:
-        n_fetches = np.maximum(1.0, geometry.n_cells // cells)
+        n_fetches = np.maximum(1.0, geometry.n_cells // geometry.n_ranks // cells)
         logs = logs + NOT_AHEAD * rng.random((N_WORLDS, 1)) / n_fetches
     found: NDArray[np.float64] = logs + BY_SIZE * rng.standard_normal((N_WORLDS, 1)) * np.log2(
         cells

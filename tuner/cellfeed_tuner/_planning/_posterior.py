@@ -1,7 +1,10 @@
-"""What each candidate may cost, by the cost model and all looks, and so which may be the best."""
+"""What each candidate may cost, by the cost model and all looks, and so which may be the best.
 
-import math
+The best is the fastest, or the best mixed that is fast enough.
+"""
+
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +18,42 @@ from cellfeed_tuner._planning._constants import (
     OPTIMISM,
 )
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation, draws_of
-from cellfeed_tuner._planning._goal import Goal
 
-__all__ = ["Posterior"]
+__all__ = ["Goal", "Posterior", "best_mixed", "fastest"]
+
+Goal = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""From logarithms of cells per second, shape (..., n_candidates), to what is to be maximised."""
+
+
+def fastest(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Value a configuration by its throughput; gains are relative."""
+    return log_speeds
+
+
+def best_mixed(need: float, shares: Sequence[float]) -> Goal:
+    """Value configurations that give the throughput needed by how well they mix.
+
+    Parameters
+    ----------
+    need
+        Cells per second.
+    shares
+        Entropy of each candidate as a share of true random sampling's, shape (n_candidates,).
+
+    Examples
+    --------
+    >>> goal = best_mixed(100.0, [0.9, 1.0])
+    >>> goal(np.log([200.0, 100.0])).tolist(), goal(np.log([200.0, 50.0])).round(2).tolist()
+    ([0.9, 1.0], [0.9, -0.69])
+    """
+    mixing = np.asarray(shares, dtype=np.float64)
+
+    def value(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
+        lacking = log_speeds - log(need)
+        # What is too slow is worse than all that is not, and the more so the slower it is.
+        return np.where(lacking >= 0, mixing, lacking)
+
+    return value
 
 
 class Posterior:
@@ -25,18 +61,10 @@ class Posterior:
 
     Parameters
     ----------
-    configurations
-        What can run.
-    candidates
-        Those of them that may be chosen: entropy and memory are known before.
-    batch_size
-        Cells of a minibatch.
-    geometry
-        What is known of the storage.
+    configurations, candidates
+        What can run, and what of it may be chosen: entropy and memory are known before.
     goal_of
         Gives what is to be maximised over a list of configurations.
-    seed
-        Fixes all that is left to chance.
     model
         What predicts costs before any look.
     """
@@ -117,7 +145,7 @@ class Posterior:
     def error(self, configuration: Configuration) -> float:
         """Return the standard deviation of the logarithm of a cost."""
         place = self._place[configuration]
-        return math.sqrt(max(0.0, self._known()[1][place, place]))
+        return sqrt(max(0.0, self._known()[1][place, place]))
 
     def most_promising(self, among: Iterable[Configuration]) -> Configuration | None:
         """Return what most was expected of before any look.

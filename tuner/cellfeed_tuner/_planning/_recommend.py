@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._planning._constants import SAME_MEMORY_SHARE
 from cellfeed_tuner._planning._turns import Turns
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner._results._recommended import (
@@ -19,11 +20,6 @@ from cellfeed_tuner._results._recommended import (
 )
 
 __all__ = ["Choice", "choose", "nearest"]
-
-
-# Memories that differ by less than this are the same: the same configuration takes that much more
-# or less from run to run.
-_SAME_MEMORY_SHARE = 0.05
 
 
 class _Timed(NamedTuple):
@@ -184,7 +180,7 @@ def _rivals(chosen: _Timed, finalists: Sequence[_Timed], turns: Turns) -> tuple[
 def _cheapest(alike: Sequence[_Timed]) -> list[_Timed]:
     """Return those of least memory, or within 5 % of it, that have the fewest workers."""
     least = min(each.memory for each in alike)
-    lean = [each for each in alike if each.memory <= (1 + _SAME_MEMORY_SHARE) * least]
+    lean = [each for each in alike if each.memory <= (1 + SAME_MEMORY_SHARE) * least]
     fewest = min(each.num_workers for each in lean)
     return [each for each in lean if each.num_workers == fewest]
 

@@ -11,29 +11,26 @@ import numpy as np
 
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration, Setting
+from cellfeed_tuner._planning._constants import (
+    AROUND,
+    AROUND_STEP,
+    MOST_LISTED,
+    SIGNIFICANT_BITS,
+    SIZE_STEP,
+    WORKER_STEP,
+)
 
-__all__ = ["MOST_LISTED", "Space", "are_sizes"]
+__all__ = ["Space", "are_sizes"]
 
-MOST_LISTED = 2000
-"""With more configurations than this, they are not listed: the entropy of each pair of sizes takes
-some 50 ms to replay, and the cost model's covariance grows with their square."""
-
-# Steps of the coarse grid. Processes and threads have less far to go.
-_SIZE_STEP, _WORKER_STEP = 4, 2
 _FEW = ("num_workers", "num_threads")
-# Proposals are rounded to so many significant bits: steps of 6 % to 12 %.
-_SIGNIFICANT_BITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Every combination of what each setting may be.
+    """Every combination of what each setting of a `Configuration` may be, by its name.
 
-    Parameters
-    ----------
-    domains
-        What each setting of a `Configuration` may be, by its name: whole numbers ascending, of
-        which a `range` stands for all integers in it; anything else in the order that was given.
+    That is whole numbers ascending, of which a `range` stands for all integers in it; anything
+    else in the order that was given.
 
     Examples
     --------
@@ -129,16 +126,52 @@ class Space:
         return self._product({name: _coarse(name, each) for name, each in self.domains.items()})
 
     def nearest(self, **settings: Setting) -> Configuration:
-        """Return the configuration next to rounded sizes.
+        """Return the configuration next to rounded sizes: what is rounded alike is timed once.
 
-        Neither speed nor entropy changes by more than can be measured from one rounded size to
-        the next, and what is rounded alike is replayed and timed once. Blocks need not divide
-        the fetch: one that straddles two fetches is read in two parts, which counts where a
-        fetch holds few blocks, and both replay and timing count it.
+        Blocks need not divide the fetch: one that straddles two fetches is read in two parts,
+        and both replay and timing count it.
         """
         return self._configuration(
             _nearest_setting(name, values, settings[name]) for name, values in self.domains.items()
         )
+
+    def around(self, configuration: Configuration) -> list[Configuration]:
+        """Return 0.5 to 2 times the block, the fetch or both, and a worker more or less.
+
+        Examples
+        --------
+        >>> space = Space.of(range(1, 4097), range(1, 513), [0, 1])
+        >>> found = space.around(Configuration(block_size=64, fetch_factor=64))
+        >>> [(each.block_size, each.fetch_factor, each.num_workers) for each in found[:2]]
+        [(32, 32, 0), (44, 44, 0)]
+        """
+        block, fetch = configuration.block_size, configuration.fetch_factor
+        workers, others = configuration.num_workers, configuration.others
+        sizes = [(block * AROUND_STEP**i, fetch * AROUND_STEP**j, workers) for i, j in AROUND]
+        sizes += [(block, fetch, workers + more) for more in (-1, 1) if workers + more >= 0]
+        found = [
+            self.nearest(
+                block_size=max(1, round(b)), fetch_factor=max(1, round(f)), num_workers=w, **others
+            )
+            for b, f, w in sizes
+        ]
+        return [each for each in dict.fromkeys(found) if each != configuration]
+
+    def best_mixed(self) -> list[Configuration]:
+        """Return the smallest blocks, in the largest fetches first, with the fewest workers."""
+        fetch, found = float(self.fetch_factors[-1]), list[Configuration]()
+        sizes = {"block_size": self.block_sizes[0], "num_workers": self.workers[0]}
+        while fetch >= self.fetch_factors[0]:
+            for values in product(*self.others.values()):
+                others = dict(zip(self.others, values, strict=True))
+                found.append(self.nearest(fetch_factor=round(fetch), **sizes, **others))
+            fetch /= AROUND_STEP
+        return list(dict.fromkeys(found))
+
+    def ends(self) -> list[Configuration]:
+        """Return the least and the largest of all settings."""
+        ends = ((values[place] for values in self.domains.values()) for place in (0, -1))
+        return [self._configuration(each) for each in ends]
 
     def _product(self, domains: Mapping[str, Sequence[Setting]]) -> list[Configuration]:
         return [self._configuration(values) for values in product(*domains.values())]
@@ -165,7 +198,7 @@ def _ascending(values: Sequence[Setting]) -> Sequence[Setting]:
 def _coarse(name: str, values: Sequence[Setting]) -> Sequence[Setting]:
     if not are_sizes(values):
         return values
-    sizes, step = cast("Sequence[int]", values), _WORKER_STEP if name in _FEW else _SIZE_STEP
+    sizes, step = cast("Sequence[int]", values), WORKER_STEP if name in _FEW else SIZE_STEP
     found, power = {sizes[0], sizes[-1]}, 1
     while power < sizes[-1]:
         if power > sizes[0]:
@@ -190,5 +223,5 @@ def _nearest(sizes: Sequence[int], wanted: int) -> int:
 
 def _rounded(size: int) -> int:
     """Return a size with so many significant bits, such as 11, 104 or 1152."""
-    step = 1 << max(0, size.bit_length() - _SIGNIFICANT_BITS)
+    step = 1 << max(0, size.bit_length() - SIGNIFICANT_BITS)
     return round(size / step) * step

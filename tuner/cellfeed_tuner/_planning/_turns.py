@@ -12,23 +12,17 @@ from scipy.stats import t as student_t
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import CONFIDENCE, Estimate
+from cellfeed_tuner._planning._constants import (
+    FINALIST_SHARE,
+    NEXT_TO_NOTHING,
+    NOTHING,
+    TURN_VARIANCES,
+)
 from cellfeed_tuner._results._recommended import Rival
 
-__all__ = ["LEAST_TURNS", "Turns", "TurnsOf"]
-
-LEAST_TURNS = 4
-"""Turns without which nothing is said to be decided."""
+__all__ = ["Turns", "TurnsOf"]
 
 Setting = TypeVar("Setting")
-
-# How much turns may differ, as the variance of what a moment does to a whole turn by that of
-# looks within a turn.
-_TURN_VARIANCES = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0, 1e3, 1e4, 1e6)
-# Below this sum of squares, nothing differs; and what is so small beside the largest is rounding.
-_NOTHING, _NEXT_TO_NOTHING = 1e-15, 1e-10
-
-# Of turns of the configuration that has most: with fewer, one has left the race.
-_FINALIST_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -67,7 +61,7 @@ class TurnsOf(Generic[Setting]):
         if not counts:
             return []
         fit = self._fit()
-        least = _FINALIST_SHARE * max(counts.values())
+        least = FINALIST_SHARE * max(counts.values())
         kept = [each for each, count in counts.items() if count >= least]
         return sorted(kept, key=lambda each: -fit.effects[fit.place[each]])
 
@@ -98,7 +92,7 @@ class TurnsOf(Generic[Setting]):
         for row, (turn, column, _) in enumerate(rows):
             settings[row, column] = turns[row, turn] = 1.0
         logs = np.array([each for *_, each in rows])
-        fits = [_least_squares(settings, turns, logs, share) for share in _TURN_VARIANCES]
+        fits = [_least_squares(settings, turns, logs, share) for share in TURN_VARIANCES]
         likeliest = max(fits, key=lambda each: each.log_likelihood)
         if likeliest is fits[-1]:  # what turns have in common says nothing of settings
             likeliest = _least_squares(settings, turns, logs, inf)
@@ -151,11 +145,11 @@ def _least_squares(
     apart = np.eye(n) - (turns * shrunk) @ turns.T  # inverse of I + variance T T'
     information = settings.T @ apart @ settings
     # Where turns differ without end, nothing is known of what all settings have in common.
-    inverse = np.linalg.pinv(information, rcond=_NEXT_TO_NOTHING, hermitian=True)
+    inverse = np.linalg.pinv(information, rcond=NEXT_TO_NOTHING, hermitian=True)
     effects: NDArray[np.float64] = inverse @ settings.T @ apart @ logs
     left = logs - settings @ effects
     squares, freedom = float(left @ apart @ left), n - n_settings
-    if freedom <= 0 or squares <= _NOTHING:
+    if freedom <= 0 or squares <= NOTHING:
         return _LeastSquares(effects, np.zeros_like(inverse), max(1.0, freedom), inf)
     log_likelihood = -inf
     if turn_variance < inf:

@@ -52,14 +52,7 @@ class Shared:
 
 
 class InStep(Pace):
-    """That of one of several.
-
-    Parameters
-    ----------
-    shared
-        By all of them.
-    number
-        Of this one, from 0.
+    """That of one of several, which share what they keep in step by.
 
     Raises
     ------

@@ -166,6 +166,7 @@ def _predicted(result: AutotuneResult, configuration: Configuration) -> Estimate
         n_cells=dataset.n_visited,
         rows_per_chunk=dataset.visited_per_chunk,
         n_files=len(dataset.paths),
+        n_ranks=result.ranks.n_total,
     )
     mean, covariance = CostModel(known, dataset.batch_size, geometry).posterior(seen)
     place = known.index(configuration)

@@ -1,57 +1,33 @@
 """How long measuring something would take, and what there is time for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS
-from cellfeed_tuner._planning._cost_model import Observation
+from cellfeed_tuner._planning._constants import (
+    FIRST_LIMIT_SHARE,
+    LEAST_FIRST_LIMIT_SECONDS,
+    PROPOSE_UNTIL,
+    TURN_ROUNDS,
+    TURN_SECONDS,
+    TURNS_UNTIL_WITH_STEP,
+    UNKNOWN_CELLS_PER_SECOND,
+)
 from cellfeed_tuner._planning._posterior import Posterior
-from cellfeed_tuner._planning._turns import LEAST_TURNS
 from cellfeed_tuner._searching._measurements import Measurements
 
-__all__ = ["TURN_ROUNDS", "TURN_SECONDS", "Durations", "roughly"]
-
-TURN_SECONDS, TURN_ROUNDS = 1.0, LEAST_ROUNDS // LEAST_TURNS
-"""What one look takes in a turn, unless the rounds take longer: four turns make a throughput."""
-
-# Shares of the budget until which something is looked at for the first time, since the rest is for
-# pairs; until which there are turns, with a training step to measure the choice with afterwards;
-# and after which a first look is stopped as long as it is not known how slow a disk is.
-_PROPOSE_UNTIL, _TURNS_UNTIL_WITH_STEP, _FIRST_LIMIT = 0.6, 0.75, 0.125
-# What a first look has at least, of which its process takes a part to start.
-_LEAST_FIRST_LIMIT_SECONDS = 3 * TURN_SECONDS
-
-# What a slow disk gives to large fetches: as long as nothing is known, none is begun with that
-# would take too long there.
-_UNKNOWN_CELLS_PER_SECOND = 5000.0
-# How far a throughput may be mistaken in reckoning what else costs.
-_ROUGH_ERROR = 0.1
-
-
-def roughly(seconds_per_cell: Mapping[Configuration, float]) -> dict[Configuration, Observation]:
-    """Return costs that are only good enough to reckon time with."""
-    return {each: Observation(cost, _ROUGH_ERROR) for each, cost in seconds_per_cell.items()}
+__all__ = ["Durations"]
 
 
 class Durations:
-    """Expects how long configurations take, and so what the budget suffices for.
-
-    Parameters
-    ----------
-    posterior
-        What they cost, as far as that is known.
-    measurements
-        What was measured by now.
-    is_stepped
-        Whether the choice is measured with a training step afterwards.
-    """
+    """Expects how long configurations take, and so what the budget suffices for."""
 
     def __init__(
         self, posterior: Posterior, measurements: Measurements, *, is_stepped: bool = False
     ) -> None:
         self._posterior, self._measurements = posterior, measurements
-        self._turns_until = _TURNS_UNTIL_WITH_STEP if is_stepped else 1.0
+        self._turns_until = TURNS_UNTIL_WITH_STEP if is_stepped else 1.0
 
     def of(self, configuration: Configuration, n_rounds: int = LEAST_ROUNDS) -> float:
         """Return about how many seconds a look of so many rounds takes, start and all."""
@@ -59,7 +35,7 @@ class Durations:
         cells = (n_rounds + 1) * per_rank * self._measurements.ranks.n_local
         cost = self._posterior.seconds_per_cell().get(configuration)
         if cost is None:
-            return cells / _UNKNOWN_CELLS_PER_SECOND
+            return cells / UNKNOWN_CELLS_PER_SECOND
         return self._measurements.overhead_seconds + max(SLICE_SECONDS, cells * cost)
 
     @property
@@ -70,20 +46,20 @@ class Durations:
     @property
     def is_time_to_propose(self) -> bool:
         """Whether something may be looked at for the first time that need not be."""
-        return self._measurements.budget.left_until(_PROPOSE_UNTIL) > 0
+        return self._measurements.budget.left_until(PROPOSE_UNTIL) > 0
 
     @property
     def first_limit(self) -> float:
         """After how many seconds a first look is stopped: early, until one has come so far."""
         budget = self._measurements.budget
         is_known = any(self.has_rounds(each) for each in self._measurements)
-        limit = max(_FIRST_LIMIT * budget.seconds, _LEAST_FIRST_LIMIT_SECONDS)
+        limit = max(FIRST_LIMIT_SHARE * budget.seconds, LEAST_FIRST_LIMIT_SECONDS)
         return budget.limit_seconds if is_known else min(limit, budget.limit_seconds)
 
     def affords_first(self, configuration: Configuration) -> bool:
         """Return whether there is time to look at a configuration for the first time."""
         budget = self._measurements.budget
-        until = min(budget.limit_seconds, budget.left_until(_PROPOSE_UNTIL))
+        until = min(budget.limit_seconds, budget.left_until(PROPOSE_UNTIL))
         return configuration not in self._measurements and self.of(configuration, 1) <= until
 
     def affords(self, configuration: Configuration) -> bool:

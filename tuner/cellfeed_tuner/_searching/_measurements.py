@@ -24,6 +24,7 @@ from cellfeed_tuner._measuring._measure import (
 )
 from cellfeed_tuner._measuring._measuring_process import Runs
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS, MakeDataset, Step, TimingRequest
+from cellfeed_tuner._planning._constants import FEWEST_PRODUCTS
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._results._configuration_result import (
@@ -36,32 +37,12 @@ from cellfeed_tuner._searching._time_budget import TimeBudget
 
 __all__ = ["Measurements"]
 
-# Pairs of neighbouring looks without which nothing is said of what they have in common.
-_FEWEST_PRODUCTS = 4
-
 
 @dataclass(slots=True, kw_only=True)
 class Measurements:
-    """Times configurations, and keeps what came out.
+    """Times configurations, and keeps what came out, look by look.
 
-    Parameters
-    ----------
-    process
-        Where configurations run.
-    labels, batch_size, cache, seed
-        What is measured; see `autotune`.
-    given
-        What the first label is to be mixed within, or None.
-    budget
-        What there is time for: it says when a measurement is stopped.
-    on_progress
-        Called with how much of the budget is spent.
-    make_dataset
-        Makes the data set that is measured; see `autotune`.
-    step
-        What computes where a training step is asked for; what takes as long if None.
-    ranks
-        How many are measured side by side.
+    What is measured is as in `autotune`: of the labels, the first one within ``given`` too.
 
     Attributes
     ----------
@@ -217,7 +198,7 @@ class Measurements:
         products = [
             mine * other for (one, mine), (another, other) in pairwise(off) if one != another
         ]
-        if len(products) < _FEWEST_PRODUCTS:
+        if len(products) < FEWEST_PRODUCTS:
             return 0.0
         return sqrt(2 * max(0.0, float(np.mean(products))))
 
@@ -278,16 +259,9 @@ class Measurements:
         entropies: Mapping[str, EntropyBits],
         not_timed: tuple[Status, str] | None,
     ) -> ConfigurationResult:
-        """Return what is known of a configuration.
+        """Return what is known of a configuration, with the entropy of each label in order.
 
-        Parameters
-        ----------
-        configuration
-            Which one.
-        entropies
-            The entropy of each label, the first label first.
-        not_timed
-            Why it was not timed, and a note; None if it was.
+        ``not_timed`` says why it was not timed, with a note; None if it was.
         """
         if not_timed is not None:
             status, note = not_timed

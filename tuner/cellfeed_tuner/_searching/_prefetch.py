@@ -10,34 +10,31 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._defaults import PREFETCHES
 from cellfeed_tuner._measuring._measure import Measurement, pooled
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS
-from cellfeed_tuner._planning._turns import LEAST_TURNS, TurnsOf
+from cellfeed_tuner._planning._constants import (
+    DEPTH_ROUNDS,
+    FEWEST_DEPTH_TURNS,
+    LEAST_TURNS,
+    MOST_BYTES_AHEAD,
+    MOST_DEPTH_TURNS,
+)
+from cellfeed_tuner._planning._turns import TurnsOf
 from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE, PrefetchResult
 from cellfeed_tuner._searching._measurements import Measurements
 
 __all__ = ["PrefetchSearch", "depths_to_measure"]
 
-_LEAST_ROUNDS, _MOST_TURNS = 2, 16
-# Turns without which depths cannot be compared at all.
-_FEWEST_TURNS = 2
-# What `cellfeed.CellDataset` has on its way at most, unless it is asked to.
-_MOST_BYTES_AHEAD = 256 << 20
-
 
 def depths_to_measure(
     *, n_fetches: int, fetch_bytes: float, memory_bytes: float, depths: Sequence[int] = PREFETCHES
 ) -> list[int]:
-    """Return which depths differ from each other and fit in memory; the first always does.
+    """Return which depths, which ascend, differ from each other and fit in memory; the first does.
 
     Parameters
     ----------
-    n_fetches
-        Fetches that one process reads in an epoch.
-    fetch_bytes
-        Bytes of one of them in storage.
+    n_fetches, fetch_bytes
+        Fetches that one process reads in an epoch, and bytes of one of them in storage.
     memory_bytes
         What bytes that are read ahead may take.
-    depths
-        From which they are chosen, ascending.
 
     Examples
     --------
@@ -58,7 +55,7 @@ def depths_to_measure(
         if less == 0
         or (
             less < n_fetches - 1
-            and less * fetch_bytes < _MOST_BYTES_AHEAD
+            and less * fetch_bytes < MOST_BYTES_AHEAD
             and depth * fetch_bytes <= memory_bytes
         )
     ]
@@ -68,16 +65,7 @@ def depths_to_measure(
 class PrefetchSearch:
     """Measures one configuration at several depths, in turns, until the best is clear.
 
-    Parameters
-    ----------
-    measurements
-        What takes measurements.
-    configuration
-        What is measured.
-    memory_bytes
-        Most memory of the process and its workers.
-    ends
-        When there is no time left, by `time.perf_counter`.
+    There is no time left when `time.perf_counter` is at ``ends``.
     """
 
     measurements: Measurements
@@ -91,14 +79,14 @@ class PrefetchSearch:
         """Measure them; a turn is begun only where there is time for one like the longest."""
         rng = np.random.default_rng(self.measurements.seed)
         racing, longest = list(depths), 0.0
-        while len(racing) > 1 and len(self._turns) < _MOST_TURNS:
+        while len(racing) > 1 and len(self._turns) < MOST_DEPTH_TURNS:
             begin = time.perf_counter()
             if begin + longest > self.ends:
                 return
             speeds = dict[int, float]()
             for depth in rng.permutation(racing).tolist():
                 found = self.measurements.at_depth(
-                    self.configuration, depth, least_rounds=_LEAST_ROUNDS, seconds=SLICE_SECONDS
+                    self.configuration, depth, least_rounds=DEPTH_ROUNDS, seconds=SLICE_SECONDS
                 )
                 self._measured.setdefault(depth, []).append(found)
                 if found.round_seconds:
@@ -107,7 +95,7 @@ class PrefetchSearch:
                 return
             self._turns.note(speeds)
             longest = max(longest, time.perf_counter() - begin)
-            if len(self._turns) >= _FEWEST_TURNS:
+            if len(self._turns) >= FEWEST_DEPTH_TURNS:
                 racing = self._racing(racing)
             if len(self._turns) >= LEAST_TURNS and self._is_decided(racing):
                 return
@@ -118,7 +106,7 @@ class PrefetchSearch:
         None if depths were not compared.
         """
         fitting = [each for each in self._turns.finalists() if self._fits(each)]
-        if not fitting or len(self._turns) < _FEWEST_TURNS:
+        if not fitting or len(self._turns) < FEWEST_DEPTH_TURNS:
             return None
         fastest, *others = fitting
         alike = [each for each in others if self._is_as_fast(each, fastest)]

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._checks import obstacle
 from cellfeed_tuner._measuring._measure import Measurement
-from cellfeed_tuner._planning._goal import Goal, best_mixed, fastest
+from cellfeed_tuner._planning._constants import NEED_MARGIN, SHARE_PER_DOUBLING
+from cellfeed_tuner._planning._posterior import Goal, best_mixed, fastest
 from cellfeed_tuner._results._configuration_result import EntropyBits, Status
 from cellfeed_tuner._results._recommended import SAME_ENTROPY_SHARE, Constraints, least_share
 
@@ -21,12 +22,6 @@ def nothing_to_learn(found: Measurement) -> bool:
     """Know all entropies beforehand."""
     del found
     return False
-
-
-# What is looked for is faster than needed by this factor, since its interval has to be.
-_MARGIN = 1.05
-# What twice the memory is worth, in entropy.
-_MEMORY_SHARE = 2e-5
 
 
 class Entropies(Protocol):
@@ -44,13 +39,7 @@ class Requirements:
     Parameters
     ----------
     n_cells, row_bytes
-        Rows of the collection, and the mean size of one in a fetch's buffer.
-    batch_size
-        Cells of a minibatch.
-    constraints
-        What a choice must meet.
-    entropies
-        For each `Configuration.plan_settings` the entropy of each label, the first label first.
+        Cells of an epoch of a rank, and the mean size of one in a fetch's buffer.
     is_planned
         Whether entropies are known before anything is measured.
     learn
@@ -101,9 +90,9 @@ class Requirements:
         need = self.constraints.need_cells_per_second
         if need is None:
             return fastest
-        return best_mixed(_MARGIN * need, [self._worth(each) for each in candidates])
+        return best_mixed(NEED_MARGIN * need, [self._worth(each) for each in candidates])
 
     def _worth(self, configuration: Configuration) -> float:
         """Return how well a configuration mixes; of what mixes alike, the smaller is better."""
         share = round(self.share(configuration) / SAME_ENTROPY_SHARE) * SAME_ENTROPY_SHARE
-        return share - _MEMORY_SHARE * log2(configuration.minibatches_in_memory)
+        return share - SHARE_PER_DOUBLING * log2(configuration.minibatches_in_memory)

@@ -17,17 +17,15 @@ from optuna.trial import FrozenTrial, create_trial
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._defaults import DEFAULT_SAMPLER
+from cellfeed_tuner._planning._constants import RANDOM_TRIALS
 from cellfeed_tuner._planning._posterior import Posterior
 
 __all__ = ["CandidateSampler", "CostModelSampler", "NearestSampler", "params_of", "sampler_of"]
 
-# What others than the cost model draw at random, before they go by what was measured.
-_N_STARTUP = 4
-
 _INNER: Mapping[str, Callable[[int], BaseSampler]] = {
-    "gp": lambda seed: GPSampler(seed=seed, n_startup_trials=_N_STARTUP),
+    "gp": lambda seed: GPSampler(seed=seed, n_startup_trials=RANDOM_TRIALS),
     "random": lambda seed: RandomSampler(seed=seed),
-    "tpe": lambda seed: TPESampler(seed=seed, n_startup_trials=_N_STARTUP),
+    "tpe": lambda seed: TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS),
 }
 
 
@@ -37,18 +35,7 @@ def params_of(configuration: Configuration, names: Sequence[str]) -> dict[str, A
 
 
 class CandidateSampler(BaseSampler):
-    """Asks for nothing but candidates, all of which are known to be feasible.
-
-    Parameters
-    ----------
-    space
-        What each setting may be.
-
-    Attributes
-    ----------
-    candidates
-        What the next trial is one of; at least one.
-    """
+    """Asks for nothing but `candidates`, at least one, all of which are known to be feasible."""
 
     def __init__(self, space: Mapping[str, BaseDistribution]) -> None:
         self.space = dict(space)
@@ -88,17 +75,8 @@ class CandidateSampler(BaseSampler):
 class CostModelSampler(CandidateSampler):
     """Asks for what may be the best by the cost model and all that was measured.
 
-    First, for what is expected to be fast on any machine; then, for what may surpass the leader
-    by most.
-
-    Parameters
-    ----------
-    space
-        What each setting may be.
-    posterior
-        What costs may be, which is told of all measurements.
-    n_first
-        How many trials are the first.
+    First, ``n_first`` times, for what is expected to be fast on any machine; then, for what may
+    surpass the leader by most.
     """
 
     def __init__(
@@ -120,15 +98,8 @@ class CostModelSampler(CandidateSampler):
 class NearestSampler(CandidateSampler):
     """Asks for the candidate that is next to what another sampler asks for.
 
-    That sampler is shown trials that are still raced as if they had come to their end, since it
-    would learn nothing of them otherwise.
-
-    Parameters
-    ----------
-    space
-        What each setting may be.
-    inner
-        The other sampler.
+    That one is shown trials that are still raced as if they had come to their end, since it would
+    learn nothing of them otherwise.
     """
 
     def __init__(self, space: Mapping[str, BaseDistribution], inner: BaseSampler) -> None:

@@ -10,26 +10,27 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._defaults import DEFAULT_SAMPLER
 from cellfeed_tuner._history._recall import Earlier, Recollection
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS, Measurement
-from cellfeed_tuner._planning._around import around, best_mixed, ends
 from cellfeed_tuner._planning._constants import (
     FIRST_LOOKS,
     KNOWN,
     LEAST_CHANCE,
+    LEAST_TURNS,
     MOST_REPLAYED,
     SLACK_SECONDS,
     SURVEY_UNTIL,
+    TURN_ROUNDS,
+    TURN_SECONDS,
 )
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry
 from cellfeed_tuner._planning._posterior import Posterior
 from cellfeed_tuner._planning._recommend import Choice, choose
 from cellfeed_tuner._planning._space import Space
-from cellfeed_tuner._planning._turns import LEAST_TURNS, Turns
+from cellfeed_tuner._planning._turns import Turns
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, Status
 from cellfeed_tuner._searching._confirmation import Confirmation
-from cellfeed_tuner._searching._durations import TURN_ROUNDS, TURN_SECONDS, Durations
+from cellfeed_tuner._searching._durations import Durations
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._requirements import Requirements
-from cellfeed_tuner._searching._time_budget import TimeBudget
 
 if TYPE_CHECKING:  # they load Optuna
     from optuna import Study
@@ -50,14 +51,6 @@ class Search:
 
     Parameters
     ----------
-    measurements
-        What takes measurements, and keeps them.
-    requirements
-        What a choice must meet.
-    geometry
-        How the collection lies in storage.
-    recollection
-        Which earlier runs bear on it.
     space
         Where there is more to choose from than is listed; None where all is.
     sampler
@@ -139,7 +132,9 @@ class Search:
         mixes = self.requirements.mixes
         for each in sorted(rest, key=lambda each: (not mixes(each), self._durations.of(each))):
             is_first = not len(self.measurements)  # however little time there is
-            if is_first or self._durations.of(each) <= self._budget.left_until(SURVEY_UNTIL):
+            if is_first or self._durations.of(each) <= self.measurements.budget.left_until(
+                SURVEY_UNTIL
+            ):
                 self._look(each, LEAST_ROUNDS)
 
     def choose(self, results: Sequence[ConfigurationResult]) -> Choice | None:
@@ -155,7 +150,7 @@ class Search:
         So that there is a figure, it may rest on fewer rounds than a throughput does.
         """
         configuration = choice.result.configuration
-        step, left = self.requirements.constraints.step_seconds, self._budget.left
+        step, left = self.requirements.constraints.step_seconds, self.measurements.budget.left
         cells_per_step = self.measurements.ranks.n_local * self.measurements.batch_size
         seconds_per_minibatch = max(step or 0.0, cells_per_step / choice.speed.value)
         rounds = left / (seconds_per_minibatch * configuration.minibatches_per_round)
@@ -202,12 +197,12 @@ class Search:
             model=self.model,
         )
         if not candidates and self.space is not None:
-            most = [each for each in best_mixed(self.space) if not requirements.obstacle(each)]
+            most = [each for each in self.space.best_mixed() if not requirements.obstacle(each)]
             self._add(most[:MOST_REPLAYED])
         is_stepped = requirements.constraints.step_seconds is not None
         self._durations = Durations(self._posterior, self.measurements, is_stepped=is_stepped)
         self._trials = Trials(
-            [*self._not_timed, *(ends(self.space) if self.space else ())],
+            [*self._not_timed, *(self.space.ends() if self.space else ())],
             sampler=self.sampler,
             posterior=self._posterior,
             n_first=FIRST_LOOKS,
@@ -244,7 +239,7 @@ class Search:
         anchors = self.recollection.anchors(self._posterior.candidates)
         self._confirmation = Confirmation(held, anchors, self._posterior, self._durations)
         self._confirmation.run(
-            self._budget,
+            self.measurements.budget,
             self._take_turn,
             lambda: {each: self.measurements.replicates(each) for each in self.measurements},
         )
@@ -385,7 +380,7 @@ class Search:
             return
         likeliest = next(iter(self._posterior.chances()), None)
         if likeliest is not None:
-            self._add(around(self.space, likeliest))
+            self._add(self.space.around(likeliest))
 
     def _settle(self) -> None:
         """Give the likeliest that there is time for a throughput, if there were too few turns.
@@ -405,7 +400,3 @@ class Search:
         cheapest = min(rest, key=self._durations.of, default=None)
         if cheapest is not None:
             self._look(cheapest, self._durations.missing_rounds(cheapest))
-
-    @property
-    def _budget(self) -> TimeBudget:
-        return self.measurements.budget

@@ -4,23 +4,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["TimeBudget"]
+from cellfeed_tuner._planning._constants import LEAST_LOOK_LIMIT_SECONDS, LIMIT_SHARE
 
-# What takes longer than this share of a budget is stopped; and the least that everything may take.
-_LIMIT_SHARE, _LEAST_LIMIT_SECONDS = 0.25, 5.0
+__all__ = ["TimeBudget"]
 
 
 @dataclass(slots=True)
 class TimeBudget:
-    """Seconds to spend from now on.
-
-    Parameters
-    ----------
-    seconds
-        How many.
-    clock
-        A clock, in seconds.
-    """
+    """Seconds to spend from now on, by a clock."""
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -42,7 +33,7 @@ class TimeBudget:
     @property
     def limit_seconds(self) -> float:
         """How long one measurement may take before it is stopped."""
-        return max(_LEAST_LIMIT_SECONDS, _LIMIT_SHARE * self.seconds)
+        return max(LEAST_LOOK_LIMIT_SECONDS, LIMIT_SHARE * self.seconds)
 
     def left_until(self, share: float) -> float:
         """Return how much is left until a share of it is gone."""

@@ -4,23 +4,26 @@ Only what searches imports this, and with it Optuna.
 """
 
 from collections.abc import Mapping, Sequence
+from math import hypot, log
 from typing import cast
 
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.pruners import NopPruner
+from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
+from scipy.special import stdtrit
 
 from cellfeed_tuner._configuration import Configuration, Setting
+from cellfeed_tuner._interval import Spread
+from cellfeed_tuner._planning._constants import CHANCE_OF_PRUNING
 from cellfeed_tuner._planning._posterior import Posterior
 from cellfeed_tuner._planning._space import are_sizes
 from cellfeed_tuner._quiet_optuna import quiet
-from cellfeed_tuner._searching._race_pruner import RacePruner
 from cellfeed_tuner._searching._samplers import params_of, sampler_of
 
-__all__ = ["Trials", "distributions"]
+__all__ = ["RacePruner", "Trials", "distributions"]
 
 
 def distributions(configurations: Sequence[Configuration]) -> dict[str, BaseDistribution]:
@@ -37,27 +40,49 @@ def _distribution(values: Sequence[Setting]) -> BaseDistribution:
     return IntDistribution(min(sizes), max(sizes), log=min(sizes) > 0)
 
 
+class RacePruner(BasePruner):
+    """Prunes a trial that is slower than another beyond chance.
+
+    Intermediate values are seconds per cell, one for each look, taken in turns with others. All
+    trials have the same relative spread, so that few looks suffice; a single look decides
+    nothing, since something else may have slowed it down.
+
+    Examples
+    --------
+    >>> study = optuna.create_study(pruner=RacePruner())
+    >>> fast, slow = study.ask(), study.ask()
+    >>> for look, (one, other) in enumerate([(1.0, 2.0), (1.1, 2.1), (0.9, 1.9)]):
+    ...     fast.report(one, look)
+    ...     slow.report(other, look)
+    >>> fast.should_prune(), slow.should_prune()
+    (False, True)
+    """
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        """Return whether the trial is out of the race."""
+        states = (TrialState.RUNNING, TrialState.COMPLETE)
+        raced = study.get_trials(deepcopy=False, states=states)
+        looks = {each.number: list(each.intermediate_values.values()) for each in raced}
+        own = list(trial.intermediate_values.values())
+        spread = Spread.of([*looks.values(), own])
+        others = [each for number, each in looks.items() if number != trial.number]
+        return any(_is_slower(own, each, spread) for each in others)
+
+
+def _is_slower(own: Sequence[float], other: Sequence[float], spread: Spread) -> bool:
+    if min(len(own), len(other)) <= 1:
+        return False
+    ratio = log(sum(own) / len(own)) - log(sum(other) / len(other))
+    error = hypot(spread.error(len(own)), spread.error(len(other)))
+    return bool(ratio > stdtrit(spread.freedom, 1 - CHANCE_OF_PRUNING) * error)
+
+
 class Trials:
     """The trials of one run; their values are seconds per cell, to be minimised.
 
     They are kept in memory: nothing is written to a disk while it is measured. A trial that has
     failed is FAIL, one that dropped out of the race PRUNED, and the others are COMPLETE when the
-    run is over.
-
-    Parameters
-    ----------
-    configurations
-        What there is to choose from, between the ends of its settings.
-    sampler
-        What proposes: see `sampler_of`.
-    posterior
-        What the cost model's sampler goes by.
-    n_first
-        How many that proposes before any look tells it of others.
-    is_race
-        Whether the fastest is looked for, so that a slower one drops out.
-    seed
-        Fixes what is left to chance.
+    run is over. Where the fastest is looked for (``is_race``), a slower one drops out.
     """
 
     def __init__(
@@ -94,15 +119,7 @@ class Trials:
         return configuration
 
     def report(self, configuration: Configuration, seconds_per_cell: Sequence[float]) -> bool:
-        """Take note of looks at a configuration; return whether it is still in the race.
-
-        Parameters
-        ----------
-        configuration
-            What was looked at, which need not have been proposed.
-        seconds_per_cell
-            Those of each look that was new, none if it failed.
-        """
+        """Take note of new looks, none if it failed; return whether it is still in the race."""
         with quiet():
             trial = self._begun(configuration)
             for value in seconds_per_cell:
@@ -121,20 +138,10 @@ class Trials:
         excesses: Mapping[str, float],
         **facts: float,
     ) -> None:
-        """End a trial.
+        """End a trial, with seconds per cell of each look, none if it failed.
 
-        Parameters
-        ----------
-        configuration
-            Which one.
-        replicates
-            Seconds per cell of each look; none if it failed.
-        is_racing
-            Whether it may still be the best.
-        excesses
-            By how much it misses each constraint, at most 0 where it meets it.
-        **facts
-            What else is known of it: its user attributes.
+        ``excesses`` are by how much it misses each constraint, at most 0 where it meets it, and
+        ``facts`` become its user attributes.
         """
         with quiet():
             trial = self._begun(configuration)

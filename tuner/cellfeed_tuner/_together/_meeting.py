@@ -15,7 +15,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -45,14 +45,7 @@ Message = Mapping[str, Any]
 class Meeting:
     """What the first rank holds while it works for all; a context manager.
 
-    Parameters
-    ----------
-    world
-        Whom it waits for.
-    asked
-        What is asked of it, which must be the same on all ranks.
-    join_seconds
-        How long it waits.
+    What is asked of it must be the same on all ranks.
 
     Raises
     ------
@@ -88,13 +81,7 @@ class Meeting:
         self._close()
 
     def check(self) -> None:
-        """Raise if a rank has ended.
-
-        Raises
-        ------
-        MeasuringError
-            One has; says which.
-        """
+        """Raise `MeasuringError` if a rank has ended; it says which."""
         gone = sorted(rank for rank, each in self._others if each.poll())
         if gone:
             msg = (
@@ -158,26 +145,16 @@ class Meeting:
 def told_by_first(
     world: World, *, asked: str = "", join_seconds: float = JOIN_SECONDS, limit_seconds: float
 ) -> Message:
-    """Return what the first rank tells all others.
-
-    Parameters
-    ----------
-    world
-        Which rank this is.
-    asked
-        What it asks of all.
-    join_seconds
-        How long to wait until the first rank is there.
-    limit_seconds
-        How long to wait for what it tells.
+    """Return what the first rank tells all others, once it is there and asked the same.
 
     Raises
     ------
     MeasuringError
         It does not come, ends, or says nothing in time.
     """
-    connection = _joined(world, asked, join_seconds)
+    connection, hello = _joined(world, join_seconds)
     try:
+        connection.send_bytes(json.dumps({**hello, "asked": asked}).encode())
         if not connection.poll(limit_seconds):
             msg = (
                 f"rank 0, which measures for all, said nothing for {limit_seconds:,.0f} s; see "
@@ -235,22 +212,49 @@ class _Listener:
 def _listening(world: World) -> _Listener:
     if not world.is_on_one_machine:
         store, token = _store(world), secrets.token_hex()
-        listener = socket.create_server(("", 0))
+        listener = _open_port()
         store.set("first", json.dumps([listener.getsockname()[1], token]))
         return _Listener(listener, token)
     path = _socket_path(world)
-    with _connected(path) or nullcontext() as other:
-        if other is not None:
+    for left in path.parent.glob(f"*{path.suffix}"):
+        if _has_ended(left):
+            left.unlink(missing_ok=True)
+        elif left == path:
             msg = "two processes have RANK=0; set it as torchrun does, a different one for each"
             raise ParameterError(msg)
-    path.unlink(missing_ok=True)  # of one that was killed
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
+    # Nobody sees it before it listens: it would look like one whose process was killed.
+    new = path.with_suffix(f".{os.getpid()}")
+    new.unlink(missing_ok=True)
+    listener.bind(str(new))
     listener.listen(world.world_size)
+    new.rename(path)
     return _Listener(listener, "", path)
 
 
-def _joined(world: World, asked: str, seconds: float) -> "Connection[bytes, bytes]":
+def _open_port() -> socket.socket:
+    """Listen where ``MASTER_ADDR`` leads: by IPv6 and by IPv4, if the machine has both."""
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):  # it is switched off
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def _has_ended(path: Path) -> bool:
+    """Return whether the process is gone that listened there."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(0.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except BlockingIOError:  # as many others wait there as may
+            return False
+    return False
+
+
+def _joined(world: World, seconds: float) -> "tuple[Connection[bytes, bytes], Message]":
+    """Return a connection to the first rank, and who this one is."""
     deadline = time.monotonic() + seconds
     store = None if world.is_on_one_machine else _store(world)
     token, found = "", None
@@ -268,11 +272,8 @@ def _joined(world: World, asked: str, seconds: float) -> "Connection[bytes, byte
             found = _connected((world.host, port))
         if found is None:
             time.sleep(_AGAIN_SECONDS)
-    connection: Connection[bytes, bytes] = Connection(found.detach())
     hello = {"rank": world.rank, "world_size": world.world_size, "token": token}
-    hello["asked"] = asked
-    connection.send_bytes(json.dumps(hello).encode())
-    return connection
+    return Connection(found.detach()), hello
 
 
 def _connected(address: Path | tuple[str, int]) -> socket.socket | None:
