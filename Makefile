@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Most of what is installed is never imported; the rest is compiled when it is.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	-c constraints.txt
 DEMO_CELLS ?= 28000
 PEERS_CELLS ?= 200000
 
@@ -18,7 +21,7 @@ env: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP)
@@ -36,15 +39,18 @@ types: $(STAMP)
 
 test: check tests
 
-# On as many cores as there are, up to four, with a thread of linear algebra on each.
+# By a process more than there are cores, since tests often wait, but four at most; each has a
+# thread of linear algebra.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist=worksteal \
+	--numprocesses=$$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
+
 tests: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=worksteal
+	$(PYTEST)
 
 # Which branches of loader and tuner the tests take: make coverage [OF=tests/loader/sampling].
 # What they run in other Pythons is not counted.
 coverage: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 \
-		--dist=worksteal --cov --cov-report=term --cov-report=html $(OF)
+	$(PYTEST) --cov --cov-report=term --cov-report=html $(OF)
 
 # The pages, strictly: a warning is an error. The tutorial is run.
 docs: $(VENV)/.installed-docs
@@ -53,7 +59,7 @@ docs: $(VENV)/.installed-docs
 	@echo "docs/_build/html/index.html"
 
 $(VENV)/.installed-docs: $(STAMP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@$(PIP_INSTALL) -e '.[docs]'
 	@touch $@
 
 # The quick profile, once; fails where a benchmark does, or where none measured anything.

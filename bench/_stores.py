@@ -21,6 +21,15 @@ STORAGES = (
 )
 
 
+class Stored:
+    """Benchmarks that find the stores written; asv writes them once for all classes of these."""
+
+    def setup_cache(self):
+        return write_stores(Path.cwd())
+
+    setup_cache.timeout = 600
+
+
 def write_stores(root: Path) -> dict[str, Path]:
     """Write the cells in each kind of storage; the sharded store is shuffled."""
     gzip = root / "gzip"

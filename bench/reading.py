@@ -2,14 +2,13 @@
 
 import time
 import timeit
-from pathlib import Path
 
 import numpy as np
 import psutil
 import torch
 
 from bench._profile import Sampled, parameters
-from bench._stores import N_CELLS, STORAGES, write_stores
+from bench._stores import N_CELLS, STORAGES, Stored
 from cellfeed import BlockShuffling, CellDataset, Minibatch, Streaming, open_collection
 from cellfeed.stages import FetchStages
 from cellfeed.transforms import Log1p, NormalizeTotal
@@ -50,13 +49,8 @@ NORMALIZATIONS = {
 }
 
 
-class _Epoch(Sampled):
+class _Epoch(Stored, Sampled):
     """Deliver every minibatch of an epoch."""
-
-    def setup_cache(self):
-        return write_stores(Path.cwd())
-
-    setup_cache.timeout = 600
 
     def open(
         self,

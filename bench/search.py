@@ -28,25 +28,25 @@ class Replay(Sampled):
     )
     param_names = ("grid",)
 
-    def setup(self, grid):
-        self.grid = read_grid(grid_path(grid))
+    def setup_cache(self):
+        return {grid: self.search(grid) for grid in self.params}
 
-    def time_search(self, *_):
-        self.search()
+    def time_search(self, _found, grid):
+        self.search(grid)
 
-    def peakmem_search(self, *_):
-        self.search()
+    def peakmem_search(self, _found, grid):
+        self.search(grid)
 
-    def track_regret(self, *_):
-        return float(np.mean(self.search().regrets))
+    def track_regret(self, found, grid):
+        return float(np.mean(found[grid].regrets))
 
     track_regret.unit = "share of the best throughput"
 
-    def track_share_measured(self, *_):
-        return float(np.mean(self.search().shares_measured))
+    def track_share_measured(self, found, grid):
+        return float(np.mean(found[grid].shares_measured))
 
     track_share_measured.unit = "share of the grid"
 
-    def search(self):
-        (found,) = replay(self.grid, floors=[FLOOR], n_seeds=N_SEEDS)
+    def search(self, grid):
+        (found,) = replay(read_grid(grid_path(grid)), floors=[FLOOR], n_seeds=N_SEEDS)
         return found

@@ -7,9 +7,8 @@ import tempfile
 from pathlib import Path
 
 from bench._profile import Sampled, parameters
-from bench._stores import N_CELLS
+from bench._stores import N_CELLS, Stored
 from cellfeed import BlockShuffling, CellDataset, open_collection
-from cellfeed.synthetic import write_tahoe_like
 
 sys.path.append(str(Path(__file__).parents[1]))  # for the servers of the tests
 
@@ -24,25 +23,19 @@ class _FixedGap:
         pass
 
 
-class Served(Sampled):
+class Served(Stored, Sampled):
     """Read an epoch over HTTP; the bytes of gaps depend on the machine, and are not counted."""
 
     params = parameters(quick=[16], full=[1, 64])
     param_names = ("block_size",)
 
-    def setup_cache(self):
-        folder = Path.cwd() / "served"
-        write_tahoe_like(folder, n_cells=N_CELLS, n_plates=2, seed=0)
-        return folder
-
-    setup_cache.timeout = 600
-
-    def setup(self, folder, block_size):
+    def setup(self, stores, block_size):
         from tests.servers.web import WebServer  # noqa: PLC0415 - once the path is known
 
         self.pages = tempfile.mkdtemp()
         self.before = os.environ.get("CELLFEED_CACHE_DIR")
         os.environ["CELLFEED_CACHE_DIR"] = self.pages  # every server is a new one, but for its port
+        folder = stores["CSR gzip"]
         self.server = WebServer(folder)
         self.server.__enter__()
         urls = [f"{self.server.url}/{path.name}" for path in sorted(folder.glob("*.h5ad"))]

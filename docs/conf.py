@@ -35,6 +35,7 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "show_toc_level": 2,
+    "collapse_navbar": True,
     "navbar_persistent": [],
 }
 html_static_path = ["_static"]

@@ -1,6 +1,6 @@
 """Settings of a plain PyTorch DataLoader, chosen by what they deliver on this machine.
 
-python examples/tune_dataloader.py plates
+python examples/tune_dataloader.py plates [seconds]
 """
 
 import sys
@@ -53,9 +53,9 @@ class Plates(Tunable):
         return {LABEL: minibatch[1]}
 
 
-def main(folder: str) -> None:
+def main(folder: str, seconds: str = "20") -> None:
     files = sorted(Path(folder).glob("*.h5ad"))
-    result = autotune(Plates(files), budget=20, entropy_floor=0.5)
+    result = autotune(Plates(files), budget=float(seconds), entropy_floor=0.5)
     print(result)
     chosen = result.chosen
     print(f"{chosen.entropy_bits.share_of_random:.0%} of random sampling's entropy")
@@ -64,4 +64,4 @@ def main(folder: str) -> None:
 if __name__ == "__main__":
     from tune_dataloader import main  # by its name, so that the measuring process can import it
 
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """Settings for several processes that train together, measured as they will read: at once.
 
-    torchrun --nproc-per-node 2 examples/tune_ddp.py 'plates/*.h5ad'
+    torchrun --nproc-per-node 2 examples/tune_ddp.py 'plates/*.h5ad' [seconds]
 
 All ranks call `autotune`; the first one measures for all, and each gets the same result.
 """
@@ -17,7 +17,7 @@ from cellfeed_tuner import autotune
 LABEL = "plate"
 
 
-def main(plates: str) -> None:
+def main(plates: str, seconds: str = "15") -> None:
     collection = open_collection(plates, obs=[LABEL])
     result = autotune(
         collection,
@@ -26,7 +26,7 @@ def main(plates: str) -> None:
         block_sizes=[4, 16],
         fetch_factors=[2, 8],
         workers=[0],
-        budget=15,
+        budget=float(seconds),
         entropy_floor=0.5,
     )
     dist.init_process_group("gloo")
@@ -50,4 +50,4 @@ def main(plates: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

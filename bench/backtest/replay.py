@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ from bench.backtest.baselines import SEARCHES, SIMPLER
 from bench.backtest.oracle import GOOD_REGRET
 from bench.backtest.recorded_grid import RecordedGrid
 from bench.backtest.recorded_process import LOOK_SECONDS, RecordedProcess
+from numpy.typing import NDArray
 
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._defaults import DEFAULT_LOOKS
 from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._planning._cost_model import CostModel, Geometry
 from cellfeed_tuner._results._configuration_result import EntropyBits
 from cellfeed_tuner._results._recommended import Constraints
 from cellfeed_tuner._searching._measurements import Measurements
@@ -21,7 +24,7 @@ from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._searching._time_budget import TimeBudget
 
-__all__ = ["Replay", "replay"]
+__all__ = ["Remembered", "Replay", "replay"]
 
 _MEMORY_BYTES = 1 << 60  # a recording does not say how much there was, so none is too much
 _LABEL = "label"
@@ -141,6 +144,24 @@ def replay(
     return [_replay_at(grid, floor, looks, n_seeds, spread, baselines) for floor in floors]
 
 
+class Remembered(CostModel):
+    """Draws the worlds of a grid once, since they are the same in each search of it."""
+
+    @staticmethod
+    def worlds(
+        configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
+    ) -> NDArray[np.float64]:
+        """Return what was drawn before, or draw it."""
+        return _worlds(tuple(configurations), batch_size, geometry)
+
+
+@lru_cache(maxsize=1)
+def _worlds(
+    configurations: tuple[Configuration, ...], batch_size: int, geometry: Geometry
+) -> NDArray[np.float64]:
+    return CostModel.worlds(configurations, batch_size, geometry)
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     """What came of one search."""
@@ -215,6 +236,7 @@ def _search(grid: RecordedGrid, floor: float, measurements: Measurements, **chan
         entropy_floor=floor, memory_bytes=_MEMORY_BYTES, need_cells_per_second=None
     )
     search = Search(
+        **{"model": Remembered} | changed,
         measurements=measurements,
         requirements=Requirements(
             n_cells=grid.geometry.n_cells or _MEMORY_BYTES,
@@ -224,7 +246,6 @@ def _search(grid: RecordedGrid, floor: float, measurements: Measurements, **chan
             entropies=_entropies(grid),
         ),
         geometry=grid.geometry,
-        **changed,
     )
     search.run(grid.configurations)
     choice = search.choose(search.results(grid.configurations))

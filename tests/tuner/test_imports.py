@@ -59,9 +59,10 @@ def test_what_earlier_runs_found_is_shown_without_what_measures():
     assert not imported_by(TUNER, "show", "--json") & needless
 
 
-def test_tuning_from_python_imports_what_reports_and_searches_need_when_they_do():
+def test_measuring_and_tuning_from_python_import_what_reports_and_searches_need_when_they_do():
     script = (
         "import sys\n"
+        "import cellfeed_tuner._measuring._timing, cellfeed_tuner._explain._store_sample\n"
         "from cellfeed_tuner import AutotuneResult, autotune\n"
         "print(*sorted({'matplotlib', 'optuna', 'rich'} & set(sys.modules)))"
     )
@@ -81,7 +82,7 @@ def test_the_line_that_installs_what_is_missing(missing, small_collection, tmp_p
         "--output",
         tmp_path,
     ]
-    if missing in {"matplotlib", "torch"}:  # which may be there where processes are forked
+    if missing == "torch":  # which is there where processes are forked
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
     else:
         ran = warm.run(command, env=os.environ | {warm.ADDRESS: warm.address()})
@@ -100,7 +101,8 @@ def test_the_line_that_installs_what_is_missing_in_python():
         "except ModuleNotFoundError as error:\n"
         "    print(error.name, error)"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    ran = warm.run([sys.executable, "-c", script])
+    assert ran.returncode == 0, ran.stderr
     line = " is not installed; install it: pip install 'cellfeed[tune]'"
     assert re.fullmatch(rf"matplotlib\S* matplotlib\S*{re.escape(line)}\n", ran.stdout)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench.backtest.replay import Remembered
 
 from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate, theory
 from cellfeed_tuner._measuring._measuring_process import Outcome
@@ -113,6 +114,7 @@ def search_on(process, seed):
             entropies=ENTROPIES,
         ),
         geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=8.0, n_files=14),
+        model=Remembered,
     )
 
 

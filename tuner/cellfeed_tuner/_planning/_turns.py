@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import CONFIDENCE, Estimate
@@ -38,6 +38,8 @@ class TurnsOf(Generic[Setting]):
     """
 
     _turns: list[dict[Setting, float]] = field(default_factory=list)
+    # What was fitted to them, until there are more.
+    _fitted: "_Fit[Setting] | None" = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -46,6 +48,7 @@ class TurnsOf(Generic[Setting]):
         """Take note of the throughputs of one turn."""
         if cells_per_second:
             self._turns.append(dict(cells_per_second))
+            self._fitted = None
 
     def count(self, setting: Setting) -> int:
         """Return in how many turns a setting was."""
@@ -77,10 +80,15 @@ class TurnsOf(Generic[Setting]):
         contrast[fit.place[one]], contrast[fit.place[other]] = 1.0, -1.0
         difference = float(contrast @ fit.effects)
         error = float(np.sqrt(contrast @ fit.covariance @ contrast))
-        half = float(student_t.ppf((1 + CONFIDENCE) / 2, fit.freedom)) * error
+        half = float(stdtrit(fit.freedom, (1 + CONFIDENCE) / 2)) * error
         return Estimate(exp(difference), exp(difference - half), exp(difference + half))
 
     def _fit(self) -> "_Fit[Setting]":
+        if self._fitted is None:
+            self._fitted = self._newly_fitted()
+        return self._fitted
+
+    def _newly_fitted(self) -> "_Fit[Setting]":
         measured = dict.fromkeys(each for turn in self._turns for each in turn)
         place = {each: number for number, each in enumerate(measured)}
         rows = [

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import sqrt
+from statistics import median
 
 import numpy as np
 
@@ -174,7 +175,7 @@ class Measurements:
     @property
     def overhead_seconds(self) -> float:
         """What a look takes beside its rounds, at the median."""
-        return float(np.median(self._overheads)) if self._overheads else 0.0
+        return median(self._overheads) if self._overheads else 0.0
 
     @property
     def spread(self) -> Spread:
