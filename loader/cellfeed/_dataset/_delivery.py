@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,6 +87,8 @@ class Callbacks:
             else:
                 n = self.transform_threads
                 with ThreadPoolExecutor(n, thread_name_prefix="cellfeed-transform") as threads:
+                    # The first by itself: what the others need may not have been read yet.
+                    yield from threads.map(self._transformed, islice(minibatches, 1))
                     yield from ahead(self._transformed, minibatches, threads, n)
 
     def _transformed(self, minibatch: Any) -> Any:

@@ -13,7 +13,7 @@ from cellfeed._errors import CellfeedError, ParameterError, require_positive
 from cellfeed._torch import get_worker_info
 from cellfeed._workers import departures
 from cellfeed.sampling import EpochPlan, Progress, SamplingStrategy, Share
-from cellfeed.sampling._kernels import _permute  # noqa: F401 - which a `Permutation` looks for
+from cellfeed.sampling._kernels import _permute, _radix  # noqa: F401 - which plans look for
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

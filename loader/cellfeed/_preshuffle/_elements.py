@@ -57,6 +57,14 @@ def _largest_count(values: NDArray[Any]) -> int | None:
     return largest
 
 
+def _widen(values: NDArray[Any], n: int) -> None:
+    """Make n counts at the front of the memory of ``values`` values of its dtype, in place."""
+    counts = values.view(_COUNTS)
+    for stop in range(n, 0, -_PIECE):  # backwards: a value lies where its count did, or behind it
+        start = max(0, stop - _PIECE)
+        values[start:stop] = counts[start:stop].copy()
+
+
 class CsrPart:
     """Sparse rows: few bytes per element, and no second copy.
 
@@ -70,7 +78,7 @@ class CsrPart:
         Of values and of column numbers.
     counts
         Whether to find out if values are whole numbers from 0 to 65,535. As long as all are, they
-        are held as uint16; if later ones are not, that takes a copy.
+        are held as uint16, at the front of the memory that they might need.
     """
 
     def __init__(
@@ -85,11 +93,12 @@ class CsrPart:
         self._lengths = np.empty(n_rows, dtype=np.int64)
         self._dtypes: dict[str, np.dtype[Any]] = {"data": dtype, "indices": index_dtype}
         self._largest = 0 if counts else None
-        is_narrower = _COUNTS.itemsize < dtype.itemsize and np.can_cast(_COUNTS, dtype)
+        is_wider = _COUNTS.itemsize < dtype.itemsize and np.can_cast(_COUNTS, dtype)
+        self._is_narrow = counts and is_wider
         # Memory that is not written to is not taken, so there is room to spare.
         room = n_elements + n_elements // 4 + 1
         self._arrays: dict[str, NDArray[Any]] = {
-            "data": np.empty(room, dtype=_COUNTS if counts and is_narrower else dtype),
+            "data": np.empty(room, dtype=dtype),
             "indices": np.empty(room, dtype=index_dtype),
         }
         self._n_rows = 0
@@ -102,18 +111,31 @@ class CsrPart:
         if self._largest is not None:
             largest = _largest_count(rows.data)
             self._largest = None if largest is None else max(self._largest, largest)
-        for name, array in self._arrays.items():
-            dtype = array.dtype if self._largest is not None else self._dtypes[name]
-            if array.size < n_elements or array.dtype != dtype:
-                room = max(array.size, n_elements + n_elements // 4)
-                self._arrays[name] = np.empty(room, dtype=dtype)
-                self._arrays[name][: self._n_elements] = array[: self._n_elements]
-            self._arrays[name][self._n_elements : n_elements] = getattr(rows, name)
+            if largest is None and self._is_narrow:
+                _widen(self._arrays["data"], self._n_elements)
+                self._is_narrow = False
+        self._make_room(n_elements)
+        for name, array in self._held().items():
+            array[self._n_elements : n_elements] = getattr(rows, name)
         self._n_rows, self._n_elements = n_rows, n_elements
+
+    def _make_room(self, n_elements: int) -> None:
+        if self._arrays["data"].size >= n_elements:
+            return
+        for name, dtype in self._dtypes.items():
+            held = self._held()[name][: self._n_elements]
+            room = np.empty(n_elements + n_elements // 4, dtype)
+            room.view(held.dtype)[: held.size] = held
+            self._arrays[name] = room
+
+    def _held(self) -> dict[str, NDArray[Any]]:
+        """Return the elements as they are held."""
+        data = self._arrays["data"]
+        return {**self._arrays, "data": data.view(_COUNTS) if self._is_narrow else data}
 
     def shuffled(self, order: NDArray[np.intp]) -> "ShuffledCsr":
         """Return the rows in another order, without a copy of them."""
-        return ShuffledCsr(self._arrays, self._dtypes, self._lengths, order, self._largest)
+        return ShuffledCsr(self._held(), self._dtypes, self._lengths, order, self._largest)
 
 
 class ShuffledCsr:

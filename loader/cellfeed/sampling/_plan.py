@@ -21,6 +21,7 @@ from cellfeed.sampling._base import EpochOrder, SamplingStrategy
 from cellfeed.sampling._progress import Progress, delivered_by_worker, next_worker
 from cellfeed.sampling._random import derive_key, random_words
 from cellfeed.sampling._rest import Rest, minibatches_by_worker
+from cellfeed.sampling._sorting import distinct, sorted_order
 
 __all__ = ["EpochPlan", "Fetch", "Share"]
 
@@ -179,8 +180,7 @@ class EpochPlan:
             ``number`` is outside [0, n_fetches).
         """
         delivered = self.delivered_rows(number)[0, first_minibatch * self.batch_size :]
-        rows, order = np.unique(delivered, return_inverse=True)
-        return Fetch(rows, order)
+        return Fetch(*distinct(delivered))
 
     def share(self, *, worker: int = 0, num_workers: int = 1, n_delivered: int = 0) -> "Share":
         """Return what one of the workers of this rank delivers.
@@ -288,7 +288,7 @@ class EpochPlan:
         key = derive_key(self.seed, self.epoch, _WITHIN_FETCH, *stops)
         # What stays together has one word, and its order, since sorting is stable.
         words = random_words(key, places // self.strategy.n_together)
-        return np.argsort(words, axis=1, kind="stable")
+        return sorted_order(words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,12 +84,27 @@ def others_wait(monkeypatch):
 
 LOGARITHMS = [NormalizeTotal(100.0), Log1p()]
 CENTRED = [*LOGARITHMS, Scale(np.full(200, 0.5), np.full(200, 2.0))]
+IN_THREADS = {"batch_transform": lambda minibatch: minibatch, "transform_threads": 2}
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"dense": True}, {"transform": LOGARITHMS}, {"transform": CENTRED, "dense": True}],
-    ids=["sparse", "dense", "transformed", "dense and transformed"],
+    [
+        {},
+        {"dense": True},
+        {"transform": LOGARITHMS},
+        {"transform": CENTRED, "dense": True},
+        IN_THREADS,
+        {"dense": True, **IN_THREADS},
+    ],
+    ids=[
+        "sparse",
+        "dense",
+        "transformed",
+        "dense and transformed",
+        "by a function in threads",
+        "dense by a function in threads",
+    ],
 )
 def test_no_other_chunk_is_decoded_before_it(path, matrix, options, others_wait):
     may_go_on, waited = others_wait

@@ -1,0 +1,46 @@
+"""Sorting the numbers of a fetch: words that shuffle it, and the rows that it reads."""
+
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["distinct", "sorted_order"]
+
+# Whoever reads cells has imported it; for a plan alone it would take longer than it saves.
+_COMPILED = "cellfeed.sampling._kernels._radix"
+_SIGN = np.uint64(1 << 63)
+
+
+def sorted_order(words: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """Return ``np.argsort(words, axis=1, kind="stable")``.
+
+    Parameters
+    ----------
+    words
+        Shape (n, size).
+    """
+    compiled = getattr(sys.modules.get(_COMPILED), "radix_order", None)
+    order: NDArray[np.intp]
+    if compiled is None:
+        order = np.argsort(words, axis=1, kind="stable")
+    else:
+        order = compiled(np.ascontiguousarray(words)).astype(np.intp, copy=False)
+    return order
+
+
+def distinct(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """Return ``np.unique(rows, return_inverse=True)``.
+
+    Examples
+    --------
+    >>> distinct(np.array([7, 3, 7]))
+    (array([3, 7]), array([1, 0, 1]))
+    """
+    order = sorted_order(rows[None].astype(np.uint64) ^ _SIGN)[0]  # which negative ones precede
+    ascending = rows[order]
+    is_first = np.ones(rows.size, np.bool_)
+    np.not_equal(ascending[1:], ascending[:-1], out=is_first[1:])
+    inverse = np.empty(rows.size, np.intp)
+    inverse[order] = np.cumsum(is_first) - 1
+    return ascending[is_first], inverse
