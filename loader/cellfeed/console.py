@@ -1,5 +1,6 @@
 """What cellfeed's commands have in common: one-line errors, and figures that people can read."""
 
+import errno
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -18,6 +19,13 @@ __all__ = [
 _INTERRUPTED = 130  # as shells say it
 # What the extra of this name installs.
 _OF_TUNE = ("jinja2", "matplotlib", "msgspec", "optuna", "rich", "torch")
+_REMEDIES = {
+    errno.EMFILE: "allow this shell more by `ulimit -n 65536`",
+    errno.ENFILE: "end other programs that hold files open",
+    errno.ENOSPC: "free some space there, or name another folder",
+    errno.EDQUOT: "free some space there, or name another folder",
+    errno.EROFS: "name another folder",
+}
 
 
 class _OneLineError(click.ClickException):
@@ -37,6 +45,10 @@ class _OneLineErrors(click.Command):
             raise  # whoever read the output has seen enough; click ends quietly
         except (CellfeedError, OSError) as error:
             raise _OneLineError(_one_line(error)) from error
+        except MemoryError as error:
+            said = f" ({_one_line(error)})" if str(error) else ""
+            msg = f"out of memory{said}; ask for less at once, such as by --memory"
+            raise _OneLineError(f"{msg}, or end other programs") from error
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in _OF_TUNE:
@@ -110,5 +122,6 @@ def format_bytes(n_bytes: int) -> str:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.strerror}: `{error.filename}`"
+        remedy = _REMEDIES.get(error.errno or 0)
+        return f"{error.strerror}: `{error.filename}`" + (f"; {remedy}" if remedy else "")
     return " ".join(str(error).split()) or type(error).__name__
