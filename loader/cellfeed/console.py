@@ -19,6 +19,8 @@ __all__ = [
 _INTERRUPTED = 130  # as shells say it
 # What the extra of this name installs.
 _OF_TUNE = ("jinja2", "matplotlib", "msgspec", "optuna", "rich", "torch")
+# How libraries say so that raise no MemoryError, such as while they are imported.
+_OUT_OF_MEMORY = ("std::bad_alloc", "failed to map segment", "Cannot allocate memory")
 _REMEDIES = {
     errno.EMFILE: "allow this shell more by `ulimit -n 65536`",
     errno.ENFILE: "end other programs that hold files open",
@@ -46,15 +48,17 @@ class _OneLineErrors(click.Command):
         except (CellfeedError, OSError) as error:
             raise _OneLineError(_one_line(error)) from error
         except MemoryError as error:
-            said = f" ({_one_line(error)})" if str(error) else ""
-            msg = f"out of memory{said}; ask for less at once, such as by --memory"
-            raise _OneLineError(f"{msg}, or end other programs") from error
+            raise _OneLineError(_out_of_memory(error)) from error
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in _OF_TUNE:
                 raise
             msg = f"`{ctx.info_name}` needs {package}, which is not installed"
             raise _OneLineError(f"{msg}; install it: pip install 'cellfeed[tune]'") from error
+        except (ImportError, RuntimeError) as error:
+            if not any(each in str(error) for each in _OUT_OF_MEMORY):
+                raise
+            raise _OneLineError(_out_of_memory(error)) from error
         except KeyboardInterrupt:
             interrupted("Interrupted.")
 
@@ -118,6 +122,11 @@ def format_bytes(n_bytes: int) -> str:
             break
         size, unit = size / 1000, larger
     return f"{n_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _out_of_memory(error: Exception) -> str:
+    said = f" ({_one_line(error)})" if str(error) else ""
+    return f"out of memory{said}; ask for less at once, such as by --memory, or end other programs"
 
 
 def _one_line(error: Exception) -> str:

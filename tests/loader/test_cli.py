@@ -69,6 +69,10 @@ def test_a_file_in_place_of_the_folder(run, tmp_path):
             f"out of memory (of 9 GiB); {ASK_FOR_LESS}",
         ),
         (
+            RuntimeError("std::bad_alloc"),
+            f"out of memory (std::bad_alloc); {ASK_FOR_LESS}",
+        ),
+        (
             MemoryError(),
             f"out of memory; {ASK_FOR_LESS}",
         ),
