@@ -13,7 +13,7 @@ PEERS_CELLS ?= 200000
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
-.PHONY: demo test tests coverage docs check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
+.PHONY: demo test tests coverage docs readme check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -61,6 +61,11 @@ docs: $(VENV)/.installed-docs
 $(VENV)/.installed-docs: $(STAMP)
 	@$(PIP_INSTALL) -e '.[docs]'
 	@touch $@
+
+# The figures and pictures of the README, from the runs that docs/benchmarks keeps.
+readme: $(STAMP)
+	$(BIN)/python docs/speed.py
+	$(BIN)/python docs/recommended.py
 
 # The quick profile, once; fails where a benchmark does, or where none measured anything.
 bench: $(STAMP)

@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import made
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
@@ -15,6 +16,7 @@ from cellfeed_tuner.plots._style import BOUND, LOADERS, STYLE
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "docs" / "benchmarks" / "peers.json"
 PICTURE = ROOT / "docs" / "images" / "speed.png"
+MADE_OF = [MEASURED, Path(__file__)]
 README = ROOT / "README.md"
 
 PLATES = "cellfeed on .h5ad plates, block 16, fetch 256, CSR"
@@ -47,19 +49,25 @@ def measured():
 
 
 def table():
-    """Return the rows in Markdown."""
+    """Return the rows in Markdown, and how they were measured."""
+    run, pairs = measured()
     lines = [
         "| loader | reads | its cells/s | cellfeed's | faster by |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
-    for name, reads, other, ours in measured()[1]:
+    for name, reads, other, ours in pairs:
         times = "cellfeed_is_times_as_fast"
         low, high = other[f"{times}_low"], other[f"{times}_high"]
         lines.append(
             f"| {name} | {reads} | {other['cells_per_s']:,.0f} | **{ours['cells_per_s']:,.0f}** "
             f"| {other[times]:.3g} [{low:.3g}, {high:.3g}] |"
         )
-    return "\n".join(lines)
+    machine, _, _ = run["machine"].partition(", ")
+    how = (
+        f"Medians of {run['rounds']} interleaved rounds, cold, with the smallest and largest "
+        f"ratio; {machine}, {run['date']}."
+    )
+    return "\n".join([*lines, "", how])
 
 
 def with_table(page):
@@ -106,5 +114,5 @@ def draw_bar(axes, place, row, colour):
 
 
 if __name__ == "__main__":
-    draw().savefig(PICTURE)
+    made.save(draw(), PICTURE, of=MADE_OF)
     README.write_text(with_table(README.read_text()))

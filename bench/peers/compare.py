@@ -21,6 +21,7 @@ import table
 from collection import Collection, CollectionError, open_collection
 from conversions import CONVERSIONS, Stores
 from entries import PROCESSES, Entry, all_entries
+from fingerprint import measuring_code
 from interpreters import DEFAULT_FOLDER, Interpreters
 from rounds import Result, Runner
 from targets import verdicts
@@ -211,6 +212,7 @@ def describe_run(plan: Plan, collection: Collection, runner: Runner, n_rounds: i
         "seconds": plan.seconds,
         "seed": plan.seed,
         "cache": runner.cache,
+        "code": measuring_code(),
     }
 
 

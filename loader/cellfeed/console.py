@@ -1,5 +1,6 @@
 """What cellfeed's commands have in common: one-line errors, and figures that people can read."""
 
+import errno
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -18,6 +19,15 @@ __all__ = [
 _INTERRUPTED = 130  # as shells say it
 # What the extra of this name installs.
 _OF_TUNE = ("jinja2", "matplotlib", "msgspec", "optuna", "rich", "torch")
+# How libraries say so that raise no MemoryError, such as while they are imported.
+_OUT_OF_MEMORY = ("std::bad_alloc", "failed to map segment", "Cannot allocate memory")
+_REMEDIES = {
+    errno.EMFILE: "allow this shell more by `ulimit -n 65536`",
+    errno.ENFILE: "end other programs that hold files open",
+    errno.ENOSPC: "free some space there, or name another folder",
+    errno.EDQUOT: "free some space there, or name another folder",
+    errno.EROFS: "name another folder",
+}
 
 
 class _OneLineError(click.ClickException):
@@ -37,12 +47,18 @@ class _OneLineErrors(click.Command):
             raise  # whoever read the output has seen enough; click ends quietly
         except (CellfeedError, OSError) as error:
             raise _OneLineError(_one_line(error)) from error
+        except MemoryError as error:
+            raise _OneLineError(_out_of_memory(error)) from error
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in _OF_TUNE:
                 raise
             msg = f"`{ctx.info_name}` needs {package}, which is not installed"
             raise _OneLineError(f"{msg}; install it: pip install 'cellfeed[tune]'") from error
+        except (ImportError, RuntimeError) as error:
+            if not any(each in str(error) for each in _OUT_OF_MEMORY):
+                raise
+            raise _OneLineError(_out_of_memory(error)) from error
         except KeyboardInterrupt:
             interrupted("Interrupted.")
 
@@ -108,7 +124,13 @@ def format_bytes(n_bytes: int) -> str:
     return f"{n_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
+def _out_of_memory(error: Exception) -> str:
+    said = f" ({_one_line(error)})" if str(error) else ""
+    return f"out of memory{said}; ask for less at once, such as by --memory, or end other programs"
+
+
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.strerror}: `{error.filename}`"
+        remedy = _REMEDIES.get(error.errno or 0)
+        return f"{error.strerror}: `{error.filename}`" + (f"; {remedy}" if remedy else "")
     return " ".join(str(error).split()) or type(error).__name__

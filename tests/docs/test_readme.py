@@ -1,10 +1,13 @@
 """The README is short, its code trains, and its figures are those of the run that it names."""
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
 
+import pytest
+from matplotlib.figure import Figure
 from tests.warm import python as warm
 
 from cellfeed.synthetic import write_tahoe_like
@@ -29,14 +32,41 @@ def test_its_code_trains(tmp_path):
     assert ran.stdout == "50\n"
 
 
-def test_its_figures_are_those_of_the_run(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    assert importlib.import_module("speed").with_table(README) == README
+@pytest.fixture
+def script(monkeypatch):
+    """Import a script of docs/ or bench/peers/."""
+    for folder in ("docs", "bench/peers"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+    return importlib.import_module
 
 
-def test_autotune_lines_are_those_of_the_page():
-    shown = re.findall(r"```\n(Recommended: .*?)```", README, re.DOTALL)
-    page = (ROOT / "docs" / "how-to" / "tuning.md").read_text()
-    assert len(shown) == 1
-    words = " ".join(shown[0].split())
-    assert words in " ".join(page.split())
+def test_its_figures_are_those_of_the_run(script):
+    assert script("speed").with_table(README) == README
+
+
+def test_its_figures_are_not_older_than_the_code_that_measured_them(script):
+    run = json.loads(script("speed").MEASURED.read_text())["run"]
+    assert run["code"] == script("fingerprint").measuring_code()
+
+
+def test_what_autotune_says_is_what_it_says_today(script):
+    recommended = script("recommended")
+    page = recommended.TUNING.read_text()
+    assert recommended.with_answer(README, whole=False) == README
+    assert recommended.with_answer(page, whole=True) == page
+
+
+@pytest.mark.parametrize("name", ["speed", "recommended"])
+def test_pictures_are_not_older_than_what_they_show(script, name):
+    drawn = script(name)
+    assert script("made").is_of_today(drawn.PICTURE, of=drawn.MADE_OF)
+
+
+def test_a_picture_of_other_data_is_told(script, tmp_path):
+    made = script("made")
+    picture, data = tmp_path / "picture.png", tmp_path / "data.json"
+    data.write_text("1")
+    made.save(Figure(figsize=(1, 1)), picture, of=[data])
+    assert made.is_of_today(picture, of=[data])
+    data.write_text("2")
+    assert not made.is_of_today(picture, of=[data])

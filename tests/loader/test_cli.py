@@ -6,6 +6,7 @@ import cellfeed
 from cellfeed import ParameterError, _cli
 from cellfeed.console import OneLineErrorCommand, format_bytes
 
+ASK_FOR_LESS = "ask for less at once, such as by --memory, or end other programs"
 SYNTHESIZE = ["--cells", "100", "--genes", "50", "--plates", "2"]
 
 
@@ -55,6 +56,26 @@ def test_a_file_in_place_of_the_folder(run, tmp_path):
         (PermissionError(13, "Permission denied", "/a/path"), "Permission denied: `/a/path`"),
         (OSError("two\n  lines"), "two lines"),
         (OSError(), "OSError"),
+        (
+            OSError(24, "Too many open files", "/a/path"),
+            "Too many open files: `/a/path`; allow this shell more by `ulimit -n 65536`",
+        ),
+        (
+            OSError(28, "No space left on device", "/a/path"),
+            "No space left on device: `/a/path`; free some space there, or name another folder",
+        ),
+        (
+            MemoryError("of\n9 GiB"),
+            f"out of memory (of 9 GiB); {ASK_FOR_LESS}",
+        ),
+        (
+            RuntimeError("std::bad_alloc"),
+            f"out of memory (std::bad_alloc); {ASK_FOR_LESS}",
+        ),
+        (
+            MemoryError(),
+            f"out of memory; {ASK_FOR_LESS}",
+        ),
     ],
 )
 def test_errors_become_one_line(error, message):

@@ -97,6 +97,15 @@ def test_results_from_before_there_were_explanations_are_loaded(result_of, tmp_p
     assert AutotuneResult.load(path) == result_of("recommended")
 
 
+def test_what_is_no_longer_kept_is_left_aside(result_of, tmp_path):
+    path = tmp_path / "autotune.json"
+    plain = result_of("explained").to_json()
+    plain["entropy_over_epoch"] = {"plate": {"drift_error_bits": None}}
+    plain["machine"]["storage"][0] |= {"model": None, "rotational": True}
+    path.write_text(json.dumps(plain))
+    assert AutotuneResult.load(path) == result_of("explained")
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(PathError, match=r"none\.json: no such file; make it with `autotune"):
         AutotuneResult.load(tmp_path / "none.json")

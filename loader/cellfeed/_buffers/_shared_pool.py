@@ -1,5 +1,6 @@
 """Memory that a worker process lends to the process that uses its minibatches."""
 
+import errno
 import os
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -125,6 +126,12 @@ class SharedPool(BufferPool):
         try:
             segment, descriptor = Segment.create(self.n_segments, size, n_pieces)
         except OSError as error:
+            if error.errno == errno.EMFILE:
+                msg = (
+                    f"shared memory for rows cannot be opened ({error}); allow more files, such as "
+                    "with `ulimit -n 65536`, or use num_workers=0"
+                )
+                raise ParameterError(msg) from error
             msg = (
                 f"no {size:,} bytes of shared memory are to be had for rows ({error}); read fewer "
                 "at once, such as with a lower `fetch_factor`, or use num_workers=0"

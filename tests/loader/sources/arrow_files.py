@@ -1,7 +1,7 @@
 """Writes HuggingFace data sets."""
 
-import datasets
 import numpy as np
+import pytest
 
 
 def dataset_of(matrix, obs):
@@ -12,6 +12,7 @@ def dataset_of(matrix, obs):
         "expressions": np.split(matrix.data, borders),
     }
     columns |= {name: obs[name].astype(object).where(obs[name].notna(), None) for name in obs}
+    datasets = pytest.importorskip("datasets")
     made = datasets.Dataset.from_dict(columns)
     # Of a column without any value Arrow does not know what the values would be.
     numbers = [name for name in obs if obs[name].dtype == np.float64 and obs[name].isna().all()]

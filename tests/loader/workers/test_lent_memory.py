@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 from tests.loader.workers.lending import N_VALUES, Both
 
-from cellfeed import Cells, DeliveryError, Minibatch
+from cellfeed import Cells, DeliveryError, Minibatch, ParameterError
 from cellfeed._workers import message_of
 from cellfeed._workers._line import as_socket
 
@@ -209,6 +209,16 @@ def test_too_many_open_files_are_told(both):
     try:
         with pytest.raises(DeliveryError, match=r"cannot be taken .*\(ulimit -n\)"):
             pickle.loads(pickle.dumps(message))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_too_many_open_files_are_told_by_a_worker(both):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(ParameterError, match=r"allow more files.*`ulimit -n 65536`"):
+            both.placed(1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
