@@ -9,7 +9,6 @@ import sys
 import types
 
 import pytest
-from _pytest.doctest import DoctestModule
 from hypothesis import settings
 from tests.warm import python as warm
 
@@ -18,13 +17,6 @@ settings.register_profile("cellfeed", deadline=None)
 settings.load_profile("cellfeed")
 
 N_CELLS_PER_FILE = 1500
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collect_file():
-    """Files of tests hold no doctests, and looking for them takes longer than importing them."""
-    collectors = yield
-    return [each for each in collectors if not isinstance(each, DoctestModule)]
 
 
 @pytest.hookimpl(optionalhook=True)
