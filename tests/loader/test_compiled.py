@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.warm import python as warm
 
 import cellfeed
 
@@ -50,8 +51,10 @@ import json
 import os
 import sys
 
+import numba
 import numba.core.event as events
 
+numba.config.reload_config()  # of this environment, where numba had been imported before
 sys.path.insert(0, sys.argv[1])
 with events.install_recorder("numba:compile") as compiling:
     import numpy as np
@@ -107,14 +110,10 @@ class StandIn:
 
     def run(self, *casts: str, warnings: str = "error") -> subprocess.CompletedProcess[str]:
         known = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "XDG_"))}
-        return subprocess.run(
+        return warm.run(
             # Python itself takes two sources of the same second and size to be the same.
             [sys.executable, "-B", "-W", warnings, self.folder / "use.py", self.path, *casts],
             env=known | {"HOME": str(self.home)} | self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
         )
 
     def change_columns(self) -> None:

@@ -247,7 +247,6 @@ class StrategyConformance:
         def check(case: StrategyCase) -> None:
             plan = _plan(case, batch_size=16, fetch_factor=8)
             stated = case.strategy.prepared_bytes(case.n_rows)
-            gc.collect()
             tracemalloc.start()
             try:
                 for number in (plan.n_fetches - 1, plan.n_fetches // 2):
@@ -265,6 +264,7 @@ class StrategyConformance:
             assert n_objects < _SMALL_OBJECTS, "Python objects that grow with rows"
             assert peak - held < _SMALL_BYTES, "what a fetch takes grows with rows"
 
+        gc.collect()
         # Tracing makes Python slow.
         for_all(check, max_examples=min(5, self.max_examples), case=cases(_N_OF_LARGE))
 

@@ -49,25 +49,42 @@ def read(source, rows=slice(None)):
     return open_collection(source)[rows].X.toarray()
 
 
+@pytest.fixture(scope="module")
+def in_memory():
+    return dataset_of(X, pd.DataFrame())
+
+
 @given(
     ids=st.lists(st.integers(0, 2 * N_VARS), unique=True, min_size=1),
     rows=ROWS,
-    in_memory=st.booleans(),
+    is_in_memory=st.booleans(),
 )
-def test_genes_are_known_by_their_ids(folder, ids, rows, in_memory):
+def test_genes_are_known_by_their_ids(folder, in_memory, ids, rows, is_in_memory):
     """Only those of the list are delivered, in its order."""
-    given = dataset_of(X, pd.DataFrame()) if in_memory else folder
+    given = in_memory if is_in_memory else folder
     padded = np.pad(COUNTS, ((0, 0), (0, N_VARS + 1)))
     collection = open_collection(HuggingFaceSource(given, gene_ids=ids))
     assert collection.var_names.tolist() == list(map(str, ids))
     assert np.array_equal(collection[rows].X.toarray(), padded[:, ids][rows])
 
 
-@given(rows=ROWS, in_memory=st.booleans(), seed=st.integers(0, 9))
-def test_markers_are_left_out(tmp_path_factory, rows, in_memory, seed):
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory):
+    """Return cells whose genes are numbered from 3, and which begin with 1: in files, in memory."""
+    lists = [np.split(each, X.indptr[1:-1]) for each in (X.indices + 3, X.data)]
+    columns = {"genes": [np.append(np.int32(1), each) for each in lists[0]]}
+    columns |= {"expressions": [np.append(np.float32(-2), each) for each in lists[1]]}
+    made = datasets.Dataset.from_dict(columns)
+    where = tmp_path_factory.mktemp("markers") / "cells"
+    made.save_to_disk(where)
+    return where, made
+
+
+@given(rows=ROWS, is_in_memory=st.booleans(), seed=st.integers(0, 9))
+def test_markers_are_left_out(marked, rows, is_in_memory, seed):
     """All that follows is delivered, whatever order the ids are in."""
     ids = 3 + np.random.default_rng(seed).permutation(N_VARS)
-    with_marker = with_markers(in_memory, tmp_path_factory.getbasetemp() / "markers")
+    with_marker = marked[is_in_memory]
     collection = open_collection(HuggingFaceSource(with_marker, gene_ids=ids, n_markers=1))
     assert np.array_equal(collection[rows].X.toarray(), COUNTS[:, ids - 3][rows])
     picked = open_collection(
@@ -76,23 +93,10 @@ def test_markers_are_left_out(tmp_path_factory, rows, in_memory, seed):
     assert np.array_equal(picked[rows].X.toarray(), COUNTS[:, ids[4:5] - 3][rows])
 
 
-def with_markers(in_memory, where):
-    """Return cells whose genes are numbered from 3, and which begin with 1."""
-    lists = [np.split(each, X.indptr[1:-1]) for each in (X.indices + 3, X.data)]
-    columns = {"genes": [np.append(np.int32(1), each) for each in lists[0]]}
-    columns |= {"expressions": [np.append(np.float32(-2), each) for each in lists[1]]}
-    dataset = datasets.Dataset.from_dict(columns)
-    if in_memory:
-        return dataset
-    if not where.exists():
-        dataset.save_to_disk(where)
-    return where
-
-
-def test_markers_that_are_none(folder, tmp_path):
+def test_markers_that_are_none(folder, marked):
     with pytest.raises(ParameterError, match="is one of `gene_ids`, and no marker; leave"):
         read(HuggingFaceSource(folder, gene_ids=range(N_VARS), n_markers=1))
-    where = with_markers(in_memory=False, where=tmp_path / "cells")
+    where, _ = marked
     with pytest.raises(FormatError, match=r"gene that is none of .* larger `n_vars`, or all `ge"):
         read(HuggingFaceSource(where, gene_ids=range(3, 12), n_markers=1))
     with pytest.raises(ParameterError, match="`n_markers >= 0` must hold"):

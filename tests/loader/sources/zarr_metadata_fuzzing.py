@@ -31,6 +31,7 @@ from tests.loader.sources.fuzzed_cases import (
     small,
     try_cases,
 )
+from tests.loader.zarr_stores import in_this_thread
 
 SIZES: list[Any] = [
     *(0, -1, 1, 2, 3, 7, 8, 16, 4, N_VARS, N_VARS + 1, N_ROWS - 1, N_ROWS, N_ROWS + 1, 240, 1000),
@@ -148,6 +149,7 @@ class ZarrCases:
                     file.write_bytes(content)
 
 
+@in_this_thread()
 def write_store(path: Path, matrix: Any, zarr_format: Any, options: dict[str, Any]) -> None:
     root = zarr.create_group(path, zarr_format=zarr_format)
     root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
@@ -433,6 +435,7 @@ def edit_chunk(path: Path, rng: np.random.Generator, kept: dict[Path, bytes | No
     return f"{file.relative_to(path)}: {n_bytes} bytes as {name}"
 
 
+@in_this_thread()
 def read_zarr(path: Path) -> Rows:
     """Return all rows as zarr itself reads them."""
     root: Any = zarr.open_group(path, mode="r")
