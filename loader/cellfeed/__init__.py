@@ -116,7 +116,7 @@ __all__ = [
 ]
 
 # What needs other packages is imported when it is asked for, as is said above to type checkers.
-_IMPORTED_WHEN_USED = {
+_MODULE_OF = {
     "BlockShuffling": "cellfeed.sampling",
     "BlockWeightedSampling": "cellfeed.sampling",
     "CategoricalColumn": "cellfeed._cells",
@@ -169,10 +169,10 @@ if not typing.TYPE_CHECKING:
     def __getattr__(name: str) -> typing.Any:
         if name in _MODULES:
             return importlib.import_module(f"{__name__}.{name}")
-        if name not in _IMPORTED_WHEN_USED:
+        if name not in _MODULE_OF:
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        value = getattr(importlib.import_module(_IMPORTED_WHEN_USED[name]), name)
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
         globals()[name] = value
         return value
 

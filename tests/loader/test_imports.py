@@ -72,7 +72,7 @@ def test_type_checkers_see_what_is_imported_when_it_is_used(package):
                 for alias in each.names
             }
     assert {name: getattr(module, name) for name in seen} == seen
-    assert set(module._IMPORTED_WHEN_USED) <= set(seen) <= set(module.__all__)
+    assert set(module._MODULE_OF) <= set(seen) <= set(module.__all__)
     assert {*module.__all__} <= {*dir(module)}
     assert dir(module) == sorted(dir(module))
 
