@@ -123,7 +123,10 @@ def test_rounds_into_new_memory_count_in_no_long_epoch():
     local = {"n_rounds": 6, "n_asked": 0}
     first, whole = [False, False, True, True, True, True], [True] * 6
     assert counted([1] * 12, **local, has_workers=False) == first + whole
-    assert counted([1] * 12, **local, has_workers=True) == first + first
+    # Workers are started anew in each, so that shorter epochs pay for it.
+    assert counted([1] * 6, **local, has_workers=True) == [False, *[True] * 5]
+    of_workers = counted([1] * 40, n_rounds=20, n_asked=0, has_workers=True)
+    assert of_workers == 2 * [False, False, *[True] * 18]
 
 
 def test_what_was_asked_for_at_the_start_counts_in_no_long_epoch():

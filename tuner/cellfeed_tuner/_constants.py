@@ -12,6 +12,7 @@ __all__ = [
     "LEAST_CELLS_PER_LABEL", "LEAST_CHUNK_BYTES", "LEAST_FETCHES", "LEAST_LIMIT_SECONDS",
     "LEAST_MINIBATCHES_AHEAD", "LEAST_ROUNDS", "LEAST_SAVING", "LEAST_SHARE_LEFT",
     "LEAST_SPEEDUP", "LEAST_THROUGHPUT_SHARE", "LIKELY", "LIMIT_TIMES", "LONG_EPOCH",
+    "LONG_EPOCH_OF_WORKERS",
     "LOOKING_SHARE", "MANY_BATCHES", "MAY_DRIFT", "MEMORY_AT_LEAST_EVERY_SECONDS",
     "MEMORY_EVERY_SECONDS", "MIXING_ROWS", "MIXING_ROWS_OF_SETS", "MOST_ACCOUNTED",
     "MOST_DRAWS", "MOST_EPOCHS", "MOST_FIRST", "MOST_IN_BLOCKS", "MOST_MIXING_ROWS",
@@ -64,6 +65,9 @@ more than its share. Chosen: short beside a fetch, and beside a look at a config
 LONG_EPOCH = 3
 """An epoch is long if it has so many times the rounds of its start: those that are asked of a
 server, or go into new memory. Chosen."""
+LONG_EPOCH_OF_WORKERS = 10
+"""The same of an epoch that worker processes read, which are started anew in each. Chosen: what is
+left out would change its throughput by a few percent."""
 STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
 """Seconds and rounds that a user's training step is timed for. Chosen: as long as two looks."""
 

@@ -446,6 +446,7 @@ class CellDataset(PlannedDataset):
             batch_callback=self.batch_callback,
             batch_transform=self.batch_transform,
             transform_threads=self.transform_threads,
+            first_alone=self._is_placed,
             dense=self.dense,
             as_torch=self.as_torch and HAS_TORCH,
             counters=self._counters,

@@ -46,6 +46,7 @@ class Callbacks:
     batch_callback: Callable[[Any, NDArray[Any]], Any] | None
     batch_transform: Callable[[Any], Any] | None
     transform_threads: int
+    first_alone: bool
     dense: bool
     as_torch: bool
     counters: Counters
@@ -87,8 +88,8 @@ class Callbacks:
             else:
                 n = self.transform_threads
                 with ThreadPoolExecutor(n, thread_name_prefix="cellfeed-transform") as threads:
-                    # The first by itself: what the others need may not have been read yet.
-                    yield from threads.map(self._transformed, islice(minibatches, 1))
+                    if self.first_alone:  # what the others need may not have been read yet
+                        yield from threads.map(self._transformed, islice(minibatches, 1))
                     yield from ahead(self._transformed, minibatches, threads, n)
 
     def _transformed(self, minibatch: Any) -> Any:

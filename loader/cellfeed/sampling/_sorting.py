@@ -9,6 +9,8 @@ __all__ = ["distinct", "sorted_order"]
 
 # Whoever reads cells has imported it; for a plan alone it would take longer than it saves.
 _COMPILED = "cellfeed.sampling._kernels._radix"
+# Below that, clearing the counters of each row takes longer than NumPy takes to sort it.
+_LEAST_COMPILED = 1024
 _SIGN = np.uint64(1 << 63)
 
 
@@ -22,7 +24,7 @@ def sorted_order(words: NDArray[np.uint64]) -> NDArray[np.intp]:
     """
     compiled = getattr(sys.modules.get(_COMPILED), "radix_order", None)
     order: NDArray[np.intp]
-    if compiled is None:
+    if compiled is None or words.shape[1] < _LEAST_COMPILED:
         order = np.argsort(words, axis=1, kind="stable")
     else:
         order = compiled(np.ascontiguousarray(words)).astype(np.intp, copy=False)

@@ -24,12 +24,12 @@ def kill_tree(pid: int) -> None:
         new = {process}
         while new:
             for each in new:
-                with contextlib.suppress(psutil.NoSuchProcess):
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                     each.suspend()
             members |= new
             new = {*process.children(recursive=True)} - members
         for each in members:
-            with contextlib.suppress(ProcessLookupError):  # it leads no group
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it leads no group
                 os.killpg(each.pid, signal.SIGKILL)
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 each.kill()

@@ -236,7 +236,7 @@ def measured(request: TimingSettings, outcome: Outcome) -> Measurement:
         peak_memory_bytes=peak_memory_bytes,
         delivery_fault=next((each.fault for each in _all(Delivery, outcome) if each.fault), ""),
         sampled=tuple(cell for each in _all(Sampled, outcome) for cell in each.cells),
-        failure=outcome.failure or infeasible,
+        failure=" ".join((outcome.failure or "").split()) or infeasible,
         is_infeasible=bool(infeasible),
         n_requests=max((each.n for each in _all(Requests, outcome)), default=0),
         n_killed=outcome.n_killed,

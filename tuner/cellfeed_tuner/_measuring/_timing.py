@@ -16,7 +16,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cellfeed import Collection, Statistics
-from cellfeed_tuner._constants import FETCHES_AHEAD, LONG_EPOCH, SLICE_SECONDS
+from cellfeed_tuner._constants import (
+    FETCHES_AHEAD,
+    LONG_EPOCH,
+    LONG_EPOCH_OF_WORKERS,
+    SLICE_SECONDS,
+)
 from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
 from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
 from cellfeed_tuner._measuring._events import (
@@ -202,7 +207,8 @@ class CountedRounds:
     def __init__(self, *, n_rounds: int, n_asked: int, has_workers: bool) -> None:
         self._n_rounds, self._n_asked, self._has_workers = n_rounds, n_asked, has_workers
         self._n_new = 1
-        if not n_asked and n_rounds >= LONG_EPOCH * FETCHES_AHEAD:
+        long = LONG_EPOCH_OF_WORKERS if has_workers else LONG_EPOCH
+        if not n_asked and n_rounds >= long * FETCHES_AHEAD:
             self._n_new = FETCHES_AHEAD
         self._is_first_epoch, self._counts_whole = True, False
         self._start_seconds = self._since = 0.0
