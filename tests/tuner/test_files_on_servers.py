@@ -19,7 +19,6 @@ from cellfeed import CellDataset, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._history._fingerprint import data_fingerprint
-from cellfeed_tuner._history._study import cache_folder, read_runs
 from cellfeed_tuner._measuring._labels import label_codes
 
 pytestmark = pytest.mark.usefixtures("short_looks")
@@ -100,7 +99,7 @@ def tuned(folder, tmp_path_factory):
         made = CellDataset.from_autotune(collection, output / "autotune.json", seed=0)
         rows = np.concatenate([minibatch.rows.numpy() for minibatch in made])
         assert np.array_equal(np.sort(rows), np.arange(N_CELLS))
-        shown = run("explain", output / "autotune.json"), read_runs(cache_folder())
+        shown = run("show"), run("show", "--json"), run("explain", output / "autotune.json")
     return printed, output, cache, url, made, shown
 
 
@@ -126,7 +125,7 @@ def test_it_names_the_server_and_what_it_cannot_know(tuned):
 def test_what_was_reached_with_credentials_says_nothing_of_them(tuned):
     printed, output, cache, _, _, shown = tuned
     assert json.loads((output / "autotune.json").read_text())["dataset"]["has_storage_options"]
-    texts = [printed.output, shown[0].output]
+    texts = [printed.output, *(each.output for each in shown)]
     written = everything(output) + everything(cache) + "".join(texts).encode()
     assert written.count(b"plate") > 10
     for secret in (TOKEN, "authorization", "default_headers"):
@@ -147,10 +146,13 @@ def test_how_much_to_read_ahead_is_measured_and_taken_over(tuned):
     assert json.loads(json.dumps(result.to_json())) == saved
 
 
-def test_it_is_kept_and_explained(tuned):
-    *_, (explained, (known,)) = tuned
-    assert explained.exit_code == 0
-    assert known.asked.cache == "remote"
+def test_earlier_runs_are_shown_by_their_url(tuned):
+    *_, url, _, (shown, as_json, explained) = tuned
+    assert [each.exit_code for each in (shown, as_json, explained)] == [0, 0, 0]
+    assert "remote" in shown.output
+    (known,) = json.loads(as_json.output)["runs"]
+    assert known["path"] == url
+    assert known["asked"]["cache"] == "remote"
     assert "side by side, the stages explain" in " ".join(explained.output.split())
 
 
