@@ -9,11 +9,15 @@ import sys
 import types
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tests.warm import python as warm
 
 # A shared machine may be slow at any moment; how long a test takes says nothing about the code.
-settings.register_profile("cellfeed", deadline=None)
+# `make thorough` tries more.
+settings.register_profile(
+    "cellfeed", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("thorough", settings.get_profile("cellfeed"), max_examples=250)
 settings.load_profile("cellfeed")
 
 N_CELLS_PER_FILE = 1500

@@ -14,11 +14,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from hypothesis import HealthCheck, settings
-
-# How long an example takes says nothing about whether it is right.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
 
 # What workers import that are forked from a server: the server does, once for all tests.
 multiprocessing.set_forkserver_preload(["__main__", "cellfeed._dataset"])

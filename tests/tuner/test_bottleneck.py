@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import Statistics
@@ -126,7 +126,6 @@ def test_threads_that_wait_for_processors_take_more_than_all_of_the_time():
         n_threads=st.integers(1, 64),
     ),
 )
-@settings(max_examples=50, deadline=None)
 def test_no_stage_saves_more_than_it_takes(costs, step, share, model):
     """If a stage takes t of T, cells come T / (T - t) times as fast without it at most."""
     found = found_in(costs, model=model, share=share, n_rounds=2)

@@ -179,7 +179,7 @@ main()
 def measuring(small_collection, output):
     """The command, and its processes, when something was measured and something else is."""
     settings = [str(small_collection), "--label", "plate", "--output", str(output)]
-    command = warm.Popen(
+    command = warm.FinalizedPopen(
         [sys.executable, "-c", START, *settings, *OPTIONS, "--budget", "1000"],
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 `Popen` and `run` are those of `subprocess`, for commands that begin with `sys.executable`. Each
 process is forked from one that waits with the imports done, else it is as any: its own number,
-streams, signals and end. What is said of imports, or of Python's options, needs Python itself.
+streams, signals and end. What is said of imports, or of Python's options, needs Python itself;
+what is said of how processes end, the interpreter's finalization.
 """
 
 import atexit
@@ -21,7 +22,7 @@ from typing import Any
 
 from tests.warm.server import ADDRESS, NUMBER
 
-__all__ = ["ADDRESS", "OF_SESSION", "Popen", "address", "run", "torchrun"]
+__all__ = ["ADDRESS", "OF_SESSION", "FinalizedPopen", "Popen", "address", "run", "torchrun"]
 
 OF_SESSION = "CELLFEED_TESTS_WARM_PYTHON_OF_SESSION"
 _SERVER = Path(__file__).with_name("server.py")
@@ -79,6 +80,7 @@ def torchrun(n: int, *command: object) -> subprocess.CompletedProcess[str]:
 class Popen(subprocess.Popen[Any]):
     """A process as of `subprocess.Popen`, forked where the imports are done."""
 
+    _is_finalized = False
     _connection: socket.socket
 
     def _execute_child(self, *arguments: Any) -> None:
@@ -93,6 +95,7 @@ class Popen(subprocess.Popen[Any]):
             "arguments": command,
             "cwd": os.fspath(given["cwd"] or Path.cwd()),
             "env": dict(os.environ if given["env"] is None else given["env"]),
+            "is_finalized": self._is_finalized,
             "new_session": bool(given["start_new_session"]),
             "numbers": numbers,
         }
@@ -128,12 +131,22 @@ class Popen(subprocess.Popen[Any]):
         return self.returncode
 
 
+class FinalizedPopen(Popen):
+    """One whose interpreter is finalized at its end, which takes twenty times what a fork does."""
+
+    _is_finalized = True
+
+
 def run(
-    command: Sequence[str | os.PathLike[str]], *, timeout: float = 600, **options: Any
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    timeout: float = 600,
+    is_finalized: bool = False,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, as `subprocess.run` does, and take what it writes as text."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with Popen(command, **pipes | options) as process:
+    with (FinalizedPopen if is_finalized else Popen)(command, **pipes | options) as process:
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException:

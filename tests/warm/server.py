@@ -2,9 +2,11 @@
 
 A process that has imported it forks for each request. The child takes over streams, arguments,
 environment and folder as a process of its own has them, runs the script as ``__main__``, and ends
-as Python ends.
+as Python ends; unless that is asked for, the interpreter is not finalized, which would copy most of
+the memory that the fork shares.
 """
 
+import atexit
 import builtins
 import contextlib
 import faulthandler
@@ -21,6 +23,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import types
 import warnings
 from io import TextIOWrapper
@@ -155,6 +158,26 @@ def run_main(arguments: list[str]) -> None:
     exec(compile(source, name, "exec"), main.__dict__)
 
 
+def run_to_its_end(arguments: list[str]) -> None:
+    """Run a script, do all that Python does at its end but finalize the interpreter, and exit.
+
+    Other errors than `SystemExit` are left to Python.
+    """
+    try:
+        run_main(arguments)
+    except SystemExit as ended:
+        status = ended.code
+    else:
+        status = None
+    if isinstance(status, str):
+        sys.stderr.write(f"{status}\n")
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(bool(status) if isinstance(status, str | None) else status & 0xFF)
+
+
 def _take_options(arguments: list[str]) -> bool:
     """Do as the options in front of a script say; return whether its folder is searched."""
     is_searched = True
@@ -192,4 +215,4 @@ if __name__ == "__main__":
     request, files = serve(socket.socket(fileno=int(sys.argv[1])))
     own_main = sys.modules["__main__"]  # which the script's takes the place of
     take_over(request, files)
-    run_main(request["arguments"])
+    (run_main if request["is_finalized"] else run_to_its_end)(request["arguments"])

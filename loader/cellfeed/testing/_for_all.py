@@ -21,12 +21,12 @@ def for_all(
     check
         Asserts what is to hold.
     max_examples
-        How often it is called.
+        How often it is called at most; a profile of hypothesis may say less.
     **drawn
         Strategies of its arguments.
     """
     configured = settings(
-        max_examples=max_examples,
+        max_examples=min(max_examples, settings().max_examples),
         deadline=None,
         derandomize=True,
         database=None,

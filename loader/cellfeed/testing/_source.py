@@ -61,7 +61,7 @@ class SourceConformance:
     further_shapes
         Dimensions that dense arrays can have after cells and genes; ``()`` for none.
     max_examples
-        Cases that each test tries.
+        Cases that each test tries, at most; a profile of hypothesis may say less.
 
     Examples
     --------

@@ -88,7 +88,7 @@ class StrategyConformance:
     Attributes
     ----------
     max_examples
-        Cases that each test tries.
+        Cases that each test tries, at most; a profile of hypothesis may say less.
 
     Examples
     --------

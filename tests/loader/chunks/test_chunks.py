@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import FormatError
@@ -108,7 +108,6 @@ def run(reads, buffers, n_threads=1):
 
 
 class TestPlanOfRanges:
-    @settings(max_examples=60)
     @given(
         ascending_ranges,
         st.integers(1, 12),
@@ -148,7 +147,6 @@ class TestPlanOfRanges:
 
 
 class TestPlanOfRows:
-    @settings(max_examples=60)
     @given(
         st.sets(st.integers(0, 30)),
         st.integers(0, 9),
@@ -347,7 +345,6 @@ class TestIndices:
                 with pytest.raises(FormatError, match=expected):
                     read(array, [(0, 6)], out, index_limit=10)
 
-    @settings(max_examples=60)
     @given(
         st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=8),
         st.integers(1, 7),
@@ -412,7 +409,6 @@ def numbers_of(source, target):
 
 
 class TestPlace:
-    @settings(max_examples=60, deadline=None)
     @given(
         lengths=st.lists(st.integers(0, 3000), min_size=1, max_size=6),
         gaps=st.lists(st.integers(0, 40), min_size=6, max_size=6),

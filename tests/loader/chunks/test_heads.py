@@ -7,7 +7,7 @@ import numcodecs
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.fuzzing import MemoryFile, lzf_chunk
 
@@ -98,7 +98,6 @@ class TestDeflate:
             assert n_decompressed == sorted(n_decompressed)
         assert n_decompressed[-1] == values.nbytes
 
-    @settings(max_examples=150)
     @given(
         st.lists(
             st.tuples(st.integers(1, 3000), st.sampled_from(sorted(BLOCKS))), min_size=1, max_size=6

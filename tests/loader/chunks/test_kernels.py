@@ -6,7 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.warm import python as warm
@@ -24,7 +24,6 @@ def fuzz(path: Path, *arguments: object) -> str:
 
 
 class TestFilters:
-    @settings(max_examples=80)
     @given(
         hnp.arrays(
             np.uint8,
@@ -88,7 +87,6 @@ class TestDensify:
         kernels.densify(pointers, columns.astype(index), expected[rows, columns], dense)
         assert np.array_equal(dense, expected)
 
-    @settings(max_examples=40, deadline=None)
     @given(
         n_rows=st.integers(1, 9),
         n_vars=st.sampled_from([1, 700, 4095, 4096, 4097, 9001]),

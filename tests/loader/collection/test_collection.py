@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import MismatchError, ParameterError, PathError, open_collection
@@ -294,7 +294,6 @@ class TestManyFiles:
         assert_reads(collection, expected, slice(None))
         assert_reads(collection, expected, [-1, 0, 6, 7, 6])
 
-    @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(storages, min_size=1, max_size=3), st.data())
     def test_any_files_and_any_rows(self, store, oracle, mixture, data):
         files = [store(storage) for storage in mixture]

@@ -56,7 +56,6 @@ def joined(paths: list[Path], names: list[str]) -> np.ndarray:
 @pytest.mark.parametrize("join", JOINS)
 def test_they_are_refused_where_their_names_matter_and_nowhere_else(write, join):
     @settings(
-        max_examples=40,
         derandomize=True,
         database=None,
         suppress_health_check=[HealthCheck.too_slow],

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -95,7 +95,6 @@ def rows_of(minibatches: Iterator[Any], expected: NDArray[np.float32]) -> list[i
     return found
 
 
-@settings(max_examples=40)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["sparse", "dense", "zarr", "mixed"])
 def test_each_cell_comes_once_an_epoch(opened, expected, kind, data):

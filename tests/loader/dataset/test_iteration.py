@@ -158,7 +158,7 @@ class TestInterrupts:
     def test_leave_no_process_behind(self, path, tmp_path, whom):
         script = tmp_path / "script.py"
         script.write_text(_LOOP.format(path=str(path)))
-        process = warm.Popen(
+        process = warm.FinalizedPopen(
             [sys.executable, script],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -292,7 +292,7 @@ for _ in range(4):
 @pytest.mark.parametrize("what", ["dataset", "dataset.loader()", "dataset.loader(2)"])
 def test_python_ends_silently(path, end, what):
     script = _EXIT.format(path=str(path), what=what, end=end, dense=end == "")
-    process = warm.run([sys.executable, "-c", script])
+    process = warm.run([sys.executable, "-c", script], is_finalized=True)
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
 
 
@@ -315,7 +315,7 @@ next(iteration)
 del iteration
 """
     command = [sys.executable, "-c", script]
-    assert warm.run(command).stdout == "closed\n"
+    assert warm.run(command, is_finalized=True).stdout == "closed\n"
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -125,7 +125,8 @@ for _ in range(2):
 
 
 def run_with_shared_memory(script, megabytes):
-    done = warm.run([sys.executable, "-c", _MOUNT.format(megabytes=megabytes) + script])
+    command = [sys.executable, "-c", _MOUNT.format(megabytes=megabytes) + script]
+    done = warm.run(command, is_finalized=True)
     if done.returncode == 77:
         pytest.skip("a file system in a name space of its own can be mounted by root alone")
     return done

@@ -411,7 +411,7 @@ for minibatch in {what}:
 print("ended", flush=True)
 {end}
 """
-    done = warm.run([sys.executable, "-c", code], timeout=120)
+    done = warm.run([sys.executable, "-c", code], is_finalized=True, timeout=120)
     is_interrupted = "signal" in end
     assert done.stdout == "ended\n"
     assert done.returncode == (-signal.SIGINT if is_interrupted else 0)

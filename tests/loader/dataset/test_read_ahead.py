@@ -196,7 +196,7 @@ def test_python_ends_though_an_iteration_waits_for_room():
         "next(iterator)\n"
         "print('ends')\n"
     )
-    done = warm.run([sys.executable, "-c", code])
+    done = warm.run([sys.executable, "-c", code], is_finalized=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data._utils.worker import WorkerInfo
@@ -115,7 +115,6 @@ _sizes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(sizes=_sizes, ranks=st.integers(1, 4), workers=st.integers(0, 3), data=st.data())
 def test_with_the_same_ranks_and_workers_the_same_minibatches_follow(sizes, ranks, workers, data):
     """Stopped any number of times, and across the ends of epochs."""
@@ -141,7 +140,6 @@ def test_with_the_same_ranks_and_workers_the_same_minibatches_follow(sizes, rank
             assert state["epoch"] == position // n
 
 
-@settings(max_examples=150, deadline=None)
 @given(sizes=_sizes, data=st.data())
 def test_on_other_ranks_and_workers_no_cell_comes_twice_and_none_is_missing(sizes, data):
     options = sizes | {"strategy": _STRATEGIES[sizes["strategy"]]}
@@ -195,7 +193,6 @@ _DRAWN = {
 }
 
 
-@settings(max_examples=50)
 @given(strategy=st.sampled_from(sorted(_DRAWN)), n_together=st.integers(1, 3), data=st.data())
 def test_what_is_drawn_is_divided_anew(strategy, n_together, data):
     """As often as the epoch draws it, but for what makes ranks equal; and sets stay whole."""

@@ -105,7 +105,9 @@ def wait_for_parts(out: Path, n: int, pattern: str = "dataset_*", seconds: float
 
 @contextmanager
 def running(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
-    process = warm.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = warm.FinalizedPopen(
+        arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
         yield process
     finally:

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import _mapping
@@ -68,7 +68,6 @@ steps = st.lists(
 
 
 @given(steps=steps, max_bytes=st.sampled_from([300, 5_000, 40_000, 200_000, PLENTY]))
-@settings(max_examples=150)
 def test_any_sequence_of_steps(new_folder, steps, max_bytes):
     folder, written = new_folder(), set()
     cache = DiskCache(max_bytes, folder)

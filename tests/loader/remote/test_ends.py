@@ -61,7 +61,7 @@ def run(tmp_path):
     started = []
 
     def run(*arguments):
-        process = warm.Popen(
+        process = warm.FinalizedPopen(
             [sys.executable, "-X", "faulthandler", str(tmp_path / "script.py"), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -54,14 +54,13 @@ def _in_turns(plan: EpochPlan, num_workers: int, n_delivered: int = 0) -> Iterat
                 yield minibatch
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=8 * settings().max_examples)
 @given(sizes=_sizes, data=st.data())
 def test_no_row_comes_twice_and_none_is_missing(sizes, data):
     """Stopped up to three times, on other numbers of ranks and workers each time."""
     _check_rows(sizes, data)
 
 
-@settings(max_examples=50, deadline=None)
 @given(sizes=_sizes, data=st.data())
 def test_no_draw_comes_twice_and_none_is_missing(sizes, data):
     """What is divided are positions; that a row may be at several makes no difference."""
@@ -101,7 +100,6 @@ def _check_rows(sizes: dict[str, Any], data: st.DataObject) -> None:
         assert (seen - expected).total() <= n_repeated
 
 
-@settings(max_examples=100, deadline=None)
 @given(set_size=st.integers(1, 3), sizes=_sizes, data=st.data())
 def test_sets_stay_whole(set_size, sizes, data):
     labels = np.arange(60) % 3

@@ -264,7 +264,7 @@ class TestLoops:
         script = tmp_path / "script.py"
         script.write_text(_SCRIPT.format(path=str(path), end=end))
         began = time.monotonic()
-        process = warm.Popen(
+        process = warm.FinalizedPopen(
             [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert process.stdout is not None

@@ -334,9 +334,7 @@ def test_truncated(stored, tmp_path, name):
     assert "\n" not in str(raised.value)
 
 
-@settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(
         ["d0.tdb", "d1.tdb", "a0.tdb", "__fragment_metadata.tdb", "__schema/__[0-9]*"]

@@ -25,7 +25,6 @@ def written(new_folder, data, **options):
     return write_stream(new_folder(), lengths=lengths, block=block, seed=seed, **options)
 
 
-@settings(max_examples=40)
 @given(data=st.data())
 def test_windows(new_folder, data):
     stream = written(new_folder, data, dtype=data.draw(st.sampled_from(DTYPES)))

@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 from anndata.io import write_elem
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.zarr_stores import written_at_once
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
@@ -118,7 +118,6 @@ def dense(X: Any) -> Any:
     return sp.csr_matrix((X.data, X.indices.astype(np.int64), X.indptr), X.shape).toarray()
 
 
-@settings(max_examples=50, deadline=None)
 @given(stores(), st.integers(0, 1 << 32))
 def test_rows_are_those_in_memory(drawn, seed):
     X, options = drawn

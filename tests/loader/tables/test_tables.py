@@ -258,7 +258,7 @@ def test_damaged_tables_are_made_anew(tmp_path, tables, made, storage):
     whole = {file: file.read_bytes() for file in sorted(tables.iterdir())}
     assert len(whole) == 3
 
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     @given(which=st.integers(0, 2), damage=KINDS_OF_DAMAGE)
     def check(which, damage):
         file = list(whole)[which]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -168,7 +168,6 @@ def checked(write) -> Callable[..., None]:
 class TestFormulas:
     @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
     def test_one_transform(self, checked, is_sparse):
-        @settings(max_examples=40)
         @given(
             X=COUNTS | NUMBERS,
             transform=ONE,
@@ -184,7 +183,6 @@ class TestFormulas:
 
     @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
     def test_normalised_and_logarithm(self, checked, is_sparse):
-        @settings(max_examples=40)
         @given(X=COUNTS | NUMBERS, target=st.sampled_from([1.0, 1e4, 1e30]))
         def check(X, target):
             transforms = [NormalizeTotal(target), Log1p()]
@@ -194,7 +192,6 @@ class TestFormulas:
 
     @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
     def test_chains_are_applied_in_order(self, checked, is_sparse):
-        @settings(max_examples=40)
         @given(X=COUNTS, chain=st.permutations([NormalizeTotal(50), Log1p(), Binarize(0.7)]))
         def check(X, chain):
             checked(X, chain, is_sparse=is_sparse, units=4, dtype="float64")
