@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from multiprocessing import current_process, parent_process
+from multiprocessing import Process, current_process, get_start_method, parent_process
 from multiprocessing.context import ForkServerProcess
 from queue import SimpleQueue
 from typing import Any, Generic, Self, TypeVar
@@ -167,7 +167,10 @@ def end_without_parent() -> None:
     parent = parent_process()
     if parent is None:
         return
-    if isinstance(current_process(), ForkServerProcess):  # the server has started it
+    process = current_process()
+    if isinstance(process, ForkServerProcess) or (
+        type(process) is Process and get_start_method() == "forkserver"
+    ):  # the server has started it
         is_there = parent.is_alive()
     else:
         is_there = parent.pid == os.getppid()

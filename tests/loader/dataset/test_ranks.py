@@ -296,9 +296,12 @@ def test_workers_that_persist_are_refused_where_ranks_met_since(others):
         )
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_children_that_get_the_data_set_count_epochs_by_themselves(tmp_path, method):
-    """As ranks that are started with the data set do, whose epochs must be the same."""
+    """As ranks that are started with the data set do, whose epochs must be the same.
+
+    A server that forks gives it pickled, and starts the workers of plain DataLoaders, too.
+    """
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -327,6 +330,7 @@ def test_children_that_get_the_data_set_count_epochs_by_themselves(tmp_path, met
             if __name__ == "__main__":
                 dataset = CellDataset(np.arange(101), BlockShuffling(4), 8, 2)
                 dataset.set_epoch(5)
+                multiprocessing.set_forkserver_preload(["cellfeed._dataset"])
                 context = multiprocessing.get_context(sys.argv[1])
                 answers = context.Queue()
                 children = [
