@@ -13,7 +13,7 @@ PEERS_CELLS ?= 200000
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
-.PHONY: demo test tests coverage docs readme check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
+.PHONY: demo test tests thorough coverage docs readme check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -21,7 +21,7 @@ env: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP_INSTALL) -e '.[dev]'
+	@$(PIP_INSTALL) -e '.[dev,docs]'
 	@touch $@
 
 demo: $(STAMP)
@@ -47,20 +47,20 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist=worksteal \
 tests: $(STAMP)
 	$(PYTEST)
 
+# With ten times as many examples of what hypothesis draws.
+thorough: $(STAMP)
+	$(PYTEST) --hypothesis-profile=thorough
+
 # Which branches of loader and tuner the tests take: make coverage [OF=tests/loader/sampling].
 # What they run in other Pythons is not counted.
 coverage: $(STAMP)
 	$(PYTEST) --cov --cov-report=term --cov-report=html $(OF)
 
 # The pages, strictly: a warning is an error. The tutorial is run.
-docs: $(VENV)/.installed-docs
+docs: $(STAMP)
 	rm -rf docs/_build docs/reference/api
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs=auto docs docs/_build/html
 	@echo "docs/_build/html/index.html"
-
-$(VENV)/.installed-docs: $(STAMP)
-	@$(PIP_INSTALL) -e '.[docs]'
-	@touch $@
 
 # The figures and pictures of the README, from the runs that docs/benchmarks keeps.
 readme: $(STAMP)

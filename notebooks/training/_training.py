@@ -49,7 +49,7 @@ def train_linear_classifiers(
         collection.n_vars, {task: _column(collection, task).categories for task in tasks}
     )
     classifiers.to(device)
-    optimizer = torch.optim.Adam(classifiers.parameters(), lr=learning_rate)
+    optimizer = torch.optim.Adam(classifiers.parameters(), lr=learning_rate, fused=True)
     for batch in dataset.loader():
         minibatch = batch.to(device)
         loss = torch.zeros((), device=device)

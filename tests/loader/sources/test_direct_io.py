@@ -153,7 +153,7 @@ class TestRows:
         collection = open_collection(stores / "gzip.h5ad", direct_io=True)
         dataset, _ = minibatches(collection)  # threads are there by then
         loader = torch.utils.data.DataLoader(
-            dataset, batch_size=None, num_workers=2, multiprocessing_context=context
+            dataset, batch_size=None, num_workers=1, multiprocessing_context=context
         )
         found = delivered(loader)
         assert sorted(chain.from_iterable(rows for rows, _ in found)) == list(range(N_CELLS))
