@@ -8,7 +8,13 @@ from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate, th
 from cellfeed_tuner._history._recall import Recollection
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._measuring._measuring_process import Outcome
-from cellfeed_tuner._measuring._timing import Delivery, Round, Started, TimingRequest
+from cellfeed_tuner._measuring._timing import (
+    CountedRounds,
+    Delivery,
+    Round,
+    Started,
+    TimingRequest,
+)
 from cellfeed_tuner._planning._constants import LEAST_TURNS
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._searching._measurements import Measurements
@@ -16,7 +22,7 @@ from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._searching._time_budget import TimeBudget
 
-BATCH_SIZE, N_CELLS = 64, 1_000_000
+BATCH_SIZE, N_CELLS = 64, 80_000
 BLOCKS, FETCHES, WORKERS = (1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2)
 GRID = [
     Configuration(block_size=b, fetch_factor=f, num_workers=w)
@@ -31,6 +37,12 @@ def seconds_per_round(configuration: Configuration) -> float:
     cells = configuration.minibatches_per_round * BATCH_SIZE
     blocks = cells / configuration.block_size
     return (0.001 * blocks + 0.0001 * cells) / (1 + 0.2 * configuration.num_workers)
+
+
+def n_uncounted(configuration: Configuration) -> int:
+    """First rounds of each look that do not count."""
+    n_rounds = N_CELLS // BATCH_SIZE // configuration.minibatches_per_round
+    return CountedRounds.n_new(n_rounds, has_workers=configuration.num_workers > 0)
 
 
 @dataclass
@@ -49,11 +61,13 @@ class ModelProcess:
         reading = self.slowness * seconds_per_round(request.configuration)
         computing = request.step_seconds * request.configuration.minibatches_per_round
         seconds = max(reading, computing)  # it reads ahead while training computes
-        n_rounds = 1 + max(request.least_rounds, int(request.seconds / seconds))
+        n_new = n_uncounted(request.configuration)
+        n_rounds = max(n_new + request.least_rounds, 1 + int(request.seconds / seconds))
         n_rounds = min(n_rounds, request.most_rounds, int(limit_seconds / seconds))
-        self.now += n_rounds * seconds if n_rounds > request.least_rounds else limit_seconds
+        has_all = n_rounds >= n_new + request.least_rounds
+        self.now += n_rounds * seconds if has_all else limit_seconds
         rounds = [
-            Round(seconds, number > 0, seconds - computing, None) for number in range(n_rounds)
+            Round(seconds, number >= n_new, seconds - computing, None) for number in range(n_rounds)
         ]
         memory = 100 + request.configuration.minibatches_per_round
         return Outcome(
@@ -310,7 +324,7 @@ class TestTrainingStep:
         assert found.waiting_share.value == pytest.approx(1 - speed / 40_000)
 
     def test_a_long_step_is_measured_for_as_long_as_there_is_time(self):
-        _, found = stepped(5.0, budget=60.0)
+        _, found = stepped(7.0, budget=60.0)
         assert 1 <= len(found.round_seconds) < LEAST_ROUNDS
 
     def test_there_may_be_no_time_for_it_at_all(self):

@@ -169,6 +169,11 @@ class Posterior:
         ahead = np.quantile(values - values[:, [self._place[leader]]], OPTIMISM, axis=0)
         return max(among, key=lambda each: ahead[self._place[each]], default=None)
 
+    def gains(self, least: float, among: Iterable[Configuration]) -> dict[Configuration, float]:
+        """Return by how much each is expected to be worth more than that."""
+        gains = np.maximum(0.0, self._drawn() - least).mean(axis=0)
+        return {each: float(gains[self._place[each]]) for each in among}
+
     def chances(self) -> dict[Configuration, float]:
         """Return how likely each candidate is the best, measured or not, the likeliest first."""
         places = [self._place[each] for each in self._candidates]

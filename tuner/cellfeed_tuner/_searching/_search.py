@@ -1,6 +1,6 @@
 """Spending a time budget: a few looks that are proposed, then turns of two that decide."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from cellfeed_tuner._planning._constants import (
     LEAST_CHANCE,
     LEAST_TURNS,
     MOST_REPLAYED,
+    SHARE_PER_DOUBLING,
     SLACK_SECONDS,
     SURVEY_UNTIL,
     TURN_ROUNDS,
@@ -154,7 +155,7 @@ class Search:
         cells_per_step = self.measurements.ranks.n_local * self.measurements.batch_size
         seconds_per_minibatch = max(step or 0.0, cells_per_step / choice.speed.value)
         rounds = left / (seconds_per_minibatch * configuration.minibatches_per_round)
-        least_rounds = min(LEAST_ROUNDS, int(rounds) - 1)
+        least_rounds = min(LEAST_ROUNDS, int(rounds) - self._durations.n_new(configuration))
         if step is None or least_rounds < 1:
             return None
         limit = 2 * left + SLACK_SECONDS
@@ -200,7 +201,12 @@ class Search:
             most = [each for each in self.space.best_mixed() if not requirements.obstacle(each)]
             self._add(most[:MOST_REPLAYED])
         is_stepped = requirements.constraints.step_seconds is not None
-        self._durations = Durations(self._posterior, self.measurements, is_stepped=is_stepped)
+        self._durations = Durations(
+            self._posterior,
+            self.measurements,
+            n_cells=requirements.n_cells,
+            is_stepped=is_stepped,
+        )
         self._trials = Trials(
             [*self._not_timed, *(self.space.ends() if self.space else ())],
             sampler=self.sampler,
@@ -248,6 +254,11 @@ class Search:
         """Return what to measure beside each other next; empty where nothing is to be gained."""
         if not self.is_short and (first := self._first_look()) is not None:
             return [first]
+        enough = [each for each in self._posterior.candidates if self._suffices(each)]
+        if self.requirements.constraints.need_cells_per_second is not None:
+            turn = self._turn_for_need(enough)
+            if turn or enough:
+                return turn
         chances = self._posterior.chances()
         best = next(iter(chances), None)
         if best is None:
@@ -261,8 +272,6 @@ class Search:
             self._confirmed = best  # if the next turn contradicts, there are more
         is_alone = all(each == best or chance < LEAST_CHANCE for each, chance in chances.items())
         pair = [best, *self._runner_up(best)] if is_alone else self._pair()
-        if self._needs_no_more(pair):
-            pair = pair[1:]
         doubted = self._posterior.doubted()
         if doubted is not None and self._durations.affords(doubted):
             self._posterior.take_back(doubted)
@@ -308,18 +317,40 @@ class Search:
         # A leader that is known well needs no look beside what is not.
         return [other] if is_known and leader in self.measurements else [leader, other]
 
-    def _needs_no_more(self, pair: Sequence[Configuration]) -> bool:
-        """Return whether the first is known to be fast enough, which the other is to surpass."""
-        has_need = self.requirements.constraints.need_cells_per_second is not None
-        counts = [self.turns.count(each) for each in pair]
-        return has_need and len(pair) > 1 and counts[0] >= LEAST_TURNS > counts[1]
+    def _turn_for_need(self, enough: Collection[Configuration]) -> list[Configuration]:
+        """Return what may mix best of what keeps up, for the time that a look at it takes.
+
+        Nothing is held against anything else: each has to keep up by itself. ``enough`` are known
+        to do so.
+        """
+        time = self._durations
+        possible = [each for each in self._posterior.candidates if time.affords(each)]
+        worth = max(map(self.requirements.worth, enough), default=0.0)
+        gains = self._posterior.gains(worth, set(possible) - set(enough))
+        least = SHARE_PER_DOUBLING if enough else LEAST_CHANCE
+        gains = {each: gain for each, gain in gains.items() if gain >= least}
+        new = [each for each in gains if each not in self._trials]
+        if new and self.sampler != DEFAULT_SAMPLER:
+            return [self._trials.propose(new)]
+        return sorted(gains, key=lambda each: -gains[each] / time.of(each))[:1]
+
+    def _suffices(self, configuration: Configuration) -> bool:
+        """Return whether a configuration was measured to give the throughput that is needed."""
+        need = self.requirements.constraints.need_cells_per_second
+        if need is None or configuration not in self.measurements:
+            return False
+        speed = self.measurements.cells_per_second(configuration)
+        return speed is not None and speed.low >= need
 
     def _take_turn(self, turn: Sequence[Configuration], n_rounds: int = TURN_ROUNDS) -> None:
         """Look at some, one after the other."""
         is_first = len(turn) == 1 and turn[0] not in self.measurements
         speeds = dict[Configuration, float]()
         for each in turn:
-            found = self._look(each, 1 if is_first else n_rounds, in_turn=not is_first)
+            if is_first:
+                found = self._look(each, 1, limit_seconds=self._durations.first_limit)
+            else:
+                found = self._look(each, n_rounds, in_turn=True)
             if found.round_seconds:
                 speeds[each] = found.rough_cells_per_second
         if is_first:
@@ -330,7 +361,12 @@ class Search:
         self._first_speeds = {}
 
     def _look(
-        self, configuration: Configuration, least_rounds: int, *, in_turn: bool = False
+        self,
+        configuration: Configuration,
+        least_rounds: int,
+        *,
+        in_turn: bool = False,
+        limit_seconds: float | None = None,
     ) -> Measurement:
         """Take a look at a configuration, and tell of it."""
         found = self.measurements.take(
@@ -338,7 +374,7 @@ class Search:
             least_rounds,
             seconds=TURN_SECONDS,
             in_turn=in_turn,
-            limit_seconds=self._durations.first_limit if least_rounds == 1 else None,
+            limit_seconds=limit_seconds,
         )
         self._not_timed.pop(configuration, None)
         looks = self.measurements.replicates(configuration)
@@ -392,11 +428,13 @@ class Search:
         for each in likely:
             for enough in (LEAST_ROUNDS, FEWEST_ROUNDS):
                 missing = self._durations.missing_rounds(each, enough)
-                if missing and self._durations.of(each, missing) <= self._durations.left:
-                    self._look(each, missing)
+                left = self._durations.left
+                if missing and self._durations.of(each, missing) <= left:
+                    self._look(each, missing, limit_seconds=left)
             if not self._durations.missing_rounds(each):
                 return
         rest = likely or self._posterior.candidates
         cheapest = min(rest, key=self._durations.of, default=None)
-        if cheapest is not None:
-            self._look(cheapest, self._durations.missing_rounds(cheapest))
+        if cheapest is not None and self.measurements.budget.left > 0:
+            limit = max(self.measurements.budget.limit_seconds, self._durations.left)
+            self._look(cheapest, self._durations.missing_rounds(cheapest), limit_seconds=limit)
