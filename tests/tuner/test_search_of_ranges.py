@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate
-from cellfeed_tuner._history._recall import Recollection
 from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import CountedRounds, Round, Started, TimingRequest
 from cellfeed_tuner._planning._cost_model import Geometry
@@ -109,12 +108,10 @@ class Replays(dict[tuple[int, int], dict[str, EntropyBits]]):
         return self[sizes]
 
 
-def searched(space, seed, *, floor=0.95, need=None, memory=MEMORY, recollection=None, budget=90.0):
+def searched(space, seed, *, floor=0.95, need=None, memory=MEMORY, known=(), budget=90.0):
     """Return the search, what it chose, and the process that it ran on."""
     process: Any = NoisyProcess(seed)
-    recollection = recollection or Recollection()
     start = space.coarse_grid() if space.is_large else space.grid()
-    known = list(dict.fromkeys([*start, *recollection.trials_in(space)]))
     search = Search(
         measurements=Measurements(
             process=process, labels=["species", "plate"], batch_size=BATCH_SIZE, cache="cold",
@@ -128,10 +125,10 @@ def searched(space, seed, *, floor=0.95, need=None, memory=MEMORY, recollection=
             entropies=Replays(),
         ),
         geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=100.0, n_files=14),
-        recollection=recollection,
+        known=known,
         space=space if space.is_large else None,
     )  # fmt: skip
-    search.run(known)
+    search.run(dict.fromkeys([*start, *known]))
     choice = search.choose(search.results(search.timed))
     return search, choice and choice.result.configuration, process
 
@@ -202,25 +199,9 @@ def test_where_nothing_of_the_coarse_grid_is_feasible_proposals_find_what_is():
     assert all(is_feasible(each) for each in process.asked)
 
 
-def test_an_earlier_run_starts_the_study_and_makes_it_short(earlier_run, of_ranges):
-    found, chosen, _ = of_ranges
-    costs = {each: 1 / speed(each) for each in found.timed}
-    run = earlier_run(costs, choice=chosen, space=RANGES)
-    recollection = Recollection.of([run], run.key, run.asked)
-    assert recollection.trials_in(RANGES) == found.timed
-    again, choice, process = searched(RANGES, 1, recollection=recollection)
-    assert again.is_short
+def test_what_an_earlier_run_measured_may_be_chosen(of_ranges):
+    _, chosen, _ = of_ranges
+    assert chosen not in RANGES.coarse_grid()
+    _, choice, process = searched(RANGES, 1, known=[chosen])
     assert process.asked[0] == chosen
-    assert len(set(process.asked)) < len(found.timed)
-    assert speed(choice) >= 0.95 * best()
-
-
-def test_where_an_earlier_run_does_not_hold_more_is_proposed(earlier_run, of_ranges):
-    found, chosen, _ = of_ranges
-    wrong = {each: (1 + 5 * (each.num_workers > 0)) / speed(each) for each in found.timed}
-    run = earlier_run(wrong, choice=chosen, space=RANGES)
-    recollection = Recollection.of([run], run.key, run.asked)
-    again, choice, process = searched(RANGES, 1, recollection=recollection)
-    assert again.earlier.use == "dropped"
-    assert set(process.asked) - set(found.timed)
     assert speed(choice) >= 0.95 * best()
