@@ -268,6 +268,7 @@ class Search:
         if leader is None or not time.is_time_for([leader]):
             return []
         rest = [each for each in possible if time.is_time_for([leader, each]) and each != leader]
+        rest = [each for each in rest if not self._is_slower(each, leader)]
         new = [each for each in rest if each not in self.measurements]
         if self._proposals is not None:
             known = [each for each in rest if each in self.measurements]
@@ -324,6 +325,11 @@ class Search:
         self.turns.note(speeds)
         self._first_speeds = {}
 
+    def _is_slower(self, configuration: Configuration, other: Configuration) -> bool:
+        """Return whether turns show one to be slower than another, beyond chance."""
+        ratio = self.turns.ratio(configuration, other)
+        return ratio is not None and ratio.high < 1
+
     def _look(
         self,
         configuration: Configuration,
@@ -370,6 +376,7 @@ class Search:
         costs, time = self._posterior.seconds_per_cell(), self._durations
         others = [each for each in self._posterior.candidates if each in self.measurements]
         others = [each for each in others if each != best and time.affords(each)]
+        others = [each for each in others if not self._is_slower(each, best)]
         return sorted(others, key=costs.__getitem__)[:1]
 
     def _widen(self) -> None:
