@@ -215,8 +215,11 @@ class Search:
         """Return what to measure beside each other next; empty where nothing is to be gained."""
         if (first := self._first_look()) is not None:
             return [first]
-        enough = [each for each in self._posterior.candidates if self._suffices(each)]
-        if self.requirements.constraints.need_cells_per_second is not None:
+        need = self.requirements.constraints.need_cells_per_second
+        if need is not None:
+            speeds = {e: self.measurements.cells_per_second(e) for e in self.measurements}
+            known = {each for each, speed in speeds.items() if speed and speed.low >= need}
+            enough = [each for each in self._posterior.candidates if each in known]
             turn = self._turn_for_need(enough)
             if turn or enough:
                 return turn
@@ -268,7 +271,7 @@ class Search:
         if leader is None or not time.is_time_for([leader]):
             return []
         rest = [each for each in possible if time.is_time_for([leader, each]) and each != leader]
-        rest = [each for each in rest if not self._is_slower(each, leader)]
+        rest = [each for each in rest if not self.turns.is_slower(each, leader)]
         new = [each for each in rest if each not in self.measurements]
         if self._proposals is not None:
             known = [each for each in rest if each in self.measurements]
@@ -299,14 +302,6 @@ class Search:
             return [self._proposed(new)]
         return sorted(gains, key=lambda each: -gains[each] / time.of(each))[:1]
 
-    def _suffices(self, configuration: Configuration) -> bool:
-        """Return whether a configuration was measured to give the throughput that is needed."""
-        need = self.requirements.constraints.need_cells_per_second
-        if need is None or configuration not in self.measurements:
-            return False
-        speed = self.measurements.cells_per_second(configuration)
-        return speed is not None and speed.low >= need
-
     def _take_turn(self, turn: Sequence[Configuration], n_rounds: int = TURN_ROUNDS) -> None:
         """Look at some, one after the other."""
         is_first = len(turn) == 1 and turn[0] not in self.measurements
@@ -324,11 +319,6 @@ class Search:
         self.turns.note(self._first_speeds)
         self.turns.note(speeds)
         self._first_speeds = {}
-
-    def _is_slower(self, configuration: Configuration, other: Configuration) -> bool:
-        """Return whether turns show one to be slower than another, beyond chance."""
-        ratio = self.turns.ratio(configuration, other)
-        return ratio is not None and ratio.high < 1
 
     def _look(
         self,
@@ -376,7 +366,7 @@ class Search:
         costs, time = self._posterior.seconds_per_cell(), self._durations
         others = [each for each in self._posterior.candidates if each in self.measurements]
         others = [each for each in others if each != best and time.affords(each)]
-        others = [each for each in others if not self._is_slower(each, best)]
+        others = [each for each in others if not self.turns.is_slower(each, best)]
         return sorted(others, key=costs.__getitem__)[:1]
 
     def _widen(self) -> None:
