@@ -32,11 +32,9 @@ from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._digest import fingerprint
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, Key
-from cellfeed_tuner._history._study import record as keep_study
 from cellfeed_tuner._machine._description import Cpu, Memory, Platform
 from cellfeed_tuner._machine._storage import Storage
 from cellfeed_tuner._planning._space import Space
-from cellfeed_tuner._searching._trials import Trials
 
 SIZES = ("block_size", "fetch_factor", "num_workers")
 
@@ -47,24 +45,6 @@ def cache_folder(cache_folder_of_session, tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(folder))
     return folder
-
-
-@pytest.fixture(scope="session")
-def record():
-    """Keep a run as a search keeps its own."""
-
-    def keep(folder, run):
-        costs = run.trials
-        posterior: Any = None
-        trials = Trials(
-            [*costs], sampler="random", posterior=posterior, n_first=0, is_race=True, seed=0
-        )
-        for each, replicates in costs.items():
-            trials.report(each, replicates)
-            trials.close(each, replicates, is_racing=True, excesses={"memory": -1.0})
-        keep_study(folder, replace(run, trials={}), trials.ended())
-
-    return keep
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +88,7 @@ def earlier_run():
         facts: dict[str, Any] = {
             "began": "2026-11-20T10:00:00.000+00:00",
             "path": "plates/plate0.h5ad",
-            "is_short": False,
+            "raced": set(costs),
             "cells_per_second": Estimate(speed, 0.9 * speed, 1.1 * speed),
         } | changes
         trials = {

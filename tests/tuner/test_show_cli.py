@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._commands._autotune_cli import main
-from cellfeed_tuner._history._study import cache_folder
+from cellfeed_tuner._history._study import cache_folder, record
 
 FAST = Configuration(block_size=64, fetch_factor=16)
 
@@ -24,11 +24,11 @@ def test_nothing_known_is_a_plain_line(cache_folder):
     assert json.loads(show("--json"))["runs"] == []
 
 
-def test_the_last_run_of_each_kind_is_listed(earlier_run, record):
+def test_the_last_run_of_each_kind_is_listed(earlier_run):
     record(cache_folder(), earlier_run({FAST: 1e-4}))
     record(
         cache_folder(),
-        earlier_run({FAST: 1e-5}, began="2026-11-21T00:00:00.000+00:00", is_short=True),
+        earlier_run({FAST: 1e-5}, began="2026-11-21T00:00:00.000+00:00"),
     )
     record(cache_folder(), earlier_run({FAST: 1e-3}, machine="elsewhere"))
     shown = " ".join(show().split())
@@ -46,7 +46,7 @@ def test_the_last_run_of_each_kind_is_listed(earlier_run, record):
     assert {"digest", "n_cells"} <= last["data"].keys()
 
 
-def test_runs_for_other_numbers_of_ranks_are_listed_apart(earlier_run, record):
+def test_runs_for_other_numbers_of_ranks_are_listed_apart(earlier_run):
     kinds = [(1, 1), (2, 2), (1, 2)]
     for n_ranks, world_size in kinds:
         run = earlier_run({FAST: 1e-4}, n_ranks=n_ranks, world_size=world_size)
@@ -56,7 +56,7 @@ def test_runs_for_other_numbers_of_ranks_are_listed_apart(earlier_run, record):
     assert " ".join(show().split()).count("ranks") == 2
 
 
-def test_a_run_without_a_choice_is_listed(earlier_run, record):
+def test_a_run_without_a_choice_is_listed(earlier_run):
     record(cache_folder(), earlier_run({FAST: 1e-4}, cells_per_second=None))
     assert "none" in show()
 

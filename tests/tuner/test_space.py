@@ -60,15 +60,6 @@ def test_proposals_are_taken_from_lists():
     assert found == Configuration(block_size=300, fetch_factor=7, num_workers=4)
 
 
-def test_grids_cover_their_parts_and_ranges_only_themselves():
-    grid = Space.of([1, 4, 16], [1, 4], [0])
-    assert grid.covers(Space.of([4], [4], [0]))
-    assert not Space.of([4], [4], [0]).covers(grid)
-    assert LARGE.covers(Space.of(range(1, 4097), range(1, 101), range(17)))
-    assert not LARGE.covers(grid)
-    assert not LARGE.covers(Space.of(range(1, 4097), range(1, 101), range(9)))
-
-
 def test_other_settings_are_part_of_it():
     space = Space.of([4], range(1, 4097), [0, 2], align=["chunks", None], num_threads=[4, 1, 2])
     assert space.size == 4096 * 2 * 2 * 3
@@ -79,7 +70,6 @@ def test_other_settings_are_part_of_it():
     assert found in space
     assert (found.fetch_factor, found["align"]) == (80, None)
     assert Configuration(block_size=4, fetch_factor=1) not in space
-    assert not space.covers(Space.of([4], [1], [0]))
 
 
 @pytest.mark.parametrize("sizes", [([], [1], [0]), (range(1, 1), [1], [0]), ([1], [1], [])])

@@ -8,16 +8,16 @@ from statistics import NormalDist
 __all__ = [
     "BEYOND_CHANCE", "CELLS_PER_STORE_CHUNK", "CHUNKS_PER_BLOCK", "CONFIDENCE", "EPOCHS_APART",
     "EPOCHS_OF_ENDS", "EXPLAIN_SHARE", "FETCHES_AHEAD", "FEWEST_ROUNDS", "FEW_BATCHES",
-    "LEAST_ACCOUNTED", "LEAST_ANCHORS", "LEAST_BUSY_SHARE", "LEAST_CELLS_PER_FRACTION",
+    "LEAST_ACCOUNTED", "LEAST_BUSY_SHARE", "LEAST_CELLS_PER_FRACTION",
     "LEAST_CELLS_PER_LABEL", "LEAST_CHUNK_BYTES", "LEAST_FETCHES", "LEAST_LIMIT_SECONDS",
     "LEAST_MINIBATCHES_AHEAD", "LEAST_ROUNDS", "LEAST_SAVING", "LEAST_SHARE_LEFT",
     "LEAST_SPEEDUP", "LEAST_THROUGHPUT_SHARE", "LIKELY", "LIMIT_TIMES", "LONG_EPOCH",
     "LONG_EPOCH_OF_WORKERS",
-    "LOOKING_SHARE", "MANY_BATCHES", "MAY_DRIFT", "MEMORY_AT_LEAST_EVERY_SECONDS",
+    "LOOKING_SHARE", "MANY_BATCHES", "MEMORY_AT_LEAST_EVERY_SECONDS",
     "MEMORY_EVERY_SECONDS", "MIXING_ROWS", "MIXING_ROWS_OF_SETS", "MOST_ACCOUNTED",
     "MOST_DRAWS", "MOST_EPOCHS", "MOST_FIRST", "MOST_IN_BLOCKS", "MOST_MIXING_ROWS",
-    "MOST_ROUNDS", "MOST_START_SECONDS", "MUCH_SPREAD", "MUST_NOT_DRIFT", "N_ANCHORED_RIVALS",
-    "N_RESAMPLES", "PREFETCH_SHARE", "PRESHUFFLE_OVERHEAD", "SAME_BUDGET", "SLICE_SECONDS",
+    "MOST_ROUNDS", "MOST_START_SECONDS", "MUCH_SPREAD",
+    "N_RESAMPLES", "PREFETCH_SHARE", "PRESHUFFLE_OVERHEAD", "SLICE_SECONDS",
     "STEP_LEAST_ROUNDS", "STEP_SECONDS", "STRAY_PAGES", "SURE", "USUAL_FREEDOM", "USUAL_SPREAD",
     "WARM_SHARE_OF_MEMORY", "WRITING_SECONDS",
 ]  # fmt: skip
@@ -134,17 +134,8 @@ sentence. Chosen."""
 
 # Earlier runs
 
-N_ANCHORED_RIVALS, LEAST_ANCHORS = 2, 3
-"""Rivals of an earlier choice that are measured again, and configurations without which nothing is
-confirmed. Chosen: one ratio alone may be the same by chance."""
 MOST_FIRST = 2
-"""First looks that another machine's result decides. Chosen."""
-MAY_DRIFT, MUST_NOT_DRIFT = 0.05, 0.25
-"""A ratio of costs that has changed by less than the first has not changed, and by more than the
-second has, whatever the intervals. Chosen: rounds of one run have more in common than their spread
-shows; and else noise would confirm anything."""
-SAME_BUDGET = 0.9
-"""Share of a budget that is the same budget. Chosen: programs take longer to start, or less."""
+"""First looks that an earlier run decides. Chosen."""
 
 # The budget
 

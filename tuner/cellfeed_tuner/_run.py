@@ -68,6 +68,7 @@ class Run:
     _found_cache: CacheState | Literal["unknown"] = field(init=False)
     _key: Key | None = field(default=None, init=False)
     _recollection: Recollection = field(default_factory=Recollection.ignored, init=False)
+    _known: list[Configuration] = field(init=False)
     _grid: list[Configuration] = field(init=False)
     _search: Search = field(init=False)
     _recommended: Recommended | None = field(default=None, init=False)
@@ -88,8 +89,8 @@ class Run:
             self._key = key_of(request.selected, request.labels[0].name, self._machine)
             if not request.fresh:
                 self._recollection = self._recalled(self._key)
-        known = self._recollection.trials_in(request.space)
-        self._grid = list(dict.fromkeys([*request.grid, *known]))
+        self._known = self._recollection.trials_in(request.space)
+        self._grid = list(dict.fromkeys([*request.grid, *self._known]))
 
     def _recalled(self, key: Key) -> Recollection:
         """Return which earlier runs bear on this one; only this, and keeping it, load Optuna."""
@@ -124,7 +125,7 @@ class Run:
             ),
             requirements=request.requirements(self._mixing),
             geometry=request.geometry,
-            recollection=self._recollection,
+            known=self._known,
             space=request.space if request.space.is_large else None,
             sampler=request.sampler,
         )
@@ -181,7 +182,7 @@ class Run:
 
     def result(self, strategy: SamplingStrategy | None) -> AutotuneResult:
         """Return all that was found by now, with the strategy as the user made it."""
-        request, search, measured = self.request, self._search, self._search.measurements
+        request, measured = self.request, self._search.measurements
         faults, results = measured.faults, self._results()
         recommended = None if faults else self._recommended
         constraints = request.constraints
@@ -203,7 +204,7 @@ class Run:
             seconds=time.perf_counter() - self.started,
             date=self._date,
             storage_order=self._order,
-            earlier=search.earlier,
+            earlier=self._recollection.said,
             bottleneck=self._explained.bottleneck,
             storage_advice=self._explained.storage_advice,
             ranges=self._ranges() if request.space.is_large else None,
@@ -327,12 +328,13 @@ class Run:
             asked=self.request.asked(self._found_cache),
             began=self._date.astimezone(UTC).isoformat(timespec="milliseconds"),
             path=str(selected.collection.locations[0]),
-            is_short=search.is_short,
             choice=None if recommended is None else recommended.configuration,
             cells_per_second=None if recommended is None else recommended.cells_per_second,
+            trials={each: search.measurements.replicates(each) for each in search.measurements},
+            raced=search.likely,
         )
         with interrupts_held_back():
-            record(cache_folder(), run, search.study())
+            record(cache_folder(), run)
 
     @property
     def _ends(self) -> float:

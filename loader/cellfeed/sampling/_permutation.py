@@ -1,11 +1,11 @@
 """A pseudorandom permutation of range(n) that needs no memory of its size."""
 
-import sys
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed.sampling._compiled import compiled
 from cellfeed.sampling._random import derive_key, random_words
 
 __all__ = ["Permutation", "permute_within"]
@@ -14,9 +14,6 @@ __all__ = ["Permutation", "permute_within"]
 # Rackoff 1988). Small domains need more: with 8 rounds the 120 permutations of 5 elements are
 # visibly uneven, with 16 they cannot be told from even (tests/loader/sampling/test_permutation.py).
 _N_ROUNDS = 16
-
-# Whoever reads cells has imported it; for a plan alone it would take longer than it saves.
-_COMPILED = "cellfeed.sampling._kernels._permute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +68,12 @@ class Permutation:
         Values in [0, n), int64, in the shape of ``elements``.
         """
         words = elements.astype(np.uint64).ravel()
-        compiled = getattr(sys.modules.get(_COMPILED), "permute", None)
-        if compiled is None:
+        permute = compiled("_permute", "permute")
+        if permute is None:
             words = self._walked(words)
         else:
             keys = np.array(self.round_keys, np.uint64)
-            compiled(words, words.size, keys, np.arange(_N_ROUNDS), self.n)
+            permute(words, words.size, keys, np.arange(_N_ROUNDS), self.n)
         return words.view(np.int64).reshape(elements.shape)
 
     def _walked(self, words: NDArray[np.uint64]) -> NDArray[np.uint64]:

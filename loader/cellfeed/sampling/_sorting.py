@@ -1,14 +1,12 @@
 """Sorting the numbers of a fetch: words that shuffle it, and the rows that it reads."""
 
-import sys
-
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed.sampling._compiled import compiled
+
 __all__ = ["distinct", "sorted_order"]
 
-# Whoever reads cells has imported it; for a plan alone it would take longer than it saves.
-_COMPILED = "cellfeed.sampling._kernels._radix"
 # Below that, clearing the counters of each row takes longer than NumPy takes to sort it.
 _LEAST_COMPILED = 1024
 _SIGN = np.uint64(1 << 63)
@@ -22,12 +20,12 @@ def sorted_order(words: NDArray[np.uint64]) -> NDArray[np.intp]:
     words
         Shape (n, size).
     """
-    compiled = getattr(sys.modules.get(_COMPILED), "radix_order", None)
+    radix_order = compiled("_radix", "radix_order")
     order: NDArray[np.intp]
-    if compiled is None or words.shape[1] < _LEAST_COMPILED:
+    if radix_order is None or words.shape[1] < _LEAST_COMPILED:
         order = np.argsort(words, axis=1, kind="stable")
     else:
-        order = compiled(np.ascontiguousarray(words)).astype(np.intp, copy=False)
+        order = radix_order(np.ascontiguousarray(words)).astype(np.intp, copy=False)
     return order
 
 

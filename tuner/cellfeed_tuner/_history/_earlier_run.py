@@ -1,15 +1,14 @@
 """What one run of ``autotune`` leaves for later ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration, Setting
-from cellfeed_tuner._constants import SAME_BUDGET
 from cellfeed_tuner._history._digest import Fingerprint
-from cellfeed_tuner._interval import Estimate, Spread
+from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._ranks._world import Ranks
 
@@ -81,16 +80,6 @@ class Asked:
         mine, theirs = ((each.batch_size, each.cache, each.ranks) for each in (self, other))
         return mine == theirs
 
-    def covers(self, other: "Asked") -> bool:
-        """Return whether who was asked this has looked for all that the other is to look for."""
-        return (
-            self.is_like(other)
-            and self.budget >= SAME_BUDGET * other.budget
-            and self.entropy_floor <= other.entropy_floor
-            and set(self.further_labels) <= set(other.further_labels)
-            and self.space.covers(other.space)
-        )
-
     def to_json(self) -> dict[str, Any]:
         """Return plain values; a range is its start, stop and step."""
         return {name: _plain(value) for name, value in asdict(self).items()}
@@ -110,35 +99,26 @@ class EarlierRun:
     ----------
     path
         The first of the files, so that people know them again.
-    is_short
-        Whether it only confirmed what was known, so that it has measured little.
     choice, cells_per_second
         What it recommended, and the throughput that it published; None if nothing.
     trials
-        Seconds per cell of each replicate of each configuration, at least one; nothing as long as
-        they are in its study alone.
+        Seconds per cell of each replicate of each configuration, none of one that failed.
+    raced
+        Those that may have been the best to the end.
     """
 
     key: Key
     asked: Asked
     began: str
     path: str
-    is_short: bool
     choice: Configuration | None
     cells_per_second: Estimate | None
-    trials: Mapping[Configuration, tuple[float, ...]] = field(default_factory=dict)
+    trials: Mapping[Configuration, Sequence[float]] = field(default_factory=dict)
+    raced: Collection[Configuration] = frozenset()
 
     def seconds_per_cell(self) -> dict[Configuration, float]:
-        """Return the mean of the replicates of each configuration."""
-        return {each: float(np.mean(replicates)) for each, replicates in self.trials.items()}
-
-    def costs(self) -> dict[Configuration, Estimate]:
-        """Return seconds per cell of each configuration, with their 95 % intervals."""
-        spread = Spread.of(self.trials.values())
-        return {
-            each: spread.estimate(mean, len(self.trials[each]))
-            for each, mean in self.seconds_per_cell().items()
-        }
+        """Return the mean of the replicates of each configuration that did not fail."""
+        return {each: float(np.mean(found)) for each, found in self.trials.items() if found}
 
     @property
     def date(self) -> str:
@@ -151,30 +131,21 @@ class EarlierRun:
             "asked": self.asked.to_json(),
             "began": self.began,
             "path": self.path,
-            "is_short": self.is_short,
             "choice": self.choice and dict(self.choice),
             "cells_per_second": self.cells_per_second and asdict(self.cells_per_second),
         }
 
     @classmethod
-    def from_json(
-        cls,
-        plain: Mapping[str, Any],
-        *,
-        key: Key,
-        trials: Mapping[Configuration, tuple[float, ...]],
-    ) -> "EarlierRun":
-        """Return a run of which `to_json` has made plain values."""
+    def from_json(cls, plain: Mapping[str, Any], **others: Any) -> "EarlierRun":
+        """Return a run of which `to_json` has made plain values; ``others`` are the rest."""
         choice, speed = plain["choice"], plain["cells_per_second"]
         return cls(
-            key=key,
             asked=Asked.from_json(plain["asked"]),
             began=plain["began"],
             path=plain["path"],
-            is_short=plain["is_short"],
             choice=choice and Configuration(**choice),
             cells_per_second=speed and Estimate(**speed),
-            trials=trials,
+            **others,
         )
 
 

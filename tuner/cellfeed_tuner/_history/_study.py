@@ -1,12 +1,15 @@
 """Earlier runs: one journal for each data set, machine and versions, with a study for each run.
 
-Nothing is written to a disk while it is measured: the study of a run is copied when it is over.
+Nothing is written to a disk while it is measured: the study of a run is written when it is over.
 """
 
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
+
+import numpy as np
 
 with warnings.catch_warnings():
     # Optuna imports tqdm, which misses widgets in a notebook, where no bar is to be shown.
@@ -16,13 +19,13 @@ with warnings.catch_warnings():
 from optuna.exceptions import OptunaError
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from cellfeed import machine
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history._digest import Fingerprint
 from cellfeed_tuner._history._earlier_run import EarlierRun, Key
-from cellfeed_tuner._quiet_optuna import quiet
+from cellfeed_tuner._quiet_optuna import distributions, quiet
 
 __all__ = ["cache_folder", "read_runs", "record"]
 
@@ -55,14 +58,14 @@ def read_runs(folder: Path, data: str = "*") -> list[EarlierRun]:
     return sorted(runs, key=lambda run: run.began)
 
 
-def record(folder: Path, run: EarlierRun, study: optuna.Study) -> None:
+def record(folder: Path, run: EarlierRun) -> None:
     """Keep a run for later ones; a warning says if that cannot be done.
 
     Other processes may do so at the same time.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _append(folder / f"{run.key.name}{_SUFFIX}", run, study)
+        _append(folder / f"{run.key.name}{_SUFFIX}", run)
     except _UNUSABLE as error:
         _logger.warning("%s: cannot be written (%s), so this run is not kept", folder, error)
 
@@ -80,31 +83,51 @@ def _read(path: Path) -> list[EarlierRun]:
             return []  # another process is about to write the first
         facts = finished[0].user_attrs
         key = Key(**{name: Fingerprint(digest, facts[name]) for name, digest in digests})
-        return [
-            EarlierRun.from_json(
-                each.user_attrs[_RUN],
-                key=key,
-                trials={
-                    Configuration(**trial.params): tuple(trial.user_attrs["replicates"])
-                    for trial in each.get_trials(deepcopy=False, states=_MEASURED)
-                },
-            )
-            for each in finished
-        ]
+        return [_run(each, key) for each in finished]
 
 
-def _append(path: Path, run: EarlierRun, study: optuna.Study) -> None:
-    """Copy a study, and then say that it is whole: one that is not does not count."""
+def _run(study: optuna.Study, key: Key) -> EarlierRun:
+    trials = study.get_trials(deepcopy=False, states=_MEASURED)
+    looks = {Configuration(**each.params): tuple(each.user_attrs["replicates"]) for each in trials}
+    raced = {Configuration(**e.params) for e in trials if e.state == TrialState.COMPLETE}
+    return EarlierRun.from_json(study.user_attrs[_RUN], key=key, trials=looks, raced=raced)
+
+
+def _append(path: Path, run: EarlierRun) -> None:
+    """Write a study, and then say that it is whole: one that is not does not count."""
     with quiet():
         kept = optuna.create_study(
-            study_name=f"{run.began} {uuid4().hex[:8]}",
-            storage=_storage(path),
-            direction=study.direction,
+            study_name=f"{run.began} {uuid4().hex[:8]}", storage=_storage(path)
         )
         for fact in _FACTS:
             kept.set_user_attr(fact, dict(getattr(run.key, fact).facts))
-        kept.add_trials(study.get_trials(deepcopy=False))
+        kept.add_trials(_trials(run))
         kept.set_user_attr(_RUN, run.to_json())
+
+
+def _trials(run: EarlierRun) -> list[FrozenTrial]:
+    """Return a trial for each configuration, whose looks are its intermediate values.
+
+    One that has failed is FAIL, one that dropped out of the race PRUNED.
+    """
+    space = distributions([*run.trials]) if run.trials else {}
+    return [
+        create_trial(
+            state=_state(looks, is_raced=each in run.raced),
+            value=float(np.mean(looks)) if looks else None,
+            params=dict(each),
+            distributions=space,
+            user_attrs={"replicates": [*looks]},
+            intermediate_values=dict(enumerate(looks)),
+        )
+        for each, looks in run.trials.items()
+    ]
+
+
+def _state(looks: Sequence[float], *, is_raced: bool) -> TrialState:
+    if not looks:
+        return TrialState.FAIL
+    return TrialState.COMPLETE if is_raced else TrialState.PRUNED
 
 
 def _storage(path: Path) -> JournalStorage:

@@ -52,6 +52,8 @@ class Measurement:
         Cells of one round: a whole fetch of every worker.
     first_round_seconds
         Time of the first round, which holds the start-up; None if it did not come so far.
+    uncounted_seconds
+        Time of all rounds that hold start-up, the first one and others; see `CountedRounds`.
     round_seconds, round_waiting_seconds
         Time of each round that is free of start-up, and the part of it in which the training
         loop waited for minibatches.
@@ -93,6 +95,7 @@ class Measurement:
     cache: CacheState | Literal["unknown"]
     cells_per_round: int
     first_round_seconds: float | None = None
+    uncounted_seconds: float = 0.0
     round_seconds: tuple[float, ...] = ()
     round_waiting_seconds: tuple[float, ...] = ()
     rounds_per_replicate: tuple[int, ...] = ()
@@ -226,6 +229,7 @@ def measured(request: TimingSettings, outcome: Outcome) -> Measurement:
         cache=request.cache,
         cells_per_round=request.cells_per_round,
         first_round_seconds=rounds[0].seconds if rounds else None,
+        uncounted_seconds=sum(each.seconds for each in rounds if not each.counts),
         round_seconds=tuple(each.seconds for each in counted),
         round_waiting_seconds=tuple(each.waiting_seconds for each in counted),
         round_reads=tuple(each.read for each in counted if each.read),
@@ -276,6 +280,7 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
             entropies[label] += bits
     return replace(
         measurements[0],
+        uncounted_seconds=sum(each.uncounted_seconds for each in measurements),
         rounds_per_replicate=tuple(len(each.round_seconds) for each in measurements),
         round_entropy_bits=dict(entropies),
         peak_memory_bytes=max(each.peak_memory_bytes for each in measurements),

@@ -206,13 +206,16 @@ class CountedRounds:
 
     def __init__(self, *, n_rounds: int, n_asked: int, has_workers: bool) -> None:
         self._n_rounds, self._n_asked, self._has_workers = n_rounds, n_asked, has_workers
-        self._n_new = 1
-        long = LONG_EPOCH_OF_WORKERS if has_workers else LONG_EPOCH
-        if not n_asked and n_rounds >= long * FETCHES_AHEAD:
-            self._n_new = FETCHES_AHEAD
+        self._n_new = 1 if n_asked else self.n_new(n_rounds, has_workers=has_workers)
         self._is_first_epoch, self._counts_whole = True, False
         self._start_seconds = self._since = 0.0
         self._has_counted = False
+
+    @staticmethod
+    def n_new(n_rounds: int, *, has_workers: bool) -> int:
+        """Return how many first rounds do not count, of files on this machine."""
+        long = LONG_EPOCH_OF_WORKERS if has_workers else LONG_EPOCH
+        return FETCHES_AHEAD if n_rounds >= long * FETCHES_AHEAD else 1
 
     def counts(self, number: int, seconds: float) -> bool:
         """Return whether a round counts; each is told of once, in order."""

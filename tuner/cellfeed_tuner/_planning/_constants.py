@@ -1,15 +1,15 @@
 """Numbers that decide what a search proposes, races and chooses, and where each comes from."""
 
 __all__ = [
-    "ALONE", "ANCHORS_UNTIL", "ANCHOR_ROUNDS", "ANY_SCALE", "AROUND", "AROUND_STEP",
-    "BY_OTHERS", "BY_SIZE", "CHANCE_OF_PRUNING", "CLOSE", "DEPARTURE", "DEPTH_ROUNDS",
+    "ALONE", "ANY_SCALE", "AROUND", "AROUND_STEP",
+    "BY_OTHERS", "BY_SIZE", "CLOSE", "DEPARTURE", "DEPTH_ROUNDS",
     "DOUBTED_GAIN", "ENOUGH_WORLDS", "FEWEST_DEPTH_TURNS", "FEWEST_PRODUCTS", "FINALIST_SHARE",
     "FIRST_LIMIT_SHARE", "FIRST_LOOKS", "HALVINGS", "JITTER", "KNOWN", "LEAST_CHANCE",
     "LEAST_FIRST_LIMIT_SECONDS", "LEAST_LOOK_LIMIT_SECONDS", "LEAST_TURNS", "LIMIT_SHARE",
     "MOST_BYTES_AHEAD", "MOST_DEPTH_TURNS", "MOST_DRAWN", "MOST_LISTED", "MOST_REPLAYED",
     "NEED_MARGIN", "NEXT_TO_NOTHING", "NOISES", "NOISE_WIDTH", "NOTHING", "NOT_AHEAD",
     "NO_WEIGHT", "N_DRAWS", "N_WORLDS", "OF_SIZES", "OPTIMISM", "PRICES", "PROPOSE_UNTIL",
-    "RANDOM_TRIALS", "REACH", "ROUGH_ERROR", "SAME_MEMORY_SHARE", "SERIAL",
+    "RANDOM_TRIALS", "REACH", "SAME_MEMORY_SHARE", "SERIAL",
     "SHARE_PER_DOUBLING", "SIGNIFICANT_BITS", "SIZE_STEP", "SLACK_SECONDS", "SURVEY_UNTIL",
     "TURNS_UNTIL_WITH_STEP", "TURN_ROUNDS", "TURN_SECONDS", "TURN_VARIANCES",
     "UNKNOWN_CELLS_PER_SECOND", "USUAL_NOISE", "WORKER_STEP",
@@ -122,8 +122,6 @@ NOTHING, NEXT_TO_NOTHING = 1e-15, 1e-10
 FINALIST_SHARE = 0.5
 """Share of the most turns of any with fewer than which a configuration has left the race.
 Chosen."""
-CHANCE_OF_PRUNING = 0.025
-"""How likely a trial that is as fast as the fastest is pruned when the two are compared. Chosen."""
 FEWEST_PRODUCTS = 4
 """Pairs of neighbouring looks without which nothing is said of what looks of a time have in common.
 Chosen."""
@@ -141,12 +139,6 @@ the disk is, and the process takes a part of it to start."""
 UNKNOWN_CELLS_PER_SECOND = 5000.0
 """What a configuration is expected to give before anything is measured. Chosen: what a slow disk
 gives to large fetches, so that none is begun with that would take too long there."""
-ROUGH_ERROR = 0.1
-"""How far a cost of an earlier run may be mistaken in reckoning with time. Chosen."""
-ANCHORS_UNTIL, ANCHOR_ROUNDS = 0.45, 2
-"""Share of the budget for anchors of an earlier run, and rounds of each of the two looks at one.
-Chosen: both together make a throughput."""
-
 # What is chosen
 
 NEED_MARGIN = 1.05

@@ -82,7 +82,6 @@ class Posterior:
     ) -> None:
         self._batch_size, self._geometry, self._new_model = batch_size, geometry, model
         self._goal_of, self._seed = goal_of, seed
-        self._believed: dict[Configuration, Observation] = {}
         # Seconds per cell of each look, and how many there were.
         self._looks: dict[Configuration, tuple[float, ...]] = {}
         self._n_told = 0
@@ -100,11 +99,6 @@ class Posterior:
     def candidates(self) -> list[Configuration]:
         """What may still be chosen."""
         return list(self._candidates)
-
-    def believe(self, costs: Mapping[Configuration, Observation]) -> None:
-        """Take these costs for true where nothing was measured."""
-        self._believed = {each: cost for each, cost in costs.items() if each in self._place}
-        self._forget()
 
     def tell(self, configuration: Configuration, seconds_per_cell: Sequence[float]) -> None:
         """Take note of all looks at a configuration by now; without any, it has failed."""
@@ -137,7 +131,7 @@ class Posterior:
 
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
         """Return the median cost of each configuration; nothing where nothing is known."""
-        if not self._costs and (self._looks or self._believed):
+        if not self._costs and self._looks:
             mean = np.exp(self._known()[0])
             self._costs = dict(zip(self._place, mean.tolist(), strict=True))
         return self._costs
@@ -152,8 +146,7 @@ class Posterior:
 
         After one look at the likeliest, most would be expected of those that are most like it.
         """
-        mean = self._model.posterior(self._believed)[0] if self._believed else self._model.mean()
-        expected = self._goal(-mean)
+        expected = self._goal(-self._model.mean())
         return max(among, key=lambda each: expected[self._place[each]], default=None)
 
     def leader(self, among: Collection[Configuration]) -> Configuration | None:
@@ -168,6 +161,11 @@ class Posterior:
         values = self._drawn()
         ahead = np.quantile(values - values[:, [self._place[leader]]], OPTIMISM, axis=0)
         return max(among, key=lambda each: ahead[self._place[each]], default=None)
+
+    def gains(self, least: float, among: Iterable[Configuration]) -> dict[Configuration, float]:
+        """Return by how much each is expected to be worth more than that."""
+        gains = np.maximum(0.0, self._drawn() - least).mean(axis=0)
+        return {each: float(gains[self._place[each]]) for each in among}
 
     def chances(self) -> dict[Configuration, float]:
         """Return how likely each candidate is the best, measured or not, the likeliest first."""
@@ -246,11 +244,11 @@ class Posterior:
     def _observations(
         self, looks: Mapping[Configuration, Sequence[float]]
     ) -> dict[Configuration, Observation]:
-        """Return what is believed, and in its place what was measured."""
+        """Return what was measured."""
         if not looks:
-            return self._believed
+            return {}
         spread = self._model.spread(looks)
-        return self._believed | {
+        return {
             each: Observation(float(np.exp(np.mean(np.log(costs)))), spread / len(costs) ** 0.5)
             for each, costs in looks.items()
         }

@@ -102,17 +102,6 @@ class Space:
             configuration[name] in values for name, values in self.domains.items()
         )
 
-    def covers(self, other: "Space") -> bool:
-        """Return whether who has searched this has searched the other, too.
-
-        Of a space too large to list, only the neighbourhood of its best was looked at.
-        """
-        if self.is_large or other.is_large:
-            return self == other
-        return self.domains.keys() == other.domains.keys() and all(
-            set(values) >= set(other.domains[name]) for name, values in self.domains.items()
-        )
-
     def grid(self) -> list[Configuration]:
         """Return all configurations in their order."""
         return self._product(self.domains)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
-from cellfeed_tuner._measuring._timing import SLICE_SECONDS
+from cellfeed_tuner._measuring._timing import SLICE_SECONDS, CountedRounds
 from cellfeed_tuner._planning._constants import (
     FIRST_LIMIT_SHARE,
     LEAST_FIRST_LIMIT_SECONDS,
@@ -24,19 +24,31 @@ class Durations:
     """Expects how long configurations take, and so what the budget suffices for."""
 
     def __init__(
-        self, posterior: Posterior, measurements: Measurements, *, is_stepped: bool = False
+        self,
+        posterior: Posterior,
+        measurements: Measurements,
+        *,
+        n_cells: int,
+        is_stepped: bool = False,
     ) -> None:
-        self._posterior, self._measurements = posterior, measurements
+        self._posterior, self._measurements, self._n_cells = posterior, measurements, n_cells
         self._turns_until = TURNS_UNTIL_WITH_STEP if is_stepped else 1.0
 
     def of(self, configuration: Configuration, n_rounds: int = LEAST_ROUNDS) -> float:
         """Return about how many seconds a look of so many rounds takes, start and all."""
         per_rank = configuration.minibatches_per_round * self._measurements.batch_size
-        cells = (n_rounds + 1) * per_rank * self._measurements.ranks.n_local
+        n_rounds += self.n_new(configuration)
+        cells = n_rounds * per_rank * self._measurements.ranks.n_local
         cost = self._posterior.seconds_per_cell().get(configuration)
         if cost is None:
             return cells / UNKNOWN_CELLS_PER_SECOND
         return self._measurements.overhead_seconds + max(SLICE_SECONDS, cells * cost)
+
+    def n_new(self, configuration: Configuration) -> int:
+        """Return how many first rounds of a look do not count."""
+        per_round = configuration.minibatches_per_round * self._measurements.batch_size
+        has_workers = configuration.num_workers > 0
+        return CountedRounds.n_new(self._n_cells // per_round, has_workers=has_workers)
 
     @property
     def left(self) -> float:

@@ -99,10 +99,6 @@ class Measurements:
         """Return all that was measured of a configuration as one measurement."""
         return pooled(self._replicates[configuration])
 
-    def has_failed(self, configuration: Configuration) -> bool:
-        """Return whether a configuration was measured, and failed."""
-        return configuration in self and bool(self[configuration].failure)
-
     def by_replicate(self) -> dict[Configuration, list[float]]:
         """Return seconds per cell of each replicate of each configuration that did not fail."""
         found = {each: self.replicates(each) for each in self}
@@ -242,7 +238,7 @@ class Measurements:
             ),
             limit_seconds=limit_seconds or self.budget.limit_seconds,
         )
-        in_rounds = (found.first_round_seconds or 0.0) + sum(found.round_seconds)
+        in_rounds = found.uncounted_seconds + sum(found.round_seconds)
         if found.round_seconds:
             self._overheads.append(max(0.0, self.budget.spent - begin - in_rounds))
         self.others += found.others

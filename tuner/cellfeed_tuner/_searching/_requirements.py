@@ -90,9 +90,9 @@ class Requirements:
         need = self.constraints.need_cells_per_second
         if need is None:
             return fastest
-        return best_mixed(NEED_MARGIN * need, [self._worth(each) for each in candidates])
+        return best_mixed(NEED_MARGIN * need, [self.worth(each) for each in candidates])
 
-    def _worth(self, configuration: Configuration) -> float:
+    def worth(self, configuration: Configuration) -> float:
         """Return how well a configuration mixes; of what mixes alike, the smaller is better."""
         share = round(self.share(configuration) / SAME_ENTROPY_SHARE) * SAME_ENTROPY_SHARE
         return share - SHARE_PER_DOUBLING * log2(configuration.minibatches_in_memory)

@@ -1,14 +1,14 @@
 """Spending a time budget: a few looks that are proposed, then turns of two that decide."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import MOST_FIRST
 from cellfeed_tuner._defaults import DEFAULT_SAMPLER
-from cellfeed_tuner._history._recall import Earlier, Recollection
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS, Measurement
 from cellfeed_tuner._planning._constants import (
     FIRST_LOOKS,
@@ -16,6 +16,7 @@ from cellfeed_tuner._planning._constants import (
     LEAST_CHANCE,
     LEAST_TURNS,
     MOST_REPLAYED,
+    SHARE_PER_DOUBLING,
     SLACK_SECONDS,
     SURVEY_UNTIL,
     TURN_ROUNDS,
@@ -27,16 +28,14 @@ from cellfeed_tuner._planning._recommend import Choice, choose
 from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._planning._turns import Turns
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, Status
-from cellfeed_tuner._searching._confirmation import Confirmation
 from cellfeed_tuner._searching._durations import Durations
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._requirements import Requirements
 
 if TYPE_CHECKING:  # they load Optuna
-    from optuna import Study
     from optuna.samplers import BaseSampler
 
-    from cellfeed_tuner._searching._trials import Trials
+    from cellfeed_tuner._searching._samplers import Proposals
 
 __all__ = ["Search"]
 
@@ -53,6 +52,8 @@ class Search:
     ----------
     space
         Where there is more to choose from than is listed; None where all is.
+    known
+        What an earlier run has measured, the most telling first: some of it is looked at first.
     sampler
         What proposes; see `autotune`.
     model
@@ -62,16 +63,15 @@ class Search:
     measurements: Measurements
     requirements: Requirements
     geometry: Geometry
-    recollection: Recollection = field(default_factory=Recollection)
+    known: Sequence[Configuration] = ()
     space: Space | None = None
     sampler: "str | BaseSampler" = DEFAULT_SAMPLER
     model: type[CostModel] = CostModel
     turns: Turns = field(default_factory=Turns, init=False)
     _not_timed: dict[Configuration, tuple[Status, str]] = field(default_factory=dict, init=False)
-    _confirmation: Confirmation | None = field(default=None, init=False)
     _posterior: Posterior = field(init=False)
     _durations: Durations = field(init=False)
-    _trials: "Trials" = field(init=False)
+    _proposals: "Proposals | None" = field(default=None, init=False)
     # Cells per second of first looks since the last turn, which make a turn.
     _first_speeds: dict[Configuration, float] = field(default_factory=dict, init=False)
     # What was measured once more after it was clear that it is the best.
@@ -82,7 +82,6 @@ class Search:
         self._begin(grid)
         if not self._posterior.candidates:
             return
-        self._hold_against_earlier_run()
         rng = np.random.default_rng(self.measurements.seed)
         while turn := self._next_turn():
             rng.shuffle(turn)
@@ -97,17 +96,6 @@ class Search:
     def timed(self) -> list[Configuration]:
         """What was measured, if only for too short a time, in the order of its settings."""
         return sorted(self.measurements)
-
-    @property
-    def earlier(self) -> Earlier:
-        """What became of earlier runs' results."""
-        known = self._confirmation
-        return self.recollection.said if known is None else known.comparison.earlier
-
-    @property
-    def is_short(self) -> bool:
-        """Whether an earlier run was confirmed, so that there was little to look for."""
-        return self.earlier.use == "confirmed"
 
     @property
     def n_considered(self) -> int:
@@ -154,7 +142,7 @@ class Search:
         cells_per_step = self.measurements.ranks.n_local * self.measurements.batch_size
         seconds_per_minibatch = max(step or 0.0, cells_per_step / choice.speed.value)
         rounds = left / (seconds_per_minibatch * configuration.minibatches_per_round)
-        least_rounds = min(LEAST_ROUNDS, int(rounds) - 1)
+        least_rounds = min(LEAST_ROUNDS, int(rounds) - self._durations.n_new(configuration))
         if step is None or least_rounds < 1:
             return None
         limit = 2 * left + SLACK_SECONDS
@@ -163,25 +151,14 @@ class Search:
         )
         return found if found.round_seconds else None
 
-    def study(self) -> "Study":
-        """Return the study of this run, all of whose trials have ended: there are no more looks."""
-        chances = self._posterior.chances()
-        for each in self.measurements:
-            found = self.measurements[each]
-            self._trials.close(
-                each,
-                self.measurements.replicates(each),
-                is_racing=chances.get(each, 0.0) >= LEAST_CHANCE,
-                excesses=self.requirements.excesses(each, found.peak_memory_bytes),
-                entropy_share=self.requirements.share(each),
-                peak_memory_bytes=found.peak_memory_bytes,
-            )
-        return self._trials.ended()
+    @property
+    def likely(self) -> set[Configuration]:
+        """What may still be the best."""
+        chances = self._posterior.chances().items()
+        return {each for each, chance in chances if chance >= LEAST_CHANCE}
 
     def _begin(self, grid: Iterable[Configuration]) -> None:
         """Sort out what may be chosen, and note why the rest may not."""
-        from cellfeed_tuner._searching._trials import Trials  # noqa: PLC0415 - it loads Optuna
-
         requirements = self.requirements
         self._not_timed = {each: requirements.obstacle(each) or _OUT_OF_BUDGET for each in grid}
         runnable = [each for each, status in self._not_timed.items() if status == _OUT_OF_BUDGET]
@@ -200,15 +177,17 @@ class Search:
             most = [each for each in self.space.best_mixed() if not requirements.obstacle(each)]
             self._add(most[:MOST_REPLAYED])
         is_stepped = requirements.constraints.step_seconds is not None
-        self._durations = Durations(self._posterior, self.measurements, is_stepped=is_stepped)
-        self._trials = Trials(
-            [*self._not_timed, *(self.space.ends() if self.space else ())],
-            sampler=self.sampler,
-            posterior=self._posterior,
-            n_first=FIRST_LOOKS,
-            is_race=requirements.constraints.need_cells_per_second is None,
-            seed=self.measurements.seed,
+        self._durations = Durations(
+            self._posterior,
+            self.measurements,
+            n_cells=requirements.n_cells,
+            is_stepped=is_stepped,
         )
+        if self.sampler != DEFAULT_SAMPLER:
+            from cellfeed_tuner._searching._samplers import Proposals  # noqa: PLC0415 - Optuna
+
+            known = [*self._not_timed, *(self.space.ends() if self.space else ())]
+            self._proposals = Proposals(self.sampler, known, self.measurements.seed)
 
     def _add(self, configurations: Iterable[Configuration]) -> None:
         """Take in what is new, can run and mixes well enough."""
@@ -232,37 +211,30 @@ class Search:
             if status == _OUT_OF_BUDGET and each not in known
         )
 
-    def _hold_against_earlier_run(self) -> None:
-        held = self.recollection.held
-        if held is None:
-            return
-        anchors = self.recollection.anchors(self._posterior.candidates)
-        self._confirmation = Confirmation(held, anchors, self._posterior, self._durations)
-        self._confirmation.run(
-            self.measurements.budget,
-            self._take_turn,
-            lambda: {each: self.measurements.replicates(each) for each in self.measurements},
-        )
-
     def _next_turn(self) -> list[Configuration]:
         """Return what to measure beside each other next; empty where nothing is to be gained."""
-        if not self.is_short and (first := self._first_look()) is not None:
+        if (first := self._first_look()) is not None:
             return [first]
+        need = self.requirements.constraints.need_cells_per_second
+        if need is not None:
+            speeds = {e: self.measurements.cells_per_second(e) for e in self.measurements}
+            known = {each for each, speed in speeds.items() if speed and speed.low >= need}
+            enough = [each for each in self._posterior.candidates if each in known]
+            turn = self._turn_for_need(enough)
+            if turn or enough:
+                return turn
         chances = self._posterior.chances()
         best = next(iter(chances), None)
         if best is None:
             return []
         if self._durations.has_rounds(best) and not self._durations.affords(best):
             return []
-        is_early = self._durations.is_time_to_propose and not self.is_short
-        if not is_early and self._is_decided(chances):
+        if not self._durations.is_time_to_propose and self._is_decided(chances):
             if self._confirmed == best:
                 return []
             self._confirmed = best  # if the next turn contradicts, there are more
         is_alone = all(each == best or chance < LEAST_CHANCE for each, chance in chances.items())
         pair = [best, *self._runner_up(best)] if is_alone else self._pair()
-        if self._needs_no_more(pair):
-            pair = pair[1:]
         doubted = self._posterior.doubted()
         if doubted is not None and self._durations.affords(doubted):
             self._posterior.take_back(doubted)
@@ -281,9 +253,15 @@ class Search:
         other_way = not any(each.num_workers for each in self.measurements)
         is_last = len(self.measurements) == FIRST_LOOKS - 1
         others = [each for each in new if is_last and bool(each.num_workers) == other_way]
-        first = self.recollection.first_probes(self._posterior.candidates)
-        new = [each for each in first if each in new][:1] or others or new
-        return self._trials.propose(new) if new else None
+        known = [each for each in self.known if each in self._posterior.candidates][:MOST_FIRST]
+        new = [each for each in known if each in new][:1] or others or new
+        return self._proposed(new) if new else None
+
+    def _proposed(self, new: Sequence[Configuration]) -> Configuration:
+        """Return which of what is new to look at next, of at least one."""
+        if self._proposals is not None:
+            return self._proposals.next_of(new, self.measurements.by_replicate())
+        return self._posterior.most_promising(new) or new[0]
 
     def _pair(self) -> list[Configuration]:
         """Return the likeliest best, and what is to be held against it, as far as there is time."""
@@ -292,34 +270,47 @@ class Search:
         leader = self._posterior.leader(possible)
         if leader is None or not time.is_time_for([leader]):
             return []
-        if leader not in self._trials:
-            leader = self._trials.propose([leader])
         rest = [each for each in possible if time.is_time_for([leader, each]) and each != leader]
-        new = [each for each in rest if each not in self._trials]
-        if self.sampler != DEFAULT_SAMPLER:
-            known = [each for each in rest if each in self._trials]
+        rest = [each for each in rest if not self.turns.is_slower(each, leader)]
+        new = [each for each in rest if each not in self.measurements]
+        if self._proposals is not None:
+            known = [each for each in rest if each in self.measurements]
             rest = new if new and time.is_time_to_propose else known
         other = self._posterior.challenger(leader, rest)
         if other is None:
             return [leader]
         is_known = self._posterior.error(leader) < KNOWN * self._posterior.error(other)
-        if other not in self._trials:
-            other = self._trials.propose(new)
+        if self._proposals is not None and other not in self.measurements:
+            other = self._proposed(new)
         # A leader that is known well needs no look beside what is not.
         return [other] if is_known and leader in self.measurements else [leader, other]
 
-    def _needs_no_more(self, pair: Sequence[Configuration]) -> bool:
-        """Return whether the first is known to be fast enough, which the other is to surpass."""
-        has_need = self.requirements.constraints.need_cells_per_second is not None
-        counts = [self.turns.count(each) for each in pair]
-        return has_need and len(pair) > 1 and counts[0] >= LEAST_TURNS > counts[1]
+    def _turn_for_need(self, enough: Collection[Configuration]) -> list[Configuration]:
+        """Return what may mix best of what keeps up, for the time that a look at it takes.
+
+        Nothing is held against anything else: each has to keep up by itself. ``enough`` are known
+        to do so.
+        """
+        time = self._durations
+        possible = [each for each in self._posterior.candidates if time.affords(each)]
+        worth = max(map(self.requirements.worth, enough), default=0.0)
+        gains = self._posterior.gains(worth, set(possible) - set(enough))
+        least = SHARE_PER_DOUBLING if enough else LEAST_CHANCE
+        gains = {each: gain for each, gain in gains.items() if gain >= least}
+        new = [each for each in gains if each not in self.measurements]
+        if new and self._proposals is not None:
+            return [self._proposed(new)]
+        return sorted(gains, key=lambda each: -gains[each] / time.of(each))[:1]
 
     def _take_turn(self, turn: Sequence[Configuration], n_rounds: int = TURN_ROUNDS) -> None:
         """Look at some, one after the other."""
         is_first = len(turn) == 1 and turn[0] not in self.measurements
         speeds = dict[Configuration, float]()
         for each in turn:
-            found = self._look(each, 1 if is_first else n_rounds, in_turn=not is_first)
+            if is_first:
+                found = self._look(each, 1, limit_seconds=self._durations.first_limit)
+            else:
+                found = self._look(each, n_rounds, in_turn=True)
             if found.round_seconds:
                 speeds[each] = found.rough_cells_per_second
         if is_first:
@@ -330,7 +321,12 @@ class Search:
         self._first_speeds = {}
 
     def _look(
-        self, configuration: Configuration, least_rounds: int, *, in_turn: bool = False
+        self,
+        configuration: Configuration,
+        least_rounds: int,
+        *,
+        in_turn: bool = False,
+        limit_seconds: float | None = None,
     ) -> Measurement:
         """Take a look at a configuration, and tell of it."""
         found = self.measurements.take(
@@ -338,15 +334,13 @@ class Search:
             least_rounds,
             seconds=TURN_SECONDS,
             in_turn=in_turn,
-            limit_seconds=self._durations.first_limit if least_rounds == 1 else None,
+            limit_seconds=limit_seconds,
         )
         self._not_timed.pop(configuration, None)
         looks = self.measurements.replicates(configuration)
         self._posterior.tell(configuration, looks)
-        new = self.measurements.looks(found)
-        is_racing = self._trials.report(configuration, [] if found.failure else new or looks)
         memory_bytes = self.requirements.constraints.memory_bytes
-        if found.failure or found.peak_memory_bytes > memory_bytes or not is_racing:
+        if found.failure or found.peak_memory_bytes > memory_bytes:
             self._posterior.withdraw(configuration)
         if self.requirements.learn(found):
             self._posterior.aim_anew()
@@ -370,13 +364,14 @@ class Search:
     def _runner_up(self, best: Configuration) -> list[Configuration]:
         """Return what is the fastest beside the best of what can be held against it, if any."""
         costs, time = self._posterior.seconds_per_cell(), self._durations
-        others = [each for each in self._posterior.candidates if each in self._trials]
+        others = [each for each in self._posterior.candidates if each in self.measurements]
         others = [each for each in others if each != best and time.affords(each)]
+        others = [each for each in others if not self.turns.is_slower(each, best)]
         return sorted(others, key=costs.__getitem__)[:1]
 
     def _widen(self) -> None:
         """Take in what is around the likeliest best of a space that is not listed."""
-        if self.space is None or self.is_short or len(self.measurements) < FIRST_LOOKS:
+        if self.space is None or len(self.measurements) < FIRST_LOOKS:
             return
         likeliest = next(iter(self._posterior.chances()), None)
         if likeliest is not None:
@@ -392,11 +387,13 @@ class Search:
         for each in likely:
             for enough in (LEAST_ROUNDS, FEWEST_ROUNDS):
                 missing = self._durations.missing_rounds(each, enough)
-                if missing and self._durations.of(each, missing) <= self._durations.left:
-                    self._look(each, missing)
+                left = self._durations.left
+                if missing and self._durations.of(each, missing) <= left:
+                    self._look(each, missing, limit_seconds=left)
             if not self._durations.missing_rounds(each):
                 return
         rest = likely or self._posterior.candidates
         cheapest = min(rest, key=self._durations.of, default=None)
-        if cheapest is not None:
-            self._look(cheapest, self._durations.missing_rounds(cheapest))
+        if cheapest is not None and self.measurements.budget.left > 0:
+            limit = max(self.measurements.budget.limit_seconds, self._durations.left)
+            self._look(cheapest, self._durations.missing_rounds(cheapest), limit_seconds=limit)
