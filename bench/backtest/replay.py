@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._defaults import DEFAULT_LOOKS
+from cellfeed_tuner._constants import DEFAULT_LOOKS
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry
 from cellfeed_tuner._results._configuration_result import EntropyBits

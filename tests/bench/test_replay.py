@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import Configuration, theory
-from cellfeed_tuner._defaults import DEFAULT_LOOKS
+from cellfeed_tuner._constants import DEFAULT_LOOKS
 
 ROOT = Path(__file__).parents[2]
 RECORDED = [

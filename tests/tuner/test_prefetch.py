@@ -10,7 +10,7 @@ from cellfeed._dataset import _cell_dataset
 from cellfeed._remote._link import Window
 from cellfeed.stages import begin_with_requests
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._defaults import REMOTE_PREFETCH
+from cellfeed_tuner._constants import REMOTE_PREFETCH
 from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import CountedRounds, Requests, Round, Started, TimingRequest
 from cellfeed_tuner._reports._terminal import print_report

@@ -7,7 +7,7 @@ import optuna
 import pytest
 
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._defaults import SAMPLERS
+from cellfeed_tuner._constants import SAMPLERS
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._posterior import Posterior, fastest
 from cellfeed_tuner._searching._trials import RacePruner, Trials

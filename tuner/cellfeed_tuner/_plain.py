@@ -1,14 +1,18 @@
-"""Dataclasses as plain values that JSON can hold, one to one, and back."""
+"""Dataclasses as plain values that JSON can hold, one to one, and back; and their files."""
 
 import math
-from typing import Any, TypeVar, cast
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration, Setting
 
-__all__ = ["from_plain", "json_schema", "to_plain"]
+__all__ = ["from_plain", "json_schema", "replaced_file", "to_plain"]
 
 _Record = TypeVar("_Record")
 # Of these, chance may leave nothing known; JSON has no infinity, and null stands for it.
@@ -89,3 +93,34 @@ def _infinite(plain: Any) -> Any:
             for name, each in plain.items()
         }
     return [_infinite(each) for each in plain] if isinstance(plain, list) else plain
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of another once it is complete, and leaves nothing if not.
+
+    An `OSError` of a full disk, or of its folder, names the path.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "result.json"
+    >>> with replaced_file(path) as file:
+    ...     _ = file.write(b"{}")
+    >>> path.read_text()
+    '{}'
+    """
+    target = path.resolve()  # what a link leads to is replaced, and not the link
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # some file systems say only now that they are full
+        unfinished.replace(target)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -16,14 +16,13 @@ from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._commands._live import LiveDisplay
 from cellfeed_tuner._constants import LEAST_SHARE_LEFT, MOST_START_SECONDS, WRITING_SECONDS
-from cellfeed_tuner._interruption import AutotuneInterrupted
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._plain import replaced_file
 from cellfeed_tuner._ranks._world import World
 from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
-from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results._replaced_file import replaced_file
+from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner.plots import autotune_figure
 
 __all__ = ["run"]

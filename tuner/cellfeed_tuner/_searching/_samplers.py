@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, create_trial
 
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._defaults import DEFAULT_SAMPLER
+from cellfeed_tuner._constants import DEFAULT_SAMPLER
 from cellfeed_tuner._planning._constants import RANDOM_TRIALS
 from cellfeed_tuner._planning._posterior import Posterior
 
