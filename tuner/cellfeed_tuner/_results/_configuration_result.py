@@ -9,17 +9,9 @@ from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 
 __all__ = [
-    "MEANINGS",
-    "STATUS_WORDS",
-    "Assumption",
-    "ConditionalEntropyBits",
-    "ConfigurationResult",
-    "EntropyBits",
-    "LabelResult",
-    "Status",
-    "Verdict",
-    "VerdictKind",
-]
+    "MEANINGS", "STATUS_WORDS", "Assumption", "ConditionalEntropyBits", "ConfigurationResult",
+    "EntropyBits", "LabelResult", "Status", "Verdict", "VerdictKind",
+]  # fmt: skip
 
 Status = Literal[
     "measured",
