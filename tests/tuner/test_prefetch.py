@@ -159,7 +159,7 @@ def test_reports_say_what_was_measured_and_what_was_not(result_of, capsys):
     print_report(result_of("remote, undecided"), Path("autotune.json"))
     said = " ".join(capsys.readouterr().out.split())
     assert f"Recommended: {choice} " in said
-    assert "How many fetches to read ahead (prefetch) was not decided" in said
+    assert "How many fetches to read ahead (prefetch) could not be decided" in said
 
 
 def test_of_files_of_this_machine_nothing_is_said_of_it(result_of, capsys):

@@ -102,6 +102,7 @@ def test_what_is_no_longer_kept_is_left_aside(result_of, tmp_path):
     plain = result_of("explained").to_json()
     plain["entropy_over_epoch"] = {"plate": {"drift_error_bits": None}}
     plain["machine"]["storage"][0] |= {"model": None, "rotational": True}
+    plain["configurations"][0] |= {"worker_start_seconds": 0.1, "first_minibatch_seconds": 0.2}
     path.write_text(json.dumps(plain))
     assert AutotuneResult.load(path) == result_of("explained")
 

@@ -231,7 +231,7 @@ class Run:
         configuration, reason = choice.result.configuration, choice.reason
         if choice.result.status != "measured":
             n_rounds = choice.result.n_rounds
-            reason += f" This rests on {n_rounds} whole fetches per worker, which are few."
+            reason += f" This rests on only {n_rounds} whole fetches per worker."
         self._recommended = Recommended(
             configuration=configuration,
             cells_per_second=choice.speed,

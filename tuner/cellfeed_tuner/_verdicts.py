@@ -247,15 +247,16 @@ def verdict(
         explained = [sum(each.bits for each in failing[:n]) for n in range(1, len(failing))]
         enough = sum(bits + error < abs(off) for bits in explained) + 1
         facts = " and ".join(each.fact for each in failing[:enough])
-        got = f"measured are {value:.3f}, as the plan gives"
+        got = f"{value:.3f} were measured, as the plan gives"
         if not off_exact:
-            got = f"a whole epoch gives {epoch:.3f} by the plan"
+            got = f"a whole epoch of the plan has {epoch:.3f}"
         return Verdict(
             kind="assumptions",
             bits=off,
             error_bits=error,
             assumptions=tuple(each.assumption for each in failing),
-            sentence=f"Theory does not apply, since {facts}: it has {exact:.3f} bits, and {got}.",
+            sentence=f"Theory does not apply, since {facts}: it expects {exact:.3f} bits, but "
+            f"{got}.",
         )
     low, high = bits.bounds
     whose = "bounds, exact where the paper's are loose"

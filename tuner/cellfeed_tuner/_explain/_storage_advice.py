@@ -112,7 +112,7 @@ class StorageAdvice:
         what = f"Files with about {cells} per chunk"
         if self.action == "preshuffle":
             what = (
-                f"A shuffled copy (`cellfeed preshuffle`) mixes as well in blocks of "
+                f"A shuffled copy (`cellfeed preshuffle`) mixes equally well in blocks of "
                 f"{self.block_size:,}, and"
             )
         tenths = floor(10 * self.least_speedup) / 10

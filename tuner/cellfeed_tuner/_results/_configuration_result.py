@@ -46,7 +46,7 @@ STATUS_WORDS: dict[Status, _StatusWords] = {
     ),
     "too slow": _StatusWords(
         "too slow", "predicted slower than the best",
-        "It was not timed, since it is predicted slower than the best",
+        "It was not timed, since it is predicted to be slower than the best",
     ),
     "below entropy floor": _StatusWords("below floor", "below the entropy floor"),
     "out of budget": _StatusWords(
