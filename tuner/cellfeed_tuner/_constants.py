@@ -13,8 +13,6 @@ DEFAULT_FETCH_FACTORS = (1, 4, 16, 64, 256)
 
 DEFAULT_BUDGET_SECONDS = 60.0
 """Seconds to spend. Chosen: what a user waits for before a training."""
-DEFAULT_LOOKS = tuple(range(10, 17))
-"""How many looks at configurations a default `autotune` takes. Measured: on two cores, cold."""
 
 DEFAULT_SAMPLER = "cost-model"
 """What proposes configurations. Measured: the best in replays of recorded grids."""

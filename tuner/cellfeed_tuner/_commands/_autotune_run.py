@@ -120,8 +120,7 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
     result.save(as_json)
     with replaced_file(picture) as file:
         autotune_figure(result).savefig(file, format="png")
-    code = code_to_paste(result, as_json, elements=elements)
-    text = html_report(result, code=code)
+    text = html_report(result, code=code_to_paste(result, as_json, elements=elements))
     with replaced_file(page) as file:
         file.write(text.encode())
     return [as_json, picture, page]
@@ -130,15 +129,11 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
 def _storage_options(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; errors quote nothing of it."""
     try:
-        text = path.read_text("utf-8")
+        found = json.loads(path.read_text("utf-8"))
     except OSError as error:
         msg = f"{path}: cannot be read ({error.strerror}); give a JSON file of storage options"
         raise PathError(msg) from None
-    except UnicodeDecodeError:
-        text = ""
-    try:
-        found = json.loads(text)
-    except ValueError:
+    except ValueError:  # neither UTF-8 nor JSON
         found = None
     if not isinstance(found, dict):
         msg = f'{path}: not a JSON object; write storage options such as {{"region": "eu-west-1"}}'
