@@ -12,11 +12,11 @@ import numpy as np
 
 from cellfeed_tuner._configuration import Configuration, Setting
 
-__all__ = ["from_plain", "json_schema", "replaced_file", "to_plain"]
+__all__ = ["INFINITE_IF_NULL", "from_plain", "replaced_file", "to_plain"]
 
 _Record = TypeVar("_Record")
 # Of these, chance may leave nothing known; JSON has no infinity, and null stands for it.
-_INFINITE_IF_NULL = {"low": -math.inf, "high": math.inf}
+INFINITE_IF_NULL = {"low": -math.inf, "high": math.inf}
 
 
 def to_plain(record: object) -> Any:
@@ -32,15 +32,6 @@ def from_plain(kind: type[_Record], plain: object) -> _Record:
     return msgspec.convert(_infinite(plain), kind, dec_hook=_configuration)
 
 
-def json_schema(kind: type) -> dict[str, Any]:
-    """Return the JSON Schema of what `to_plain` makes of a dataclass."""
-    schema = msgspec.json.schema(kind, schema_hook=_schema)
-    for definition in schema["$defs"].values():
-        for name in _INFINITE_IF_NULL.keys() & definition.get("properties", {}).keys():
-            definition["properties"][name] = {"type": ["number", "null"]}
-    return schema
-
-
 def _configuration(kind: type, plain: Any) -> object:
     """Return a configuration from its settings by name."""
     if kind is not Configuration:
@@ -48,25 +39,6 @@ def _configuration(kind: type, plain: Any) -> object:
         raise NotImplementedError(msg)
     settings = msgspec.convert(plain, dict[str, Setting])
     return Configuration(**cast("dict[str, Any]", settings))
-
-
-def _schema(kind: type) -> dict[str, Any]:
-    """Return the JSON Schema of a configuration."""
-    if kind is not Configuration:
-        msg = f"{kind.__name__} has no plain value"
-        raise NotImplementedError(msg)
-    sizes: dict[str, Any] = {
-        "block_size": {"type": "integer", "minimum": 1},
-        "fetch_factor": {"type": "integer", "minimum": 1},
-        "num_workers": {"type": "integer", "minimum": 0},
-    }
-    return {
-        "title": "Configuration",
-        "type": "object",
-        "properties": sizes,
-        "required": list(sizes),
-        "additionalProperties": {"type": ["boolean", "number", "string", "null"]},
-    }
 
 
 def _item(value: object) -> object:
@@ -89,7 +61,7 @@ def _finite(plain: Any) -> Any:
 def _infinite(plain: Any) -> Any:
     if isinstance(plain, dict):
         return {
-            name: _INFINITE_IF_NULL.get(name) if each is None else _infinite(each)
+            name: INFINITE_IF_NULL.get(name) if each is None else _infinite(each)
             for name, each in plain.items()
         }
     return [_infinite(each) for each in plain] if isinstance(plain, list) else plain

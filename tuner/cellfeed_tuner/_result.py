@@ -17,13 +17,13 @@ from cellfeed_tuner._interval import interval
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._plain import from_plain, json_schema, replaced_file, to_plain
+from cellfeed_tuner._plain import from_plain, replaced_file, to_plain
 from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, EntropyBits
 from cellfeed_tuner._results._dataset import Dataset, SearchedStrategy
 from cellfeed_tuner._results._recommended import Constraints, Nearest, PrefetchResult, Recommended
 
-__all__ = ["SCHEMA", "AutotuneInterrupted", "AutotuneResult", "Ranges", "result_schema"]
+__all__ = ["SCHEMA", "AutotuneInterrupted", "AutotuneResult", "Ranges"]
 
 SCHEMA = "cellfeed.autotune/2"
 
@@ -258,11 +258,3 @@ class AutotuneInterrupted(KeyboardInterrupt):
     def __init__(self, result: AutotuneResult) -> None:
         super().__init__("what was measured by then is in this exception's `result`")
         self.result = result
-
-
-def result_schema() -> dict[str, Any]:
-    """Return the JSON Schema of what `AutotuneResult.save` writes."""
-    schema = json_schema(AutotuneResult)
-    properties = schema["$defs"]["AutotuneResult"]["properties"]
-    properties |= {"schema": {"const": SCHEMA}, "version": {"type": "string"}}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **schema}
