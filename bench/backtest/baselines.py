@@ -46,7 +46,7 @@ def tpe(
     # Not above, since who imports this need not wait for Optuna, which only this needs.
     import optuna  # noqa: PLC0415
 
-    from cellfeed_tuner._history._study import quiet  # noqa: PLC0415
+    from cellfeed_tuner._quiet_optuna import quiet  # noqa: PLC0415
 
     place = {each: number for number, each in enumerate(candidates)}
     sizes = {

@@ -5,8 +5,6 @@ Nothing is written to a disk while it is measured: the study of a run is copied 
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,7 +13,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="IProgress not found")
     import optuna
 
-from optuna.exceptions import ExperimentalWarning, OptunaError
+from optuna.exceptions import OptunaError
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -24,8 +22,9 @@ from cellfeed import machine
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history._digest import Fingerprint
 from cellfeed_tuner._history._earlier_run import EarlierRun, Key
+from cellfeed_tuner._quiet_optuna import quiet
 
-__all__ = ["cache_folder", "quiet", "read_runs", "record"]
+__all__ = ["cache_folder", "read_runs", "record"]
 
 _logger = logging.getLogger(__name__)
 
@@ -35,20 +34,6 @@ _RUN = "run"
 _MEASURED = (TrialState.COMPLETE, TrialState.PRUNED)
 # What comes of a disk that is full or not ours, and of a file that somebody has garbled.
 _UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, OptunaError)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep Optuna from telling of every study that it makes or finds."""
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            # Before version 5, it warns of samplers that we have tested.
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(level)
 
 
 def cache_folder() -> Path:

@@ -16,11 +16,11 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from scipy.special import stdtrit
 
 from cellfeed_tuner._configuration import Configuration, Setting
-from cellfeed_tuner._history._study import quiet
 from cellfeed_tuner._interval import Spread
 from cellfeed_tuner._planning._constants import CHANCE_OF_PRUNING
 from cellfeed_tuner._planning._posterior import Posterior
 from cellfeed_tuner._planning._space import are_sizes
+from cellfeed_tuner._quiet_optuna import quiet
 from cellfeed_tuner._searching._samplers import params_of, sampler_of
 
 __all__ = ["RacePruner", "Trials", "distributions"]
