@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "loader"), str(ROOT / "tuner")]
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "loader"), str(ROOT / "tuner")]
+
+from autotune_schema import result_schema  # noqa: E402
 
 from cellfeed import __version__  # noqa: E402
-from cellfeed_tuner._result import result_schema  # noqa: E402
 
 project = "cellfeed"
 author = "The cellfeed developers"

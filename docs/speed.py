@@ -11,7 +11,7 @@ import made
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cellfeed_tuner.plots._style import BOUND, LOADERS, STYLE
+from cellfeed_tuner.plots._style import BOUND, CHOSEN, STYLE
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "docs" / "benchmarks" / "peers.json"
@@ -20,6 +20,7 @@ MADE_OF = [MEASURED, Path(__file__)]
 README = ROOT / "README.md"
 
 PLATES = "cellfeed on .h5ad plates, block 16, fetch 256, CSR"
+OTHERS = "#0072b2"  # of the palette of Okabe and Ito, as in the notebooks
 # Loader, what it reads, its row of the run, and the row of cellfeed that is like it.
 PAIRS = [
     ("AnnLoader", "the same files, true random", "AnnLoader, CSR",
@@ -84,8 +85,8 @@ def draw():
         figure = Figure(figsize=(9, 3.9), layout="constrained")
         axes = figure.subplots()
         for place, (name, reads, other, ours) in enumerate(reversed(pairs)):
-            draw_bar(axes, place + 0.19, ours, LOADERS["cellfeed"]["color"])
-            draw_bar(axes, place - 0.19, other, LOADERS["scDataset"]["color"])
+            draw_bar(axes, place + 0.19, ours, CHOSEN)
+            draw_bar(axes, place - 0.19, other, OTHERS)
             label = f"{name}\n{reads}"
             axes.text(-1_500, place, label, ha="right", va="center", linespacing=1.3)
         axes.set_yticks([])
@@ -93,7 +94,7 @@ def draw():
         axes.set_xlim(0, 135_000)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("cells per second")
-        bars = [axes.barh(0, 0, color=LOADERS[each]["color"]) for each in ("cellfeed", "scDataset")]
+        bars = [axes.barh(0, 0, color=each) for each in (CHOSEN, OTHERS)]
         axes.legend(bars, ["cellfeed, the same work", "the other loader"], loc="center right")
         figure.supxlabel(
             f"{run['collection']}. {run['machine'].split(', Linux')[0]}; {run['date']}.\n"

@@ -107,7 +107,7 @@ def _stage(
         yield "no time for the stages", "", ""
         return
     click.echo(f"{files.name}: {found.sentence}", err=True)
-    saving = next(each.saving for each in found.stages if each.name == "decompression")
+    saving = next(each.saving for each in found.stages if each.name == "decompressing")
     none = open_collection(plain, obs=["plate"])
     ratio = _ratio((collection, now), (none, now), "warm", rounds, seconds)
     yield "without decompression", f"about {1 / (1 - saving):.2f}", _words(ratio)

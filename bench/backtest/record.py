@@ -13,7 +13,7 @@ from bench.backtest.recorder import Recorder, Request
 from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._defaults import (
+from cellfeed_tuner._constants import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,

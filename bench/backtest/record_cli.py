@@ -11,8 +11,8 @@ from bench.backtest.record import Recording, record
 from cellfeed import open_collection
 from cellfeed.console import ByteSize, OneLineErrorCommand, interrupted
 from cellfeed_tuner._commands._autotune_cli import Sizes, listed
-from cellfeed_tuner._commands._live import LiveDisplay
-from cellfeed_tuner._defaults import DEFAULT_BLOCK_SIZES, DEFAULT_FETCH_FACTORS
+from cellfeed_tuner._commands._autotune_run import LiveDisplay
+from cellfeed_tuner._constants import DEFAULT_BLOCK_SIZES, DEFAULT_FETCH_FACTORS
 
 __all__ = ["record_command"]
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._defaults import DEFAULT_LOOKS
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry
 from cellfeed_tuner._results._configuration_result import EntropyBits
@@ -24,8 +23,10 @@ from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._searching._time_budget import TimeBudget
 
-__all__ = ["Remembered", "Replay", "replay"]
+__all__ = ["DEFAULT_LOOKS", "Remembered", "Replay", "replay"]
 
+# How many looks a default `autotune` takes, as measured on two cores, cold.
+DEFAULT_LOOKS = tuple(range(10, 17))
 _MEMORY_BYTES = 1 << 60  # a recording does not say how much there was, so none is too much
 _LABEL = "label"
 

@@ -8,14 +8,13 @@ from typing import Any
 import click
 from bench.backtest.baselines import BASELINES
 from bench.backtest.recorded_grid import read_grid
-from bench.backtest.replay import Replay, replay
+from bench.backtest.replay import DEFAULT_LOOKS, Replay, replay
 from bench.backtest.replay_table import HEADINGS, markdown_table, replay_rows
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from cellfeed import ParameterError
 from cellfeed.console import OneLineErrorCommand
-from cellfeed_tuner._defaults import DEFAULT_LOOKS
 from cellfeed_tuner._reports._console import report_console
 
 __all__ = ["replay_command"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from bench.tunables.choice import LOADERS, table, tuned
-from cellfeed_tuner._defaults import DEFAULT_BUDGET_SECONDS, DEFAULT_ENTROPY_FLOOR
+from cellfeed_tuner._constants import DEFAULT_BUDGET_SECONDS, DEFAULT_ENTROPY_FLOOR
 
 
 @click.command()

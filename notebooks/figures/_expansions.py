@@ -8,8 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cellfeed_tuner.plots._bounds import LOWER, PUBLISHED, REPLAYED
+from cellfeed_tuner.plots._bounds import LOWER, REPLAYED
 from cellfeed_tuner.plots._style import BOUND, COLOURS, STYLE, draw_caption
+
+from ._machines import PUBLISHED
 
 __all__ = ["expansions_figure"]
 

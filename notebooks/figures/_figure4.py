@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from cellfeed_tuner.plots._bounds import (
     LOWER,
-    PUBLISHED,
     REPLAYED,
     UPPER,
     draw_bounds,
@@ -19,6 +18,8 @@ from cellfeed_tuner.plots._bounds import (
     title_of_block,
 )
 from cellfeed_tuner.plots._style import BOUND, CONTEXT, STYLE, block_colours, draw_caption
+
+from ._machines import PUBLISHED
 
 __all__ = ["entropy_figure"]
 

@@ -9,15 +9,28 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from cellfeed_tuner.plots._style import BOUND, LOADERS
+from cellfeed_tuner.plots._style import BOUND, CHOSEN
 
 __all__ = [
-    "draw_curve",
-    "draw_level",
-    "one",
-    "scale_alike",
-    "title",
-]
+    "LOADERS", "PUBLISHED", "STRATEGIES", "draw_curve", "draw_level", "one", "scale_alike", "title",
+]  # fmt: skip
+
+PUBLISHED: Any = {"color": "black", "ls": "", "marker": "o", "mfc": "none", "ms": 7}
+# Of the palette of Okabe and Ito, which all can tell apart.
+STRATEGIES = {
+    "streaming": "#e69f00",
+    "streaming with buffer": "#cc79a7",
+    "block shuffling": "#56b4e9",
+    "random": "#009e73",
+}
+# Ours is vermilion, others are blue, of the same palette; the marks differ as well.
+_OTHERS = "#0072b2"
+LOADERS: Any = {
+    "cellfeed": {"color": CHOSEN, "marker": "o"},
+    "scDataset": {"color": _OTHERS, "marker": "s"},
+    "AnnLoader": {"color": _OTHERS, "marker": "D"},
+    "DataLoader": {"color": _OTHERS, "marker": "v"},
+}
 
 
 def draw_curve(axes: Axes, part: pd.DataFrame, *, over: str, **look: Any) -> None:

@@ -5,9 +5,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cellfeed_tuner.plots._bounds import scale_fetch_factors
-from cellfeed_tuner.plots._style import LOADERS, STYLE, draw_caption, scale_speeds
+from cellfeed_tuner.plots._style import STYLE, draw_caption, scale_speeds
 
 from ._machines import (
+    LOADERS,
     draw_curve,
     draw_level,
     one,

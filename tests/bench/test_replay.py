@@ -11,12 +11,11 @@ import pytest
 from bench.backtest.__main__ import main
 from bench.backtest.baselines import BASELINES
 from bench.backtest.recorded_grid import read_grid
-from bench.backtest.replay import Replay, replay
+from bench.backtest.replay import DEFAULT_LOOKS, Replay, replay
 from click.testing import CliRunner
 
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import Configuration, theory
-from cellfeed_tuner._defaults import DEFAULT_LOOKS
 
 ROOT = Path(__file__).parents[2]
 RECORDED = [

@@ -11,8 +11,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Annotation
 from notebooks import figures
 from notebooks.figures import published_grid, published_macro_f1, published_workers
-
-from cellfeed_tuner.plots._style import STRATEGIES
+from notebooks.figures._machines import STRATEGIES
 
 
 def test_expansions_are_drawn_beside_what_is_exact():

@@ -152,8 +152,6 @@ def timed(block_size, fetch_factor, num_workers, speed, share, kind="inside"):
         n_rounds=7,
         entropy_bits=entropy(share),
         peak_memory_bytes=400_000_000,
-        worker_start_seconds=0.1,
-        first_minibatch_seconds=0.2,
         verdict=Verdict(
             kind=kind, bits=0.0, error_bits=0.01, assumptions=(), sentence=SENTENCES[kind]
         ),

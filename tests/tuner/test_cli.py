@@ -212,7 +212,7 @@ def test_where_nothing_is_feasible_it_says_so_and_names_the_nearest(small_collec
     printed = run(small_collection, "--label", "plate", "--output", tmp_path, *grid)
     assert printed.exit_code == 1
     assert "No configuration is feasible" in printed.stdout
-    assert "Nearest is block size 64" in printed.stdout
+    assert "The nearest is block size 64" in printed.stdout
     assert json.loads((tmp_path / "autotune.json").read_text())["recommended"] is None
 
 

@@ -12,7 +12,7 @@ from cellfeed.synthetic import write_tahoe_like
 from cellfeed_tuner import Configuration, measure
 from cellfeed_tuner._history._fingerprint import data_fingerprint
 from cellfeed_tuner._machine._page_cache import resident_fraction
-from cellfeed_tuner._reports._code import code_to_paste
+from cellfeed_tuner._reports._terminal import code_to_paste
 from cellfeed_tuner._reports._words import in_words
 
 CONFIGURATION = Configuration(block_size=4, fetch_factor=2)

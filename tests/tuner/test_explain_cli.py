@@ -30,7 +30,7 @@ def test_the_choice_and_the_bottleneck_are_explained(explain):
     assert "It is the fastest of the 4 measured configurations" in said
     assert "Clearly bound by decompression" in said
     assert "decompressing 160.0 [144.0, 176.0] █" in said
-    assert "1.67 bytes are decompressed for each that is used." in said
+    assert "1.67 bytes are decompressed for each byte used." in said
     assert "A training step longer than 7.2 ms hides" in said  # 64 x 113 us
     assert "should be read at least 2.5 times as fast" in said
 
@@ -40,7 +40,9 @@ def test_without_a_bottleneck_it_says_so(explain):
 
 
 def test_without_a_choice_the_nearest_is_named(explain):
-    assert "No configuration is feasible. Nearest is block size 64" in explain("nothing feasible")
+    assert "No configuration is feasible. The nearest is block size 64" in explain(
+        "nothing feasible"
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_a_training_step_may_be_the_bottleneck(explain, step, said):
         ((64, 4, 1), "It failed: no workers here."),
         ((1024, 4, 1), "It was not timed (budget exhausted; see --budget)."),
         ((1024, 64, 0), "too few cells to time it: whole fetches need 32,768 cells."),
-        ((1024, 64, 1), "It was not timed, since it is predicted slower than the best."),
+        ((1024, 64, 1), "It was not timed, since it is predicted to be slower than the best."),
         ((64, 64, 0), "It is the recommended one."),
     ],
 )
@@ -112,7 +114,7 @@ def test_too_much_memory_is_a_reason(explain, result_of):
         replace(result, configurations=grid), "--block-size", 4, "--fetch-factor", 4,
         "--num-workers", 1,
     )  # fmt: skip
-    assert "It takes 9,000 MB, of 8,000 MB given." in said
+    assert "It takes 9,000 MB, more than the 8,000 MB given." in said
 
 
 def test_with_a_need_what_mixes_less_is_not_chosen(explain, result_of):
@@ -135,7 +137,7 @@ def test_outside_of_the_grid_there_is_theory_and_the_nearest(explain):
     assert f"would have {bits:.3f} bits" in said
     assert "The cost model expects" in said
     assert (
-        "Nearest of what was measured, in block size and fetch factor together, is block size 64, "
+        "The nearest of those measured, in block size and fetch factor together, is block size 64, "
         "fetch factor 64, 0 workers: It is the recommended one."
     ) in said
 
@@ -161,7 +163,7 @@ def test_without_label_counts_there_is_no_theory(explain):
 def test_the_nearest_is_near_in_both_sizes_and_was_measured(explain, options, meant, nearest):
     said = explain("explained", *options)
     assert meant in said
-    assert f"of what was measured, in block size and fetch factor together, is {nearest}" in said
+    assert f"of those measured, in block size and fetch factor together, is {nearest}" in said
     answer = json.loads(explain("explained", *options, "--json"))["answer"]
     assert answer["about"]["cells_per_second"]["value"] is not None
 
@@ -174,7 +176,7 @@ def test_workers_decide_only_between_equal_sizes(explain):
 def test_without_a_choice_the_size_that_was_asked_for_decides(explain):
     said = explain("not enough samples", "--block-size", 700)
     assert "block size 700 is not in the grid." in said
-    assert "Nearest is block size 1024" in said
+    assert "The nearest is block size 1024" in said
     assert "The cost model" not in said
 
 

@@ -62,7 +62,7 @@ def test_what_earlier_runs_found_is_shown_without_what_measures():
 def test_measuring_and_tuning_from_python_import_what_reports_and_searches_need_when_they_do():
     script = (
         "import sys\n"
-        "import cellfeed_tuner._measuring._timing, cellfeed_tuner._explain._store_sample\n"
+        "import cellfeed_tuner._measuring._timing, cellfeed_tuner._explain._explained\n"
         "from cellfeed_tuner import AutotuneResult, autotune\n"
         "print(*sorted({'matplotlib', 'optuna', 'rich'} & set(sys.modules)))"
     )

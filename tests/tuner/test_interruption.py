@@ -17,8 +17,8 @@ from tests.warm import python as warm
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneInterrupted, AutotuneResult, Configuration, autotune
 from cellfeed_tuner._commands._autotune_cli import main
-from cellfeed_tuner._commands._live import LiveDisplay
-from cellfeed_tuner._interruption import interrupts_held_back
+from cellfeed_tuner._commands._autotune_run import LiveDisplay
+from cellfeed_tuner._progress import interrupts_held_back
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
 from cellfeed_tuner._reports._words import html_summary

@@ -5,7 +5,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from cellfeed_tuner._commands._live import LiveDisplay
+from cellfeed_tuner._commands._autotune_run import LiveDisplay
 
 
 class Clock:

@@ -10,7 +10,7 @@ from cellfeed._dataset import _cell_dataset
 from cellfeed._remote._link import Window
 from cellfeed.stages import begin_with_requests
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._defaults import REMOTE_PREFETCH
+from cellfeed_tuner._constants import REMOTE_PREFETCH
 from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import CountedRounds, Requests, Round, Started, TimingRequest
 from cellfeed_tuner._reports._terminal import print_report
@@ -159,7 +159,7 @@ def test_reports_say_what_was_measured_and_what_was_not(result_of, capsys):
     print_report(result_of("remote, undecided"), Path("autotune.json"))
     said = " ".join(capsys.readouterr().out.split())
     assert f"Recommended: {choice} " in said
-    assert "How many fetches to read ahead (prefetch) was not decided" in said
+    assert "How many fetches to read ahead (prefetch) could not be decided" in said
 
 
 def test_of_files_of_this_machine_nothing_is_said_of_it(result_of, capsys):

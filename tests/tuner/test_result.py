@@ -3,6 +3,8 @@
 import importlib
 import json
 import resource
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from click.testing import CliRunner
 from cellfeed import FormatError, PathError
 from cellfeed_tuner import AutotuneResult, _autotune
 from cellfeed_tuner._commands._autotune_cli import main
-from cellfeed_tuner._result import result_schema
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_what_was_saved_is_loaded_as_it_was(any_result, tmp_path):
@@ -22,7 +25,7 @@ def test_what_was_saved_is_loaded_as_it_was(any_result, tmp_path):
 
 def test_what_is_saved_is_as_its_schema_says(any_result):
     jsonschema: Any = importlib.import_module("jsonschema")  # which has no types
-    schema = result_schema()
+    schema = runpy.run_path(str(DOCS / "autotune_schema.py"))["result_schema"]()
     jsonschema.Draft202012Validator.check_schema(schema)
     plain = json.loads(json.dumps(any_result.to_json(), allow_nan=False))
     jsonschema.validate(plain, schema)
@@ -102,6 +105,7 @@ def test_what_is_no_longer_kept_is_left_aside(result_of, tmp_path):
     plain = result_of("explained").to_json()
     plain["entropy_over_epoch"] = {"plate": {"drift_error_bits": None}}
     plain["machine"]["storage"][0] |= {"model": None, "rotational": True}
+    plain["configurations"][0] |= {"worker_start_seconds": 0.1, "first_minibatch_seconds": 0.2}
     path.write_text(json.dumps(plain))
     assert AutotuneResult.load(path) == result_of("explained")
 

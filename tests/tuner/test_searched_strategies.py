@@ -37,7 +37,7 @@ from cellfeed_tuner._history._fingerprint import data_fingerprint
 from cellfeed_tuner._measuring._labels import label_codes
 from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._mixing import Label, Mixing
-from cellfeed_tuner._results._searched_strategy import SearchedStrategy
+from cellfeed_tuner._results._dataset import SearchedStrategy
 
 pytestmark = pytest.mark.usefixtures("short_looks")
 

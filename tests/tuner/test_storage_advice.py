@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 
 from cellfeed_tuner import Configuration, Estimate, epochs_until_paid
 from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel, StageName
-from cellfeed_tuner._explain._storage_advice import StorageLayout, amplification, storage_advice
-from cellfeed_tuner._explain._store_sample import StoreSample
+from cellfeed_tuner._explain._storage_advice import (
+    StorageLayout,
+    StoreSample,
+    amplification,
+    storage_advice,
+)
 
 LAYOUT = StorageLayout(
     n_cells=1_000_000, rows_per_chunk=100.0, batch_size=64, already_shuffled=False

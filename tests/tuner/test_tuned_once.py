@@ -11,9 +11,8 @@ from tests.warm import python as warm
 
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneResult
-from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._terminal import print_report
+from cellfeed_tuner._reports._terminal import code_to_paste, print_report
 
 SCRIPT = """
 import json, os, signal, sys, threading, time

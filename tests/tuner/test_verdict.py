@@ -18,8 +18,7 @@ from cellfeed_tuner import (
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._entropy._plan_replay import FetchSpread
 from cellfeed_tuner._interval import mean_with_interval
-from cellfeed_tuner._verdicts._assumptions import departures
-from cellfeed_tuner._verdicts._judge import Judge, convicted, standard_error_of, verdict
+from cellfeed_tuner._verdicts import Judge, convicted, departures, standard_error_of, verdict
 
 BATCH_SIZE = 64
 

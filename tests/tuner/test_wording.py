@@ -54,7 +54,7 @@ def test_how_long_training_waits(result_of, waiting, expected):
             "cold",
             3.0,
             (
-                "A cell takes 5.0 kB in storage; for each that came out, 1.5 times as much was "
+                "A cell takes 5.0 kB in storage; for each cell delivered, 1.5 times as much was "
                 "requested, and 3.0 times as much was read from storage."
             ),
         ),
@@ -62,7 +62,7 @@ def test_how_long_training_waits(result_of, waiting, expected):
             "warm",
             1.5,
             (
-                "A cell takes 5.0 kB in storage; for each that came out, 1.5 times as much was "
+                "A cell takes 5.0 kB in storage; for each cell delivered, 1.5 times as much was "
                 "requested."
             ),
         ),

@@ -19,14 +19,13 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel
     from cellfeed_tuner._explain._storage_advice import StorageAdvice, epochs_until_paid
     from cellfeed_tuner._history._recall import Earlier
-    from cellfeed_tuner._interruption import AutotuneInterrupted
     from cellfeed_tuner._interval import Estimate
     from cellfeed_tuner._machine._busy import Busy
     from cellfeed_tuner._machine._description import Machine, describe_machine
     from cellfeed_tuner._measuring._measure import measure
     from cellfeed_tuner._measuring._measurement import Measurement
     from cellfeed_tuner._ranks._world import Ranks
-    from cellfeed_tuner._result import AutotuneResult, Ranges
+    from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, Ranges
     from cellfeed_tuner._results._configuration_result import (
         ConditionalEntropyBits,
         ConfigurationResult,
@@ -58,14 +57,13 @@ _MODULE_OF = {
         "_explain._bottleneck": "Bottleneck Stage StageModel",
         "_explain._storage_advice": "StorageAdvice epochs_until_paid",
         "_history._recall": "Earlier",
-        "_interruption": "AutotuneInterrupted",
         "_interval": "Estimate",
         "_machine._busy": "Busy",
         "_machine._description": "Machine describe_machine",
         "_measuring._measure": "measure",
         "_measuring._measurement": "Measurement",
         "_ranks._world": "Ranks",
-        "_result": "AutotuneResult Ranges",
+        "_result": "AutotuneInterrupted AutotuneResult Ranges",
         "_results._configuration_result": "ConditionalEntropyBits ConfigurationResult EntropyBits "
         "LabelResult Verdict",
         "_results._dataset": "Dataset LabelCensus",

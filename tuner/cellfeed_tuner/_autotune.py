@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal
 from numpy.typing import ArrayLike
 
 from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy
-from cellfeed_tuner._defaults import (
+from cellfeed_tuner._constants import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_BUDGET_SECONDS,
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
     DEFAULT_SAMPLER,
 )
-from cellfeed_tuner._interruption import AutotuneInterrupted
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import MakeDataset, Step
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._request import collection_request, loader_request
-from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._run import Run
 from cellfeed_tuner._subject._tunable import Tunable
 from cellfeed_tuner._together._tuned_once import tuned_once

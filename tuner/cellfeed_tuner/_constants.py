@@ -1,26 +1,32 @@
 """Numbers that decide what ``autotune`` measures and says, and where each comes from.
 
-`docs/constants.py` makes a page of these, and of those of other modules of this name.
+`docs/constants.py` makes a page of these, and of those of other modules of this name. The commands'
+help shows some, and so nothing is imported here.
 """
 
-from statistics import NormalDist
+# Where nothing is given
 
-__all__ = [
-    "BEYOND_CHANCE", "CELLS_PER_STORE_CHUNK", "CHUNKS_PER_BLOCK", "CONFIDENCE", "EPOCHS_APART",
-    "EPOCHS_OF_ENDS", "EXPLAIN_SHARE", "FETCHES_AHEAD", "FEWEST_ROUNDS", "FEW_BATCHES",
-    "LEAST_ACCOUNTED", "LEAST_BUSY_SHARE", "LEAST_CELLS_PER_FRACTION",
-    "LEAST_CELLS_PER_LABEL", "LEAST_CHUNK_BYTES", "LEAST_FETCHES", "LEAST_LIMIT_SECONDS",
-    "LEAST_MINIBATCHES_AHEAD", "LEAST_ROUNDS", "LEAST_SAVING", "LEAST_SHARE_LEFT",
-    "LEAST_SPEEDUP", "LEAST_THROUGHPUT_SHARE", "LIKELY", "LIMIT_TIMES", "LONG_EPOCH",
-    "LONG_EPOCH_OF_WORKERS",
-    "LOOKING_SHARE", "MANY_BATCHES", "MEMORY_AT_LEAST_EVERY_SECONDS",
-    "MEMORY_EVERY_SECONDS", "MIXING_ROWS", "MIXING_ROWS_OF_SETS", "MOST_ACCOUNTED",
-    "MOST_DRAWS", "MOST_EPOCHS", "MOST_FIRST", "MOST_IN_BLOCKS", "MOST_MIXING_ROWS",
-    "MOST_ROUNDS", "MOST_START_SECONDS", "MUCH_SPREAD",
-    "N_RESAMPLES", "PREFETCH_SHARE", "PRESHUFFLE_OVERHEAD", "SLICE_SECONDS",
-    "STEP_LEAST_ROUNDS", "STEP_SECONDS", "STRAY_PAGES", "SURE", "USUAL_FREEDOM", "USUAL_SPREAD",
-    "WARM_SHARE_OF_MEMORY", "WRITING_SECONDS",
-]  # fmt: skip
+DEFAULT_BLOCK_SIZES = (1, 4, 16, 64, 256, 1024)
+"""Block sizes that are searched. Source: those of the paper, from single cells up."""
+DEFAULT_FETCH_FACTORS = (1, 4, 16, 64, 256)
+"""Fetch factors that are searched. Source: those of the paper, from single minibatches up."""
+
+DEFAULT_BUDGET_SECONDS = 60.0
+"""Seconds to spend. Chosen: what a user waits for before a training."""
+
+DEFAULT_SAMPLER = "cost-model"
+"""What proposes configurations. Measured: the best in replays of recorded grids."""
+SAMPLERS = (DEFAULT_SAMPLER, "gp", "random", "tpe")
+"""What may propose configurations. Source: Optuna, beside our own."""
+
+PREFETCHES = (1, 2, 4, 8, 16)
+"""Depths of fetches read ahead that are measured of files on servers. Chosen."""
+REMOTE_PREFETCH = 8
+"""What is read ahead of these where nothing is chosen. Source: `cellfeed.CellDataset`."""
+
+DEFAULT_ENTROPY_FLOOR = 0.99
+"""Least entropy, as a share of random sampling's. Measured: at 0.95, linear classifiers kept as
+little as half of what they learn from random minibatches (notebooks/worth_of_entropy.ipynb)."""
 
 # What is measured
 
@@ -100,7 +106,7 @@ CONFIDENCE = 0.95
 USUAL_SPREAD, USUAL_FREEDOM = 0.05, 2.0
 """How much replicates differ on a machine that does little else, and the degrees of freedom that
 this is worth. Chosen: looks at one configuration soon outweigh it."""
-BEYOND_CHANCE = -NormalDist().inv_cdf(0.5e-4)
+BEYOND_CHANCE = 3.8906
 """Standard errors that a difference must exceed before anything is said to be wrong. Chosen: chance
 does that once in 10,000 times, so that about 1 % of grids of 100 configurations get a false
 alarm."""

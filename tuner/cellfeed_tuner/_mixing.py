@@ -30,7 +30,7 @@ from cellfeed_tuner._results._configuration_result import (
     Verdict,
 )
 from cellfeed_tuner._results._recommended import least_share
-from cellfeed_tuner._verdicts._judge import Judge, convicted
+from cellfeed_tuner._verdicts import Judge, convicted
 
 __all__ = ["Label", "Mixing"]
 

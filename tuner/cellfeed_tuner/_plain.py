@@ -1,18 +1,22 @@
-"""Dataclasses as plain values that JSON can hold, one to one, and back."""
+"""Dataclasses as plain values that JSON can hold, one to one, and back; and their files."""
 
 import math
-from typing import Any, TypeVar, cast
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration, Setting
 
-__all__ = ["from_plain", "json_schema", "to_plain"]
+__all__ = ["INFINITE_IF_NULL", "from_plain", "replaced_file", "to_plain"]
 
 _Record = TypeVar("_Record")
 # Of these, chance may leave nothing known; JSON has no infinity, and null stands for it.
-_INFINITE_IF_NULL = {"low": -math.inf, "high": math.inf}
+INFINITE_IF_NULL = {"low": -math.inf, "high": math.inf}
 
 
 def to_plain(record: object) -> Any:
@@ -28,15 +32,6 @@ def from_plain(kind: type[_Record], plain: object) -> _Record:
     return msgspec.convert(_infinite(plain), kind, dec_hook=_configuration)
 
 
-def json_schema(kind: type) -> dict[str, Any]:
-    """Return the JSON Schema of what `to_plain` makes of a dataclass."""
-    schema = msgspec.json.schema(kind, schema_hook=_schema)
-    for definition in schema["$defs"].values():
-        for name in _INFINITE_IF_NULL.keys() & definition.get("properties", {}).keys():
-            definition["properties"][name] = {"type": ["number", "null"]}
-    return schema
-
-
 def _configuration(kind: type, plain: Any) -> object:
     """Return a configuration from its settings by name."""
     if kind is not Configuration:
@@ -44,25 +39,6 @@ def _configuration(kind: type, plain: Any) -> object:
         raise NotImplementedError(msg)
     settings = msgspec.convert(plain, dict[str, Setting])
     return Configuration(**cast("dict[str, Any]", settings))
-
-
-def _schema(kind: type) -> dict[str, Any]:
-    """Return the JSON Schema of a configuration."""
-    if kind is not Configuration:
-        msg = f"{kind.__name__} has no plain value"
-        raise NotImplementedError(msg)
-    sizes: dict[str, Any] = {
-        "block_size": {"type": "integer", "minimum": 1},
-        "fetch_factor": {"type": "integer", "minimum": 1},
-        "num_workers": {"type": "integer", "minimum": 0},
-    }
-    return {
-        "title": "Configuration",
-        "type": "object",
-        "properties": sizes,
-        "required": list(sizes),
-        "additionalProperties": {"type": ["boolean", "number", "string", "null"]},
-    }
 
 
 def _item(value: object) -> object:
@@ -85,7 +61,38 @@ def _finite(plain: Any) -> Any:
 def _infinite(plain: Any) -> Any:
     if isinstance(plain, dict):
         return {
-            name: _INFINITE_IF_NULL.get(name) if each is None else _infinite(each)
+            name: INFINITE_IF_NULL.get(name) if each is None else _infinite(each)
             for name, each in plain.items()
         }
     return [_infinite(each) for each in plain] if isinstance(plain, list) else plain
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of another once it is complete, and leaves nothing if not.
+
+    An `OSError` of a full disk, or of its folder, names the path.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "result.json"
+    >>> with replaced_file(path) as file:
+    ...     _ = file.write(b"{}")
+    >>> path.read_text()
+    '{}'
+    """
+    target = path.resolve()  # what a link leads to is replaced, and not the link
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # some file systems say only now that they are full
+        unfinished.replace(target)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import SIZES, Configuration, Setting
-from cellfeed_tuner._defaults import SAMPLERS
+from cellfeed_tuner._constants import SAMPLERS
 from cellfeed_tuner._history._earlier_run import Asked
 from cellfeed_tuner._loader_mixing import LoaderMixing, loader_label
 from cellfeed_tuner._machine._page_cache import CacheState

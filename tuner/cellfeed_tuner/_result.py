@@ -17,15 +17,13 @@ from cellfeed_tuner._interval import interval
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._plain import from_plain, json_schema, to_plain
+from cellfeed_tuner._plain import from_plain, replaced_file, to_plain
 from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, EntropyBits
-from cellfeed_tuner._results._dataset import Dataset
+from cellfeed_tuner._results._dataset import Dataset, SearchedStrategy
 from cellfeed_tuner._results._recommended import Constraints, Nearest, PrefetchResult, Recommended
-from cellfeed_tuner._results._replaced_file import replaced_file
-from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 
-__all__ = ["SCHEMA", "AutotuneResult", "Ranges", "result_schema"]
+__all__ = ["SCHEMA", "AutotuneInterrupted", "AutotuneResult", "Ranges"]
 
 SCHEMA = "cellfeed.autotune/2"
 
@@ -245,9 +243,18 @@ class AutotuneResult:
         raise FormatError(msg)
 
 
-def result_schema() -> dict[str, Any]:
-    """Return the JSON Schema of what `AutotuneResult.save` writes."""
-    schema = json_schema(AutotuneResult)
-    properties = schema["$defs"]["AutotuneResult"]["properties"]
-    properties |= {"schema": {"const": SCHEMA}, "version": {"type": "string"}}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **schema}
+class AutotuneInterrupted(KeyboardInterrupt):
+    """`autotune` was interrupted after it had measured something.
+
+    A `KeyboardInterrupt` as any other, so that what calls `autotune` stops too, unless it wants
+    to go on with ``result``.
+
+    Parameters
+    ----------
+    result
+        What was found by then; its ``interrupted`` is true.
+    """
+
+    def __init__(self, result: AutotuneResult) -> None:
+        super().__init__("what was measured by then is in this exception's `result`")
+        self.result = result

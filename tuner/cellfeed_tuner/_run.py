@@ -22,7 +22,6 @@ from cellfeed_tuner._explain._storage_advice import StorageLayout
 from cellfeed_tuner._history._earlier_run import EarlierRun, Key
 from cellfeed_tuner._history._fingerprint import key_of
 from cellfeed_tuner._history._recall import Recollection
-from cellfeed_tuner._interruption import interrupts_held_back
 from cellfeed_tuner._loader_mixing import LoaderMixing
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine, describe_machine
@@ -32,12 +31,12 @@ from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._planning._recommend import Choice, nearest
-from cellfeed_tuner._progress import Progress
+from cellfeed_tuner._progress import Progress, interrupts_held_back
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, Ranges
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
+from cellfeed_tuner._results._dataset import SearchedStrategy
 from cellfeed_tuner._results._recommended import PrefetchResult, Recommended, Waiting
-from cellfeed_tuner._results._searched_strategy import SearchedStrategy
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
 from cellfeed_tuner._searching._search import Search
@@ -233,7 +232,7 @@ class Run:
         configuration, reason = choice.result.configuration, choice.reason
         if choice.result.status != "measured":
             n_rounds = choice.result.n_rounds
-            reason += f" This rests on {n_rounds} whole fetches per worker, which are few."
+            reason += f" This rests on only {n_rounds} whole fetches per worker."
         self._recommended = Recommended(
             configuration=configuration,
             cells_per_second=choice.speed,

@@ -12,7 +12,7 @@ import click
 
 from cellfeed import __version__
 from cellfeed.console import ByteSize, OneLineErrorCommand, OneLineErrorGroup
-from cellfeed_tuner._defaults import (
+from cellfeed_tuner._constants import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_BUDGET_SECONDS,
     DEFAULT_ENTROPY_FLOOR,

@@ -1,32 +1,42 @@
-"""What the ``autotune`` command does."""
+"""What the ``autotune`` command does, and what it shows on stderr meanwhile."""
 
 import json
+import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 import psutil
 import torch  # noqa: F401 - where it is missing, that is to be said, and not what SciPy makes of it
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
 from cellfeed import ClassBalancedSampling, FormatError, PathError, open_collection
 from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
-from cellfeed_tuner._commands._live import LiveDisplay
 from cellfeed_tuner._constants import LEAST_SHARE_LEFT, MOST_START_SECONDS, WRITING_SECONDS
-from cellfeed_tuner._interruption import AutotuneInterrupted
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._plain import replaced_file
 from cellfeed_tuner._ranks._world import World
-from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._terminal import print_report
-from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results._replaced_file import replaced_file
+from cellfeed_tuner._reports._terminal import code_to_paste, print_report
+from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner.plots import autotune_figure
 
-__all__ = ["run"]
+__all__ = ["LiveDisplay", "run"]
+
+_STAGES = {
+    "machine": "Looking at the machine",
+    "entropy": "Computing label entropy",
+    "start": "Starting the measuring process",
+    "throughput": "Measuring throughput",
+    "explain": "Finding the bottleneck",
+}
+# Drawing takes about 20 ms of the budget.
+_LEAST_SECONDS_APART = 1.0
 
 
 def run(
@@ -110,8 +120,7 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
     result.save(as_json)
     with replaced_file(picture) as file:
         autotune_figure(result).savefig(file, format="png")
-    code = code_to_paste(result, as_json, elements=elements)
-    text = html_report(result, code=code)
+    text = html_report(result, code=code_to_paste(result, as_json, elements=elements))
     with replaced_file(page) as file:
         file.write(text.encode())
     return [as_json, picture, page]
@@ -120,17 +129,62 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
 def _storage_options(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; errors quote nothing of it."""
     try:
-        text = path.read_text("utf-8")
+        found = json.loads(path.read_text("utf-8"))
     except OSError as error:
         msg = f"{path}: cannot be read ({error.strerror}); give a JSON file of storage options"
         raise PathError(msg) from None
-    except UnicodeDecodeError:
-        text = ""
-    try:
-        found = json.loads(text)
-    except ValueError:
+    except ValueError:  # neither UTF-8 nor JSON
         found = None
     if not isinstance(found, dict):
         msg = f'{path}: not a JSON object; write storage options such as {{"region": "eu-west-1"}}'
         raise FormatError(msg)
     return found
+
+
+class LiveDisplay:
+    """A progress bar; one line for each stage outside of a terminal.
+
+    It has no thread, and draws only when it is told of progress, which happens while nothing is
+    being timed; then at most once a second, so that it takes little time from measuring either.
+    """
+
+    def __init__(
+        self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console or Console(stderr=True)
+        self._clock = clock
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(30),
+            TextColumn("{task.fields[spent]}"),
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+        )
+        self._task = self._bar.add_task("", spent="")
+        self._stage = ""
+        self._drawn = -math.inf
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def show(self, stage: str, done: float, total: float) -> None:
+        """Show how far a stage has come."""
+        is_new, said, now = stage != self._stage, _STAGES.get(stage, stage), self._clock()
+        self._stage = stage
+        if not self._console.is_terminal:
+            if is_new:
+                self._console.print(f"{said} ...")
+        elif is_new or now >= self._drawn + _LEAST_SECONDS_APART:
+            self._drawn = now
+            spent = f"{done:.0f} of {total:.0f} s" if stage == "throughput" else ""
+            self._bar.update(
+                self._task, description=said, completed=done, total=total, spent=spent, refresh=True
+            )

@@ -31,7 +31,7 @@ def show(*, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=1, allow_nan=False))
     elif runs:
         _print(runs)
-        click.echo(f"\nThese are kept in {folder}; what is deleted there is forgotten.")
+        click.echo(f"\nThey are kept in {folder}; delete files there to forget them.")
     else:
         click.echo(f"Nothing is known yet; what autotune finds is kept in {folder}.")
 
@@ -68,9 +68,10 @@ def _cells(run: EarlierRun) -> tuple[str, str, str, str]:
     asked, data, machine = run.asked, run.key.data.facts, run.key.machine.facts
     disks = ", ".join(each["file_system"] or "unknown" for each in machine["storage"])
     ranks = f", {asked.ranks}" if asked.ranks.n_total > 1 else ""
+    files = "1 file" if data["n_files"] == 1 else f"{data['n_files']} files"
     data_set = (
-        f"{run.path}, {data['n_files']} file(s): {data['n_cells']:,} cells x "
-        f"{data['n_vars']:,} genes, {format_bytes(data['bytes_on_disk'])}; "
+        f"{run.path}, {files}: {data['n_cells']:,} cells x {data['n_vars']:,} genes, "
+        f"{format_bytes(data['bytes_on_disk'])}; "
         f"{', '.join(asked.labels)}, minibatches of {asked.batch_size}, {asked.cache}{ranks}"
     )
     computer = (

@@ -19,29 +19,15 @@ from cellfeed_tuner._constants import (
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 
 __all__ = [
-    "Bottleneck",
-    "BottleneckKind",
-    "Stage",
-    "StageModel",
-    "StageName",
-    "bottleneck",
-    "microseconds",
-    "with_training_step",
-]
+    "Bottleneck", "BottleneckKind", "Stage", "StageModel", "StageName", "bottleneck",
+    "microseconds", "with_training_step",
+]  # fmt: skip
 
 # Those of `cellfeed.Statistics`, where each is explained.
 StageName = Literal[
-    "planning",
-    "reading",
-    "decompressing",
-    "placing",
-    "library",
-    "densifying",
-    "making_tensors",
-    "functions",
-    "sending",
-    "training",
-]
+    "planning", "reading", "decompressing", "placing", "library", "densifying", "making_tensors",
+    "functions", "sending", "training",
+]  # fmt: skip
 BottleneckKind = StageName | Literal["nothing"]
 
 

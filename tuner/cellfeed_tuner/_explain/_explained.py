@@ -1,10 +1,19 @@
 """Where the time of the chosen configuration goes, and what follows from that."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
-from cellfeed import Collection
+import numpy as np
+import torch
+from numcodecs import blosc
+from numpy.typing import NDArray
+
+from cellfeed import CellDataset, Collection, Minibatch
 from cellfeed.machine import usable_cores
+from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import LEAST_LIMIT_SECONDS
 from cellfeed_tuner._explain._bottleneck import (
     Bottleneck,
@@ -12,13 +21,20 @@ from cellfeed_tuner._explain._bottleneck import (
     bottleneck,
     with_training_step,
 )
-from cellfeed_tuner._explain._storage_advice import StorageAdvice, StorageLayout, storage_advice
-from cellfeed_tuner._explain._store_sample import StoreRequest, StoreSample
+from cellfeed_tuner._explain._storage_advice import (
+    StorageAdvice,
+    StorageLayout,
+    StoreSample,
+    storage_advice,
+)
 from cellfeed_tuner._measuring._measure import Measurement
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._selected import Selected
 
-__all__ = ["Explained", "explain_throughput"]
+__all__ = ["Explained", "StoreRequest", "explain_throughput", "sample_store"]
+
+_MOST_BYTES = 16 << 20
+_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +58,8 @@ def explain_throughput(
 ) -> Explained:
     """Say where the time of a configuration went, and what follows.
 
-    Of other files, nothing is said if there are no ``block_sizes`` that a shuffled copy may be
-    read with, or no ``seconds`` are left for encoding some cells as it would have them.
+    No other storage is advised without ``block_sizes`` that a shuffled copy may be read with, or
+    without ``seconds`` for encoding some cells as it would have them.
     """
     configuration = measured.configuration
     found = bottleneck(
@@ -70,3 +86,60 @@ def explain_throughput(
     if step_seconds is not None:
         found = with_training_step(found, step_seconds / layout.batch_size)
     return Explained(bottleneck=found, storage_advice=advice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRequest:
+    """A sample of a few minibatches."""
+
+    configuration: Configuration
+    batch_size: int
+    seed: int
+
+    def run(self, subject: Collection | Selected, report: Callable[[object], None]) -> None:
+        """Report the `StoreSample` of one fetch."""
+        selected, configuration = Selected.of(subject), self.configuration
+        others: dict[str, Any] = configuration.others
+        dataset = CellDataset(
+            selected.collection,
+            selected.blocks(configuration.block_size, others.pop("align", None)),
+            self.batch_size,
+            configuration.fetch_factor,
+            seed=self.seed,
+            **others,
+        )
+        minibatches = list(islice(dataset, configuration.fetch_factor))
+        report(sample_store(minibatches, selected.collection.n_vars))
+
+
+def sample_store(minibatches: Sequence[Minibatch], n_vars: int) -> StoreSample:
+    """Encode and decode some minibatches as the store does: Blosc, LZ4, bytes shuffled."""
+    blosc.use_threads = False  # as the loader, which has threads of its own
+    codec = blosc.Blosc(cname="lz4", clevel=3, shuffle=blosc.SHUFFLE)
+    pieces, n_cells = list[NDArray[Any]](), 0
+    for minibatch in minibatches:
+        if sum(piece.nbytes for piece in pieces) > _MOST_BYTES:
+            break
+        pieces += _arrays(minibatch, n_vars)
+        n_cells += len(minibatch)
+    start = time.perf_counter()
+    encoded = [codec.encode(piece) for piece in pieces]
+    encode, decode = time.perf_counter() - start, 0.0
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        for each in encoded:
+            codec.decode(each)
+        decode = max(decode, time.perf_counter() - start)
+    return StoreSample(
+        encode_seconds=encode / n_cells,
+        decode_seconds=decode / n_cells,
+        stored_bytes=sum(map(len, encoded)) / n_cells,
+    )
+
+
+def _arrays(minibatch: Minibatch, n_vars: int) -> list[NDArray[Any]]:
+    matrix = minibatch.X
+    if matrix.layout != torch.sparse_csr:
+        return [matrix.numpy()]
+    columns = matrix.col_indices().numpy().astype(np.min_scalar_type(max(n_vars - 1, 0)))
+    return [columns, np.ascontiguousarray(matrix.values().numpy())]

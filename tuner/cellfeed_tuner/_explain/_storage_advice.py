@@ -21,16 +21,12 @@ from cellfeed_tuner._constants import (
     PRESHUFFLE_OVERHEAD,
 )
 from cellfeed_tuner._explain._bottleneck import Bottleneck, StageName
-from cellfeed_tuner._explain._store_sample import StoreSample
 from cellfeed_tuner._planning._cost_model import distinct
 
 __all__ = [
-    "StorageAdvice",
-    "StorageLayout",
-    "amplification",
-    "epochs_until_paid",
+    "StorageAdvice", "StorageLayout", "StoreSample", "amplification", "epochs_until_paid",
     "storage_advice",
-]
+]  # fmt: skip
 
 
 def epochs_until_paid(
@@ -72,6 +68,15 @@ class StorageLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSample:
+    """What a cell takes in a shuffled copy: times of one thread, and bytes in storage."""
+
+    encode_seconds: float
+    decode_seconds: float
+    stored_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageAdvice:
     """Another layout, what it may give, and by what reckoning.
 
@@ -107,7 +112,7 @@ class StorageAdvice:
         what = f"Files with about {cells} per chunk"
         if self.action == "preshuffle":
             what = (
-                f"A shuffled copy (`cellfeed preshuffle`) mixes as well in blocks of "
+                f"A shuffled copy (`cellfeed preshuffle`) mixes equally well in blocks of "
                 f"{self.block_size:,}, and"
             )
         tenths = floor(10 * self.least_speedup) / 10
@@ -172,11 +177,12 @@ def _rechunk(
         layout.n_cells, rows, configuration.block_size,
         layout.batch_size * configuration.fetch_factor,
     )  # fmt: skip
+    factor = then / now
     return StorageAdvice(
         action="rechunk",
         rows_per_chunk=rows,
         block_size=configuration.block_size,
-        least_speedup=_least_speedup(found, {"reading": then / now, "decompressing": then / now}),
+        least_speedup=_least_speedup(found, {"reading": factor, "decompressing": factor}, {}),
         basis=(
             f"estimated from the layout: {now:.1f} cells are decompressed now for each that is "
             f"used, and {then:.1f} then"
@@ -187,7 +193,9 @@ def _rechunk(
 def _preshuffle(found: Bottleneck, store: StoreSample, block_size: int) -> StorageAdvice:
     then = 1 + (CELLS_PER_STORE_CHUNK - 1) / block_size
     smaller = then * store.stored_bytes / max(found.stored_bytes, 1.0)
-    least_speedup = _least_speedup(found, {"reading": smaller}, then * store.decode_seconds)
+    least_speedup = _least_speedup(
+        found, {"reading": smaller}, {"decompressing": then * store.decode_seconds}
+    )
     now = found.measured_seconds_per_cell
     return StorageAdvice(
         action="preshuffle",
@@ -205,22 +213,19 @@ def _preshuffle(found: Bottleneck, store: StoreSample, block_size: int) -> Stora
 
 
 def _least_speedup(
-    found: Bottleneck, factors: Mapping[StageName, float], decompressing: float | None = None
+    found: Bottleneck, factors: Mapping[StageName, float], instead: dict[StageName, float]
 ) -> float:
-    """Return what stages give at least that are multiplied, or of which one takes other seconds.
+    """Return what it gives at least to multiply some stages, and to have others take other seconds.
 
     Time that the stages do not explain stays as it is.
     """
-    new: dict[StageName, float] = {}
-    if decompressing is not None:
-        new["decompressing"] = decompressing
     before = {
         each.name: each.seconds_per_cell.low
-        if each.name in {*factors, *new}
+        if each.name in {*factors, *instead}
         else each.seconds_per_cell.high
         for each in found.stages
     }
-    after = {name: each * factors.get(name, 1.0) for name, each in before.items()} | new
+    after = {name: each * factors.get(name, 1.0) for name, each in before.items()} | instead
     explained = found.model.seconds_per_cell(before)
     rest = max(0.0, found.measured_seconds_per_cell - explained)
     return (explained + rest) / (found.model.seconds_per_cell(after) + rest)

@@ -14,7 +14,7 @@ from cellfeed_tuner._history._earlier_run import Key
 from cellfeed_tuner._machine._description import Machine, package_version
 from cellfeed_tuner._measuring._labels import label_codes
 from cellfeed_tuner._measuring._selected import Selected
-from cellfeed_tuner._results._searched_strategy import SearchedStrategy
+from cellfeed_tuner._results._dataset import SearchedStrategy
 
 __all__ = [
     "data_fingerprint",

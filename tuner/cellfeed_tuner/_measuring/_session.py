@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cellfeed import Minibatch, ParameterError, Statistics
 from cellfeed.machine import threads_per_process
 from cellfeed.stages import begin_with_requests, requests_under_way
-from cellfeed_tuner._defaults import REMOTE_PREFETCH
+from cellfeed_tuner._constants import REMOTE_PREFETCH
 from cellfeed_tuner._entropy._conditional_entropy import conditional_entropies_of
 from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
 from cellfeed_tuner._measuring._delivery import Delivered, sampled_cells

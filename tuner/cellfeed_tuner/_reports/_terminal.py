@@ -6,12 +6,11 @@ from textwrap import indent
 
 from rich.syntax import Syntax
 
-from cellfeed_tuner._reports._code import code_to_paste
 from cellfeed_tuner._reports._console import report_console, say
 from cellfeed_tuner._reports._words import in_words
 from cellfeed_tuner._result import AutotuneResult
 
-__all__ = ["print_report"]
+__all__ = ["code_to_paste", "print_report"]
 
 
 def print_report(
@@ -44,3 +43,59 @@ def print_report(
         code = code_to_paste(result, saved_as, elements=elements)
         # Not wrapped at the width of the terminal, which would break it.
         console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
+
+
+def code_to_paste(result: AutotuneResult, saved_as: Path, *, elements: Sequence[str]) -> str:
+    """Return the lines that train with the recommendation in the file ``saved_as``.
+
+    What a result does not hold, such as weights, is there by its name, and how servers are reached
+    is left to be filled in.
+    """
+    dataset, strategy, chosen = result.dataset, result.strategy, result.recommended
+    if dataset.loader:
+        settings = repr(chosen.configuration) if chosen else "..."
+        return "\n".join(
+            [
+                "from cellfeed_tuner import Configuration",
+                "",
+                f"loader = {dataset.loader}(...).open({settings})",
+            ]
+        )
+    labels, selection = dataset.labels, dataset.selection
+    columns = [*labels, *(strategy.columns if strategy else ())]
+    arguments = f"{_in_python(dataset.paths)}, obs={list(dict.fromkeys(columns))!r}"
+    if list(elements) != ["X"]:
+        arguments += f", elements={list(elements)!r}"
+    if dataset.has_storage_options:
+        arguments += ", storage_options=..."
+    if dataset.direct_io:
+        arguments += ", direct_io=True"
+    rows = ""
+    if selection is not None:
+        rows = f"collection.where({selection.where!r})" if selection.where else "rows"
+    imported, how = "CellDataset, open_collection", f", indices={rows}" if rows else ""
+    if strategy is not None and not strategy.is_made_again:
+        imported = f"CellDataset, {strategy.name}, open_collection"
+        block_size = chosen.configuration.block_size if chosen else None
+        how = f", strategy={strategy.in_python(block_size, rows)}"
+    n_ranks = result.ranks.n_local
+    return "\n".join(
+        [
+            *([f"# torchrun --nproc-per-node {n_ranks} ..."] if n_ranks > 1 else []),
+            f"from cellfeed import {imported}",
+            "",
+            f"collection = open_collection({arguments})",
+            f"dataset = CellDataset.from_autotune(collection, {str(saved_as)!r}{how}, seed=0)",
+            "for minibatch in dataset.loader():",
+            f"    ...  # minibatch.X, minibatch.obs[{labels[0]!r}], minibatch.rows",
+        ]
+    )
+
+
+def _in_python(locations: Sequence[str]) -> str:
+    if len(locations) == 1:
+        return repr(locations[0])
+    folder = Path(locations[0]).parent  # of a URL, there is no such folder
+    if set(map(str, folder.glob("*.h5ad"))) == set(locations):
+        return repr(str(folder))
+    return repr(list(locations))

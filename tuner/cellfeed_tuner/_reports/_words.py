@@ -6,8 +6,7 @@ from typing import Any
 import jinja2
 
 from cellfeed.console import format_bytes
-from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS, MUCH_SPREAD
-from cellfeed_tuner._defaults import REMOTE_PREFETCH
+from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS, MUCH_SPREAD, REMOTE_PREFETCH
 from cellfeed_tuner._explain._bottleneck import microseconds
 from cellfeed_tuner._interval import interval
 from cellfeed_tuner._result import AutotuneResult

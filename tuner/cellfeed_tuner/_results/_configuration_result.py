@@ -9,17 +9,9 @@ from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 
 __all__ = [
-    "MEANINGS",
-    "STATUS_WORDS",
-    "Assumption",
-    "ConditionalEntropyBits",
-    "ConfigurationResult",
-    "EntropyBits",
-    "LabelResult",
-    "Status",
-    "Verdict",
-    "VerdictKind",
-]
+    "MEANINGS", "STATUS_WORDS", "Assumption", "ConditionalEntropyBits", "ConfigurationResult",
+    "EntropyBits", "LabelResult", "Status", "Verdict", "VerdictKind",
+]  # fmt: skip
 
 Status = Literal[
     "measured",
@@ -38,24 +30,32 @@ class _StatusWords(NamedTuple):
 
     short: str
     listed: str
-    sentence: str
+    sentence: str = ""
 
 
-_WORDS: dict[Status, tuple[str, str, str]] = {
-    "not enough samples": ("few samples", "timed for too few fetches",
-                           "Too few whole fetches could be timed for a throughput"),
-    "too few cells": ("too few cells", "too few cells",
-                      "The collection has too few cells to time it"),
-    "over memory": ("over memory", "over memory", "It does not fit in the memory given"),
-    "too slow": ("too slow", "predicted slower than the best",
-                 "It was not timed, since it is predicted slower than the best"),
-    "below entropy floor": ("below floor", "below the entropy floor", ""),
-    "out of budget": ("no time", "not timed (budget exhausted)",
-                      "It was not timed (budget exhausted; see --budget)"),
-    "failed": ("failed", "failed", "It failed"),
-    "measured": ("", "measured", ""),
+STATUS_WORDS: dict[Status, _StatusWords] = {
+    "not enough samples": _StatusWords(
+        "few samples", "timed for too few fetches",
+        "Too few whole fetches could be timed for a throughput",
+    ),
+    "too few cells": _StatusWords(
+        "too few cells", "too few cells", "The collection has too few cells to time it"
+    ),
+    "over memory": _StatusWords(
+        "over memory", "over memory", "It does not fit in the memory given"
+    ),
+    "too slow": _StatusWords(
+        "too slow", "predicted slower than the best",
+        "It was not timed, since it is predicted to be slower than the best",
+    ),
+    "below entropy floor": _StatusWords("below floor", "below the entropy floor"),
+    "out of budget": _StatusWords(
+        "no time", "not timed (budget exhausted)",
+        "It was not timed (budget exhausted; see --budget)",
+    ),
+    "failed": _StatusWords("failed", "failed", "It failed"),
+    "measured": _StatusWords("", "measured"),
 }  # fmt: skip
-STATUS_WORDS = {status: _StatusWords(*words) for status, words in _WORDS.items()}
 """What to say of each status."""
 
 VerdictKind = Literal["inside", "outside", "assumptions", "loader"]
@@ -68,12 +68,9 @@ MEANINGS: dict[VerdictKind, str] = {
 }
 """What a verdict says."""
 Assumption = Literal[
-    "labels mixed inside blocks",
-    "few blocks",
-    "partial last fetch",
-    "short last block",
+    "labels mixed inside blocks", "few blocks", "partial last fetch", "short last block",
     "missing labels",
-]
+]  # fmt: skip
 """What can keep theory from applying, named by what is found instead of what is assumed."""
 
 
@@ -86,6 +83,8 @@ class Verdict:
     kind
         "inside", "outside" or "assumptions" if the loader delivered its plan, and that is inside
         the bounds, outside, or where theory does not apply; "loader" if it did not.
+    sentence
+        What is known, in one sentence.
     bits
         By how much: 0 if inside, and if the loader is wrong, which is told by its cells; from the
         nearer bound (or, inside the bounds, from the exact expectation) if outside; from the exact
@@ -94,15 +93,13 @@ class Verdict:
         What chance may do to it.
     assumptions
         Which assumptions fail, the weightiest first.
-    sentence
-        All this in one sentence.
     """
 
     kind: VerdictKind
-    bits: float
-    error_bits: float
-    assumptions: tuple[Assumption, ...]
     sentence: str
+    bits: float = 0.0
+    error_bits: float = 0.0
+    assumptions: tuple[Assumption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,37 +152,24 @@ class EntropyBits(_MinibatchEntropyBits):
 
     @property
     def random_alike(self) -> float:
-        """Entropy of random samples that minibatches are held against.
-
-        Where labels are missing, they have as many labelled cells as the minibatches.
-        """
+        """Entropy of random samples with as many labelled cells as the minibatches."""
         return self.random if self.random_of_known is None else self.random_of_known
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The paper's bounds, moved where their expansion excludes what is exact.
-
-        That is homogeneous blocks below and true random sampling above.
-        """
+        """The paper's bounds, moved to what is exact where their expansion excludes that."""
         exact = self.lower_bound if self.homogeneous is None else self.homogeneous
         return min(self.lower_bound, exact), max(self.upper_bound, exact, self.random)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionalEntropyBits(_MinibatchEntropyBits):
-    """Minibatch entropy of the first label within each value of another, in bits.
+    """Minibatch entropy of the first label within each value of another; see `EntropyBits`.
 
     Parameters
     ----------
     given
         The obs column within whose values the label is to be mixed.
-    measured
-        Mean over the minibatches that came out, with its 95 % interval; None if none did.
-    expected
-        Mean over the plan's minibatches, replayed over both labels in their order of storage,
-        with its 95 % interval.
-    random
-        Exact expectation of true random sampling from these labels.
     """
 
     given: str
@@ -222,8 +206,6 @@ class ConfigurationResult:
         Highest memory of the process and its workers; None if it never ran.
     bytes_read_per_cell
         What was read for each cell that came out; None if that is not known.
-    worker_start_seconds, first_minibatch_seconds
-        Start-up, which is no part of the throughput; None if it never ran.
     verdict
         What the measured entropy of the first label proves; None unless measured.
     further_labels
@@ -240,8 +222,6 @@ class ConfigurationResult:
     n_rounds: int = 0
     peak_memory_bytes: int | None = None
     bytes_read_per_cell: BytesRead | None = None
-    worker_start_seconds: float | None = None
-    first_minibatch_seconds: float | None = None
     verdict: Verdict | None = None
     further_labels: Mapping[str, LabelResult] = field(default_factory=dict)
     conditional_entropy_bits: ConditionalEntropyBits | None = None

@@ -6,16 +6,9 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 
 __all__ = [
-    "SAME_ENTROPY_SHARE",
-    "SAME_SPEED_SHARE",
-    "Constraints",
-    "Nearest",
-    "PrefetchResult",
-    "Recommended",
-    "Rival",
-    "Waiting",
-    "least_share",
-]
+    "SAME_ENTROPY_SHARE", "SAME_SPEED_SHARE", "Constraints", "Nearest", "PrefetchResult",
+    "Recommended", "Rival", "Waiting", "least_share",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

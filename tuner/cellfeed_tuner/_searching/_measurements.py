@@ -285,8 +285,6 @@ class Measurements:
             further_labels=further,
             peak_memory_bytes=measurement.peak_memory_bytes,
             bytes_read_per_cell=measurement.bytes_read_per_cell,
-            worker_start_seconds=measurement.worker_start_seconds,
-            first_minibatch_seconds=measurement.first_minibatch_seconds,
         )
 
     def compare_with_files(self, collection: Collection) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._defaults import PREFETCHES
+from cellfeed_tuner._constants import PREFETCHES
 from cellfeed_tuner._measuring._measure import Measurement, pooled
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS
 from cellfeed_tuner._planning._constants import (

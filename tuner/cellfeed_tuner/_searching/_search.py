@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import MOST_FIRST
-from cellfeed_tuner._defaults import DEFAULT_SAMPLER
+from cellfeed_tuner._constants import DEFAULT_SAMPLER, MOST_FIRST
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS, Measurement
 from cellfeed_tuner._planning._constants import (
     FIRST_LOOKS,

@@ -5,14 +5,8 @@ colour-blind readers can follow; strategies keep theirs too. Intervals are drawn
 are any, and the caption names the machine.
 """
 
-from cellfeed_tuner.plots._autotune import autotune_figure
+from cellfeed_tuner.plots._autotune import autotune_figure, trade_off_figure
 from cellfeed_tuner.plots._bounds import bounds_figure
 from cellfeed_tuner.plots._heat_maps import heat_map_figure
-from cellfeed_tuner.plots._trade_off import trade_off_figure
 
-__all__ = [
-    "autotune_figure",
-    "bounds_figure",
-    "heat_map_figure",
-    "trade_off_figure",
-]
+__all__ = ["autotune_figure", "bounds_figure", "heat_map_figure", "trade_off_figure"]

@@ -1,14 +1,30 @@
-"""All that ``autotune`` found, in one picture."""
+"""All that ``autotune`` found in one picture, and throughput against entropy in one of its own."""
+
+from collections.abc import Sequence
+from math import ceil
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner.plots._heat_maps import draw_entropy, draw_throughput
-from cellfeed_tuner.plots._style import STYLE, draw_caption
-from cellfeed_tuner.plots._trade_off import draw_trade_off
+from cellfeed_tuner.plots._style import (
+    BOUND,
+    CHOSEN,
+    STYLE,
+    around,
+    block_colours,
+    draw_caption,
+    scale_speeds,
+)
 
-__all__ = ["autotune_figure"]
+__all__ = ["autotune_figure", "trade_off_figure"]
+
+# Of more block sizes, only some have their colour named.
+_MOST_NAMED = 10
+_WORKER_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def autotune_figure(result: AutotuneResult) -> Figure:
@@ -22,10 +38,83 @@ def autotune_figure(result: AutotuneResult) -> Figure:
         else:  # which form no grid
             figure = Figure(figsize=(9.5, 4.9), layout="constrained")
             trade_off = figure.subplots()
-        draw_trade_off(trade_off, result)
+        _draw_trade_off(trade_off, result)
         figure.suptitle(_headline(result), x=0.01, ha="left", fontsize=11)
         draw_caption(figure, _caption(result))
     return figure
+
+
+def trade_off_figure(result: AutotuneResult, *, caption: str = "") -> Figure:
+    """Draw throughput against entropy, the Pareto front of the two, and the chosen point."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 4.6), layout="constrained")
+        _draw_trade_off(figure.subplots(), result)
+        draw_caption(figure, caption)
+    return figure
+
+
+def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
+    """Draw what was measured, with the front of what nothing beats in both respects."""
+    block_sizes = sorted({each.configuration.block_size for each in result.configurations})
+    workers = sorted({each.configuration.num_workers for each in result.configurations})
+    colours = block_colours(block_sizes)
+    for each in result.configurations:
+        speed = each.cells_per_second
+        if speed is None:
+            continue
+        axes.errorbar(
+            each.least_mixed.share_of_random,
+            speed.value,
+            xerr=around(each.least_mixed.expected, unit=each.least_mixed.random_alike or 1.0),
+            yerr=around(speed),
+            fmt=_marker(workers, each.configuration.num_workers),
+            color=colours[each.configuration.block_size],
+            mfc="white" if each.has_few_rounds else None,
+            ms=5,
+            lw=1,
+        )
+    front = [
+        (each.least_mixed.share_of_random, each.cells_per_second.value)
+        for each in result.pareto_front()
+        if each.cells_per_second is not None
+    ]
+    if front:
+        axes.step(
+            *zip(*front, strict=True), where="post", color=BOUND, lw=1, alpha=0.6, zorder=0,
+            label="Pareto front",
+        )  # fmt: skip
+    floor = result.constraints.entropy_floor
+    axes.axvline(floor, color=BOUND, ls="--", lw=1)
+    axes.annotate(
+        f"floor {floor:g}", (floor, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3),
+        textcoords="offset points", rotation=90, ha="right", va="top", fontsize=8, color=BOUND,
+    )  # fmt: skip
+    if result.recommended is not None and result.chosen is not None:
+        share, speed = (
+            result.chosen.least_mixed.share_of_random,
+            result.recommended.cells_per_second,
+        )
+        axes.errorbar(
+            share, speed.value, yerr=around(speed), fmt="o", mfc="none", mec=CHOSEN, ecolor=CHOSEN,
+            ms=13, mew=2, label="recommended",
+        )  # fmt: skip
+    axes.set_title("Trade-off, with 95 % intervals")
+    of = "entropy of the label mixed least" if result.dataset.further_labels else "entropy"
+    axes.set(xlabel=f"{of}, share of random sampling's", ylabel="throughput (cells/s)")
+    scale_speeds(axes)
+    axes.yaxis.set_minor_locator(NullLocator())
+    for size in block_sizes[:: ceil(len(block_sizes) / _MOST_NAMED)]:
+        axes.plot([], [], "o", color=colours[size], label=f"block {size}")
+    for number in workers:
+        name = "1 worker" if number == 1 else f"{number} workers"
+        axes.plot([], [], _marker(workers, number), color=BOUND, label=name)
+    if any(each.has_few_rounds for each in result.configurations):
+        axes.plot([], [], "o", color=BOUND, mfc="white", label="few rounds")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
+
+
+def _marker(workers: Sequence[int], number: int) -> str:
+    return _WORKER_MARKERS[workers.index(number) % len(_WORKER_MARKERS)]
 
 
 def _headline(result: AutotuneResult) -> str:

@@ -14,17 +14,10 @@ from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner.plots._style import BOUND, CONTEXT, STYLE, around, block_colours
 
 __all__ = [
-    "LOWER",
-    "PUBLISHED",
-    "REPLAYED",
-    "UPPER",
-    "bounds_figure",
-    "draw_bounds",
-    "scale_fetch_factors",
+    "LOWER", "REPLAYED", "UPPER", "bounds_figure", "draw_bounds", "scale_fetch_factors",
     "title_of_block",
-]
+]  # fmt: skip
 
-PUBLISHED: Any = {"color": "black", "ls": "", "marker": "o", "mfc": "none", "ms": 7}
 REPLAYED: Any = {"color": "black", "ls": "", "marker": "x", "ms": 5, "elinewidth": 1, "capsize": 2}
 UPPER: Any = {"color": BOUND, "ls": "--", "lw": 1}
 LOWER: Any = {"color": BOUND, "ls": ":", "lw": 1.5}

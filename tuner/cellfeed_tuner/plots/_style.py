@@ -14,32 +14,15 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from cellfeed_tuner._interval import Estimate
 
 __all__ = [
-    "BOUND",
-    "CHOSEN",
-    "COLOURS",
-    "CONTEXT",
-    "LOADERS",
-    "NOT_TIMED",
-    "STRATEGIES",
-    "STYLE",
-    "around",
-    "block_colours",
-    "draw_caption",
-    "scale_speeds",
-]
+    "BOUND", "CHOSEN", "COLOURS", "CONTEXT", "NOT_TIMED", "STYLE", "around", "block_colours",
+    "draw_caption", "scale_speeds",
+]  # fmt: skip
 
 COLOURS = "viridis"
 CHOSEN = "#d55e00"
 BOUND = "#555555"
 NOT_TIMED = "#eeeeee"
 CONTEXT = "#d5d5d5"
-# Of the palette of Okabe and Ito, which all can tell apart.
-STRATEGIES = {
-    "streaming": "#e69f00",
-    "streaming with buffer": "#cc79a7",
-    "block shuffling": "#56b4e9",
-    "random": "#009e73",
-}
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -50,15 +33,6 @@ STYLE: Any = {
     "figure.dpi": 150,
     "legend.frameon": False,
 }
-# Ours is vermilion, others are blue, of the same palette; the marks differ as well.
-_OTHERS = "#0072b2"
-LOADERS: Any = {
-    "cellfeed": {"color": CHOSEN, "marker": "o"},
-    "scDataset": {"color": _OTHERS, "marker": "s"},
-    "AnnLoader": {"color": _OTHERS, "marker": "D"},
-    "DataLoader": {"color": _OTHERS, "marker": "v"},
-}
-
 _CAPTION_CHARACTERS_PER_INCH = 17
 
 

@@ -1,1 +1,0 @@
-"""What was measured, held against the plan and against theory."""
