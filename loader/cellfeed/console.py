@@ -22,6 +22,8 @@ _OF_TUNE = ("jinja2", "matplotlib", "msgspec", "optuna", "rich", "torch")
 # How libraries say so that raise no MemoryError, such as while they are imported.
 _OUT_OF_MEMORY = ("std::bad_alloc", "failed to map segment", "Cannot allocate memory")
 _REMEDIES = {
+    errno.EACCES: "change its permissions, or name another",
+    errno.EPERM: "change its permissions, or name another",
     errno.EMFILE: "allow this shell more by `ulimit -n 65536`",
     errno.ENFILE: "end other programs that hold files open",
     errno.ENOSPC: "free some space there, or name another folder",
@@ -130,7 +132,8 @@ def _out_of_memory(error: Exception) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
+    if isinstance(error, OSError) and error.strerror:
+        where = f": `{error.filename}`" if error.filename else ""
         remedy = _REMEDIES.get(error.errno or 0)
-        return f"{error.strerror}: `{error.filename}`" + (f"; {remedy}" if remedy else "")
+        return f"{error.strerror}{where}" + (f"; {remedy}" if remedy else "")
     return " ".join(str(error).split()) or type(error).__name__

@@ -8,6 +8,7 @@ is started without multiprocessing, which would run a user's script again.
 """
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import subprocess
@@ -17,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import psutil
@@ -153,11 +155,15 @@ class MeasuringProcess(Generic[Subject]):
         return outcome
 
 
+_OF_FORK = (errno.ENOMEM, errno.EAGAIN)  # there is no memory, or no process, for a child
+
+
 def serve(fd: int, path: Sequence[str]) -> None:
     """Be the process: take a subject, then requests, over an inherited connection.
 
     Modules are looked for where the parent does, after those that are installed.
     """
+    _offer_to_oom_killer(500)
     sys.path += [each for each in path if each not in sys.path]
     # What requests need, in the time until the first one comes, and once for all children.
     import cellfeed_tuner._measuring._timing  # noqa: F401, PLC0415
@@ -170,9 +176,14 @@ def serve(fd: int, path: Sequence[str]) -> None:
         while True:
             request, limit_seconds = connection.recv()
             # Nobody sends while an answer is owed: what comes then is the end of the parent.
-            outcome = _run_twice_if_killed(
-                subject, request, limit_seconds, abandoned=connection.poll
-            )
+            try:
+                outcome = _run_twice_if_killed(
+                    subject, request, limit_seconds, abandoned=connection.poll
+                )
+            except (MemoryError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in _OF_FORK:
+                    raise
+                return  # without memory for a child; the parent sees the end
             connection.send(outcome)
 
 
@@ -245,6 +256,7 @@ class _Ended:
 
 def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any, Any]") -> None:
     """Time, report and end, without waiting for workers that still read."""
+    _offer_to_oom_killer(1000)
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     warnings.filterwarnings("ignore", message=".* is read slowly")  # which the report says
     try:
@@ -258,6 +270,15 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
         sender.send(_Ended(said, was_killed=was_killed))
     finally:
         os._exit(0)
+
+
+def _offer_to_oom_killer(score: int) -> None:
+    """Have Linux kill this process and its children first where memory runs out.
+
+    The parent keeps what was measured before, and reports the kill.
+    """
+    with contextlib.suppress(OSError):  # there is no such file elsewhere
+        Path("/proc/self/oom_score_adj").write_text(str(score))
 
 
 def _events(
