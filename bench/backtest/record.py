@@ -28,20 +28,21 @@ from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._checks import (
     cache_state,
     check_cache,
-    check_labels,
     check_size,
     default_workers,
     obstacle,
 )
 from cellfeed_tuner._measuring._measure import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._measuring._selected import Selected
-from cellfeed_tuner._mixing import Label, Mixing
+from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._plain import to_plain
 from cellfeed_tuner._planning._constants import MOST_LISTED
 from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._results._dataset import describe_dataset
+from cellfeed_tuner._subject._labels import Label
+from cellfeed_tuner._subject._plans import BlockPlans
+from cellfeed_tuner._subject._selected import Selected
 
 __all__ = ["Recording", "record"]
 
@@ -156,8 +157,7 @@ def record(
     if runs < 1:
         msg = f"`runs >= 1` must hold, but got runs={runs}"
         raise ParameterError(msg)
-    column = Label.of(collection, label)
-    check_labels(column.counted, label, collection)
+    column = Selected.of(collection).label(label)
     space = Space.of(
         block_sizes, fetch_factors, default_workers(collection) if workers is None else workers
     )
@@ -177,9 +177,8 @@ def record(
     files = RecordingFiles.open(Path(output), facts, _SAME)
     files.left_out |= _impossible(grid, collection, batch_size, memory)
     with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
-        mixing = Mixing(
-            [column], None, batch_size=batch_size, seed=seed, entropy_floor=DEFAULT_ENTROPY_FLOOR
-        )
+        plans = BlockPlans(len(collection), batch_size=batch_size, seed=seed)
+        mixing = Mixing([column], None, plans, entropy_floor=DEFAULT_ENTROPY_FLOOR)
         mixing.replay(grid, on_progress)
         on_progress("start", 0, 1)
         process.start()

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from cellfeed import BlockShuffling, EpochPlan, ParameterError
 from cellfeed_tuner import Conditional, label_entropy
-from cellfeed_tuner._entropy._conditional_entropy import (
+from cellfeed_tuner._entropy._minibatch_entropy import (
     _joint,
     label_pair,
     random_conditional_entropy_bits,
+    statistic_of,
 )
-from cellfeed_tuner._entropy._label_entropy import LabelReplay
+from cellfeed_tuner._entropy._plan_replay import replay_plan
 
 pairs = st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 2)), min_size=1, max_size=8)
 
@@ -92,17 +93,13 @@ def test_single_rows_mix_as_random_sampling_does():
 
 def test_several_labels_are_replayed_as_each_is_alone():
     rng = np.random.default_rng(0)
-    labels = {"plate": np.repeat([0, 1, 2], 500), "drug": rng.integers(-1, 9, 1500)}
-    together = LabelReplay(labels, batch_size=16, seed=0).of(32, 4, n_rows=4000)
-    for name, codes in labels.items():
-        alone = LabelReplay({name: codes}, batch_size=16, seed=0).of(32, 4, n_rows=4000)
-        assert alone == {name: together[name]}
-
-
-@pytest.mark.parametrize("labels", [{}, {"a": [0, 1], "b": [0, 1, 2]}])
-def test_labels_of_unequal_length_are_refused(labels):
-    with pytest.raises(ParameterError, match="same number of rows"):
-        LabelReplay(labels, batch_size=2, seed=0)
+    labels = [np.repeat([0, 1, 2], 500), rng.integers(-1, 9, 1500)]
+    statistics = [statistic_of(codes)[0] for codes in labels]
+    plan = EpochPlan(strategy=BlockShuffling(32), n_rows=1500, batch_size=16, fetch_factor=4)
+    together = replay_plan(plan, statistics, n_rows=4000)
+    for statistic, found in zip(statistics, together, strict=True):
+        (alone,) = replay_plan(plan, [statistic], n_rows=4000)
+        assert alone.mean == found.mean
 
 
 def test_pairs_that_do_not_fit_together_are_refused():

@@ -5,8 +5,10 @@ import pytest
 
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._entropy._label_entropy import label_entropy
-from cellfeed_tuner._mixing import Label, Mixing
+from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._results._recommended import Constraints
+from cellfeed_tuner._subject._labels import Label
+from cellfeed_tuner._subject._plans import BlockPlans
 
 N_CELLS, BATCH_SIZE = 200_000, 64
 PLATES = np.repeat(np.arange(14), -(-N_CELLS // 14))[:N_CELLS]
@@ -15,10 +17,8 @@ SIZES = [(64, 256), (16, 64), (4, 16)]  # 256 blocks in a fetch, which is near 0
 
 def shares(sizes, floor):
     labels = [Label("plate", PLATES, count_labels(PLATES))]
-    seeds = [
-        Mixing(labels, None, batch_size=BATCH_SIZE, seed=seed, entropy_floor=floor)
-        for seed in range(6)
-    ]
+    plans = [BlockPlans(N_CELLS, batch_size=BATCH_SIZE, seed=seed) for seed in range(6)]
+    seeds = [Mixing(labels, None, each, entropy_floor=floor) for each in plans]
     return [mixing[sizes]["plate"].share_of_random for mixing in seeds]
 
 

@@ -19,7 +19,7 @@ from cellfeed import CellDataset, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._history._fingerprint import data_fingerprint
-from cellfeed_tuner._measuring._labels import label_codes
+from cellfeed_tuner._subject._labels import label_codes
 
 pytestmark = pytest.mark.usefixtures("short_looks")
 

@@ -15,7 +15,7 @@ from cellfeed_tuner._history._fingerprint import (
     machine_fingerprint,
     versions_fingerprint,
 )
-from cellfeed_tuner._measuring._labels import label_codes
+from cellfeed_tuner._subject._labels import label_codes
 
 
 def of_data(path, label="plate"):

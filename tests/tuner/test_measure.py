@@ -33,7 +33,6 @@ from cellfeed_tuner import (
 )
 from cellfeed_tuner._constants import FETCHES_AHEAD
 from cellfeed_tuner._machine._page_cache import drop_pages, resident_fraction
-from cellfeed_tuner._measuring._labels import LabelWithin, label_codes
 from cellfeed_tuner._measuring._measure import (
     LEAST_ROUNDS,
     measure_with,
@@ -41,6 +40,7 @@ from cellfeed_tuner._measuring._measure import (
 )
 from cellfeed_tuner._measuring._measuring_process import MeasuringError, MeasuringProcess
 from cellfeed_tuner._measuring._timing import Round, TimingRequest
+from cellfeed_tuner._subject._labels import LabelWithin, label_codes
 
 BATCH_SIZE = 32
 

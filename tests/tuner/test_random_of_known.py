@@ -8,10 +8,12 @@ import pytest
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._entropy._label_counts import count_labels
-from cellfeed_tuner._mixing import Label, Mixing
+from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
 from cellfeed_tuner._reports._words import html_summary
+from cellfeed_tuner._subject._labels import Label
+from cellfeed_tuner._subject._plans import BlockPlans
 
 N_CELLS, N_KNOWN, N_LABELS = 400_000, 1_000, 10
 RNG = np.random.default_rng(0)
@@ -20,7 +22,8 @@ SIZES = [(1, 1), (16, 64), (64, 1), (1024, 4), (1024, 256)]
 
 def mixing(codes):
     label = Label("line", codes, count_labels(codes))
-    return Mixing([label], None, batch_size=64, seed=0, entropy_floor=0.99)
+    plans = BlockPlans(codes.size, batch_size=64, seed=0)
+    return Mixing([label], None, plans, entropy_floor=0.99)
 
 
 def mostly_missing(known):

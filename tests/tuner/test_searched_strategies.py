@@ -34,10 +34,11 @@ from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._history._fingerprint import data_fingerprint
-from cellfeed_tuner._measuring._labels import label_codes
-from cellfeed_tuner._measuring._selected import Selected
-from cellfeed_tuner._mixing import Label, Mixing
+from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._results._dataset import SearchedStrategy
+from cellfeed_tuner._subject._labels import Label, label_codes
+from cellfeed_tuner._subject._plans import BlockPlans
+from cellfeed_tuner._subject._selected import Selected
 
 pytestmark = pytest.mark.usefixtures("short_looks")
 
@@ -64,8 +65,8 @@ def mixing_of(
         for name, codes in (labels | ({} if given is None else {"given": given})).items()
     ]
     within = made.pop() if given is not None else None
-    facts: dict[str, Any] = {"batch_size": 64, "seed": 0, "entropy_floor": 0.99}
-    return Mixing(made, within, selected=selected, drawn_rows=rows, **facts), selected
+    plans = BlockPlans(TYPES.size, batch_size=64, seed=0, selected=selected, drawn_rows=rows)
+    return Mixing(made, within, plans, entropy_floor=0.99), selected
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ from cellfeed_tuner import autotune
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history._fingerprint import data_fingerprint
-from cellfeed_tuner._measuring._labels import label_codes
-from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._measuring._timing import Sampled, TimingRequest
 from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner._subject._labels import label_codes
+from cellfeed_tuner._subject._selected import Selected
 
 pytestmark = pytest.mark.usefixtures("short_looks")
 

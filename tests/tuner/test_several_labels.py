@@ -16,7 +16,9 @@ from cellfeed import BlockShuffling, ColumnError, EpochPlan, ParameterError, ope
 from cellfeed_tuner import autotune, theory
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._entropy._label_counts import count_labels
-from cellfeed_tuner._mixing import Label, Mixing
+from cellfeed_tuner._mixing import Mixing
+from cellfeed_tuner._subject._labels import Label
+from cellfeed_tuner._subject._plans import BlockPlans
 
 pytestmark = pytest.mark.usefixtures("short_looks")
 
@@ -184,7 +186,8 @@ def test_labels_are_named_where_they_are_used(tuned, said, page):
 )
 def test_files_are_shuffled_only_if_they_are_by_every_label(names, shuffled):
     labels = [Label(name, LABELS[name], count_labels(LABELS[name])) for name in names]
-    mixing = Mixing(labels, None, batch_size=BATCH_SIZE, seed=0, entropy_floor=0.99)
+    plans = BlockPlans(len(LABELS[names[0]]), batch_size=BATCH_SIZE, seed=0)
+    mixing = Mixing(labels, None, plans, entropy_floor=0.99)
     order = mixing.storage_order(256)
     assert order is not None
     assert order.already_shuffled == shuffled

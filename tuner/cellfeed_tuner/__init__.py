@@ -11,11 +11,14 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner import plots, theory
     from cellfeed_tuner._autotune import autotune
     from cellfeed_tuner._configuration import Configuration
-    from cellfeed_tuner._entropy._conditional_entropy import Conditional
-    from cellfeed_tuner._entropy._label_entropy import LabelEntropy, label_entropy
-    from cellfeed_tuner._entropy._minibatch_entropy import minibatch_entropies
-    from cellfeed_tuner._entropy._storage_order import StorageOrder
-    from cellfeed_tuner._entropy._strategy_entropy import StrategyEntropy, strategy_entropy
+    from cellfeed_tuner._entropy._label_entropy import (
+        LabelEntropy,
+        StorageOrder,
+        StrategyEntropy,
+        label_entropy,
+        strategy_entropy,
+    )
+    from cellfeed_tuner._entropy._minibatch_entropy import Conditional, minibatch_entropies
     from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel
     from cellfeed_tuner._explain._storage_advice import StorageAdvice, epochs_until_paid
     from cellfeed_tuner._history._recall import Earlier
@@ -49,11 +52,9 @@ _MODULE_OF = {
     for module, names in {
         "_autotune": "autotune",
         "_configuration": "Configuration",
-        "_entropy._conditional_entropy": "Conditional",
-        "_entropy._label_entropy": "LabelEntropy label_entropy",
-        "_entropy._minibatch_entropy": "minibatch_entropies",
-        "_entropy._storage_order": "StorageOrder",
-        "_entropy._strategy_entropy": "StrategyEntropy strategy_entropy",
+        "_entropy._label_entropy": "LabelEntropy StorageOrder StrategyEntropy label_entropy "
+        "strategy_entropy",
+        "_entropy._minibatch_entropy": "Conditional minibatch_entropies",
         "_explain._bottleneck": "Bottleneck Stage StageModel",
         "_explain._storage_advice": "StorageAdvice epochs_until_paid",
         "_history._recall": "Earlier",

@@ -14,26 +14,25 @@ from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import SIZES, Configuration, Setting
 from cellfeed_tuner._constants import SAMPLERS
 from cellfeed_tuner._history._earlier_run import Asked
-from cellfeed_tuner._loader_mixing import LoaderMixing, loader_label
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._checks import (
     cache_state,
     check_cache,
-    check_labels,
     check_size,
     default_workers,
 )
-from cellfeed_tuner._measuring._labels import names_of
 from cellfeed_tuner._measuring._measure import prepare_cache
-from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._measuring._timing import MakeDataset, Step
-from cellfeed_tuner._mixing import Label, Mixing
+from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._ranks._world import Ranks
 from cellfeed_tuner._results._dataset import Dataset, dataset_of_loader, describe_dataset
 from cellfeed_tuner._results._recommended import Constraints
 from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._subject._labels import Label, names_of
+from cellfeed_tuner._subject._plans import BlockPlans, LoaderPlans, Plans
+from cellfeed_tuner._subject._selected import Selected
 from cellfeed_tuner._subject._tunable import Tunable
 
 if TYPE_CHECKING:  # it loads Optuna
@@ -66,19 +65,25 @@ class Request:
     ----------
     subject
         What the measuring process is to hold: rows of a collection, or another loader.
+    selected
+        The same, if it is rows of a collection.
+    dataset
+        What is read, and how its labels are distributed.
     within
         What the first label is to be mixed within.
-    drawn_rows
-        What `Selected.drawn_rows` gives, where there is a strategy, or blocks may be aligned.
+    plans
+        Which rows come together.
     n_cells, row_bytes
         Cells of an epoch of a rank, and the mean size of one in the buffers of all local ranks; 0
         if that is not known.
     """
 
     subject: Selected | Tunable
+    selected: Selected | None = None
+    dataset: Dataset
     labels: Sequence[Label]
     within: Label | None = None
-    drawn_rows: NDArray[np.int64] | None = None
+    plans: Plans
     space: Space
     constraints: Constraints
     files: Sequence[Path]
@@ -100,56 +105,29 @@ class Request:
         """What is looked at first."""
         return self.space.coarse_grid() if self.space.is_large else self.space.grid()
 
-    @property
-    def selected(self) -> Selected | None:
-        """The rows of a collection; None of another loader."""
-        return None if isinstance(self.subject, Tunable) else self.subject
-
     def with_step(self, seconds: float) -> "Request":
         """Return the request with a training step that takes so long on a minibatch."""
         need = self.ranks.n_local * self.batch_size / seconds
         constraints = replace(self.constraints, step_seconds=seconds, need_cells_per_second=need)
         return replace(self, constraints=constraints)
 
-    def mixing(self) -> Mixing | LoaderMixing:
-        """Return what knows how labels are mixed."""
-        if isinstance(self.subject, Tunable):
-            return LoaderMixing(tunable=self.subject, labels=self.labels, first=self.grid[0])
-        return Mixing(
-            self.labels,
-            self.within,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            entropy_floor=self.constraints.entropy_floor,
-            selected=None if self.drawn_rows is None else self.subject,
-            drawn_rows=self.drawn_rows,
-        )
-
-    def requirements(self, mixing: Mixing | LoaderMixing) -> Requirements:
+    def requirements(self, mixing: Mixing) -> Requirements:
         """Return what holds configurations against the constraints."""
-        measured: dict[str, Any] = {}
-        if isinstance(mixing, LoaderMixing):
-            measured = {"is_planned": mixing.is_planned, "learn": mixing.learn}
         return Requirements(
             n_cells=self.n_cells,
             row_bytes=self.row_bytes,
             batch_size=self.batch_size,
             constraints=self.constraints,
             entropies=mixing,
-            **measured,
+            is_planned=mixing.is_planned(self.grid[0]),
+            learn=mixing.learn,
         )
 
     def prepare_cache(self) -> CacheState | Literal["unknown"]:
         """Bring files into the state that is asked for; return what came of it."""
-        is_fileless = isinstance(self.subject, Tunable) and not self.files
-        return self.cache if is_fileless else prepare_cache(self.files, self.cache)
-
-    def described(self) -> Dataset:
-        """Return what is read, and how its labels are distributed."""
-        counted = {each.name: each.counted for each in self.labels}
-        if isinstance(self.subject, Tunable):
-            return dataset_of_loader(self.subject, counted)
-        return describe_dataset(self.subject, counted, self.batch_size)
+        if self.selected is None and not self.files:
+            return self.cache
+        return prepare_cache(self.files, self.cache)
 
     def asked(self, found_cache: str) -> Asked:
         """Return what is kept of it for later runs."""
@@ -193,9 +171,17 @@ def collection_request(
     labels, within = _labels(selected, label, given, drawn_rows)
     request = Request(
         subject=selected,
-        drawn_rows=drawn_rows,
+        selected=selected,
+        dataset=describe_dataset(selected, {e.name: e.counted for e in labels}, batch_size),
         labels=labels,
         within=within,
+        plans=BlockPlans(
+            labels[0].codes.size,
+            batch_size=batch_size,
+            seed=common["seed"],
+            selected=None if drawn_rows is None else selected,
+            drawn_rows=drawn_rows,
+        ),
         space=Space.of(
             selected.block_sizes(block_sizes),
             fetch_factors,
@@ -236,13 +222,15 @@ def loader_request(
     if cache == "remote" or (cache == "cold" and not tunable.paths):
         msg = f"cache={cache!r} needs `files` of this machine, but {tunable.name} has none"
         raise ParameterError(msg)
-    labels = [loader_label(name, values) for name, values in tunable.labels.items()]
+    labels = [Label.of_values(name, values) for name, values in tunable.labels.items()]
     n_rows = labels[0].codes.size
     settings: dict[str, Any] = {name: (least,) for name, least in SIZES.items()}
     settings |= tunable.parameters
     request = Request(
         subject=tunable,
+        dataset=dataset_of_loader(tunable, {each.name: each.counted for each in labels}),
         labels=labels,
+        plans=LoaderPlans(tunable),
         space=Space.of(*(settings.pop(name) for name in SIZES), **settings),
         constraints=_constraints(ranks.n_local * tunable.batch_size, **common),
         files=tunable.paths,
@@ -274,13 +262,8 @@ def _labels(
     if given in names:
         msg = f"`given` must be an obs column beside the labels, but got {given!r}, which is one"
         raise ParameterError(msg)
-    labels = [Label.of(selected, name, drawn_rows) for name in names]
-    within = None if given is None else Label.of(selected, given, drawn_rows)
-    for each in [*labels, within]:
-        if each is not None:
-            check_labels(each.counted, each.name, selected.collection)
-            check_labels(each.target, each.name, selected.collection)
-    return labels, within
+    labels = [selected.label(name, drawn_rows) for name in names]
+    return labels, None if given is None else selected.label(given, drawn_rows)
 
 
 def _further_settings(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from cellfeed import FormatError, ParameterError, PathError, __version__
-from cellfeed_tuner._entropy._storage_order import StorageOrder
+from cellfeed_tuner._entropy._label_entropy import StorageOrder
 from cellfeed_tuner._explain._bottleneck import Bottleneck
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._recall import Earlier

@@ -16,13 +16,12 @@ from cellfeed_tuner._constants import (
     STEP_LEAST_ROUNDS,
     STEP_SECONDS,
 )
-from cellfeed_tuner._entropy._storage_order import StorageOrder
+from cellfeed_tuner._entropy._label_entropy import StorageOrder
 from cellfeed_tuner._explain._explained import Explained, explain_throughput
 from cellfeed_tuner._explain._storage_advice import StorageLayout
 from cellfeed_tuner._history._earlier_run import EarlierRun, Key
 from cellfeed_tuner._history._fingerprint import key_of
 from cellfeed_tuner._history._recall import Recollection
-from cellfeed_tuner._loader_mixing import LoaderMixing
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine, describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
@@ -62,7 +61,7 @@ class Run:
     interrupted: bool = field(default=False, init=False)
     _date: datetime = field(init=False)
     _machine: Machine = field(init=False)
-    _mixing: Mixing | LoaderMixing = field(init=False)
+    _mixing: Mixing = field(init=False)
     _order: StorageOrder | None = field(init=False)
     _found_cache: CacheState | Literal["unknown"] = field(init=False)
     _key: Key | None = field(default=None, init=False)
@@ -80,7 +79,12 @@ class Run:
         request, self._date = self.request, datetime.now(UTC).astimezone()
         self.on_progress("machine", 0, 1)
         self._machine = describe_machine(request.files)
-        self._mixing = request.mixing()
+        self._mixing = Mixing(
+            request.labels,
+            request.within,
+            request.plans,
+            entropy_floor=request.constraints.entropy_floor,
+        )
         self._mixing.replay(request.grid, self.on_progress)
         self._order = self._mixing.storage_order(request.space.block_sizes[-1])
         self._found_cache = request.prepare_cache()
@@ -187,7 +191,7 @@ class Run:
         constraints = request.constraints
         return AutotuneResult(
             machine=self._machine,
-            dataset=request.described(),
+            dataset=request.dataset,
             constraints=constraints,
             cache=self._found_cache,
             configurations=tuple(
@@ -255,8 +259,8 @@ class Run:
 
     def _read_ahead(self) -> None:
         """Choose how many fetches to read ahead of a server."""
-        request, recommended, selected = self.request, self._recommended, self.request.selected
-        if recommended is None or selected is None or request.cache != "remote":
+        request, recommended = self.request, self._recommended
+        if recommended is None or request.cache != "remote":
             return
         configuration = recommended.configuration
         fetch_size = request.batch_size * configuration.fetch_factor
@@ -269,7 +273,7 @@ class Run:
         )
         depths = depths_to_measure(
             n_fetches=request.n_cells // fetch_size // configuration.fetches_per_round,
-            fetch_bytes=request.ranks.n_local * fetch_size * selected.collection.stored_row_bytes(),
+            fetch_bytes=request.ranks.n_local * fetch_size * request.dataset.stored_bytes_per_cell,
             memory_bytes=memory_bytes,
         )
         # Who makes data sets with a depth of their own has chosen it.
@@ -281,8 +285,7 @@ class Run:
             self._recommended = replace(recommended, prefetch=best, peak_memory_bytes=memory)
 
     def _compare_with_files(self) -> None:
-        selected = self.request.selected
-        if selected is not None:
+        if (selected := self.request.selected) is not None:
             compared = self._search.measurements.compare_with_files(selected.collection)
             self._n_cells_compared = compared
 
@@ -290,10 +293,10 @@ class Run:
         """Find where the time goes, and, for shuffled blocks, what other storage may give."""
         request, recommended, selected = self.request, self._recommended, self.request.selected
         # What other loaders, and several ranks, do meanwhile is not counted.
-        is_counted = selected is not None and request.ranks.n_local == 1
-        if recommended is None or not is_counted or self._search.measurements.faults:
+        if recommended is None or selected is None or request.ranks.n_local > 1:
             return
-        assert selected is not None  # noqa: S101 - as is said above
+        if self._search.measurements.faults:
+            return
         self.on_progress("explain", 0, 1)
         # How other strategies would read another layout is not known, nor how servers would; and
         # where a state of caches could not be had, nothing is known of the disk.
@@ -319,14 +322,14 @@ class Run:
         """Keep what was found for later runs."""
         from cellfeed_tuner._history._study import cache_folder, record  # noqa: PLC0415
 
-        selected, search, recommended = self.request.selected, self._search, self._recommended
-        if selected is None or self._key is None or search.measurements.faults:
+        search, recommended = self._search, self._recommended
+        if self._key is None or search.measurements.faults:
             return
         run = EarlierRun(
             key=self._key,
             asked=self.request.asked(self._found_cache),
             began=self._date.astimezone(UTC).isoformat(timespec="milliseconds"),
-            path=str(selected.collection.locations[0]),
+            path=self.request.dataset.paths[0],
             choice=None if recommended is None else recommended.configuration,
             cells_per_second=None if recommended is None else recommended.cells_per_second,
             trials={each: search.measurements.replicates(each) for each in search.measurements},

@@ -2,23 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import ParameterError
 from cellfeed_tuner import theory
-from cellfeed_tuner._entropy._plan_replay import Statistic
 
 __all__ = [
     "LabelCounts",
-    "RandomOfKnown",
     "as_codes",
     "count_in_parts",
     "count_labels",
-    "random_of_known_statistic",
     "require_a_label_for_each",
 ]
 
@@ -86,39 +81,3 @@ def require_a_label_for_each(codes: NDArray[np.integer], n_rows: int) -> None:
     if codes.size != n_rows:
         msg = f"there must be a label for each of {n_rows:,} rows, but there are {codes.size:,}"
         raise ParameterError(msg)
-
-
-class RandomOfKnown(NamedTuple):
-    """Random samples of as many labelled rows, in place of the labels of minibatches.
-
-    ``labels`` are codes as of any label, of which each is drawn as often as ``counts`` say, shape
-    (n_labels,); as often as it occurs if None.
-    """
-
-    labels: ArrayLike
-    counts: NDArray[np.int64] | None = None
-
-
-def random_of_known_statistic(
-    codes: NDArray[np.integer], counts: NDArray[np.int64] | None = None
-) -> Statistic:
-    """Return what gives, from rows, the entropy of random samples with as many labelled rows.
-
-    Examples
-    --------
-    >>> random = random_of_known_statistic(np.array([0, 1, -1, -1]))
-    >>> random(np.array([[0, 1], [0, 2], [2, 3]]))
-    array([1., 0., 0.])
-    """
-    rows = count_labels(codes).counts if counts is None else counts
-
-    @cache
-    def bits(n_known: int) -> float:
-        return theory.random_entropy_bits(rows, n_known) if n_known else 0.0
-
-    def random_of_known(rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        known, place = np.unique((codes[rows] >= 0).sum(axis=1), return_inverse=True)
-        found: NDArray[np.float64] = np.array([bits(n) for n in known.tolist()])[place]
-        return found
-
-    return random_of_known

@@ -1,26 +1,33 @@
 """Label entropy of the minibatches that a plan will deliver, without reading any data."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Generic, TypeVar
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import BlockShuffling, EpochPlan, ParameterError, SamplingStrategy
-from cellfeed_tuner._entropy._conditional_entropy import (
-    Conditional,
-    conditional_statistic,
-    label_pair,
+from cellfeed import BlockShuffling, EpochPlan
+from cellfeed_tuner import theory
+from cellfeed_tuner._entropy._label_counts import as_codes, require_a_label_for_each
+from cellfeed_tuner._entropy._minibatch_entropy import Conditional, entropies_of, statistic_of
+from cellfeed_tuner._entropy._plan_replay import (
+    FetchSpread,
+    PlanReplay,
+    effective_block_size,
+    has_random_blocks,
+    replay_plan,
 )
-from cellfeed_tuner._entropy._label_counts import RandomOfKnown, as_codes, random_of_known_statistic
-from cellfeed_tuner._entropy._minibatch_entropy import entropy_statistic
-from cellfeed_tuner._entropy._plan_replay import FetchSpread, Statistic, replay_plan
-from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._interval import BEYOND_CHANCE, Estimate
 
-__all__ = ["LabelEntropy", "LabelReplay", "Name", "label_entropy", "shuffled_blocks"]
-
-Name = TypeVar("Name", bound=Hashable)
+__all__ = [
+    "LabelEntropy",
+    "StorageOrder",
+    "StrategyEntropy",
+    "label_entropy",
+    "storage_order",
+    "strategy_entropy",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +52,17 @@ class LabelEntropy:
     bits: Estimate
     n_minibatches: int
     whole_fetches: FetchSpread | None
+
+    @classmethod
+    def of(cls, replay: PlanReplay, block_size: int, fetch_factor: int) -> "LabelEntropy":
+        """Return the entropy of one cell of the grid as its plan was replayed."""
+        return cls(
+            block_size=block_size,
+            fetch_factor=fetch_factor,
+            bits=replay.mean,
+            n_minibatches=replay.n_minibatches,
+            whole_fetches=replay.whole_fetches,
+        )
 
 
 def label_entropy(
@@ -94,78 +112,181 @@ def label_entropy(
     64 1 0.0
     64 16 0.94
     """
-    replay = LabelReplay({"": labels}, batch_size=batch_size, seed=seed)
-    return [replay.of(*sizes, n_rows=n_rows)[""] for sizes in product(block_sizes, fetch_factors)]
+    statistic, n_labelled = statistic_of(labels)
+    found = list[LabelEntropy]()
+    for block_size, fetch_factor in product(block_sizes, fetch_factors):
+        plan = EpochPlan(
+            strategy=BlockShuffling(block_size),
+            n_rows=n_labelled,
+            batch_size=batch_size,
+            fetch_factor=fetch_factor,
+            seed=seed,
+        )
+        (replay,) = replay_plan(plan, [statistic], n_rows=n_rows)
+        found.append(LabelEntropy.of(replay, block_size, fetch_factor))
+    return found
 
 
-def shuffled_blocks(block_size: int, align: Any) -> SamplingStrategy:
-    """Return the strategy of labels alone, of which no chunks are known."""
-    del align
-    return BlockShuffling(block_size)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyEntropy:
+    """Minibatch entropy of a strategy, in bits, and what that could be.
 
-
-class LabelReplay(Generic[Name]):
-    """Replays one plan after the other over the same labels, by any name.
-
-    Rows are drawn once, and every label is looked up for them; `ParameterError` if labels differ in
-    length. ``strategy_of`` gives the strategy for a block size, and for how blocks are aligned.
+    Parameters
+    ----------
+    bits
+        Mean entropy of minibatches with its 95 % interval.
+    n_minibatches
+        How many the mean rests on.
+    drawn_bits
+        Entropy of the labels that the strategy draws, with their frequencies in an epoch. A
+        minibatch has less, however it is mixed, since it is small.
+    random_bits
+        Exact expectation of minibatches whose cells are drawn at random with these frequencies,
+        each for itself. A strategy that draws no cell twice may have a little more.
+    homogeneous_bits
+        Exact expectation if every block held one label, the least that storage can do to it; see
+        `theory.expected_entropy_bits`; of blocks of unequal size, that of equal ones of their
+        effective size, which is the same to first order. None where that does not apply: it is of
+        blocks in random order, neither of cells in the order of storage nor of sets.
     """
 
-    def __init__(
-        self,
-        labels: Mapping[Name, ArrayLike | Conditional | RandomOfKnown],
-        *,
-        batch_size: int,
-        seed: int,
-        strategy_of: Callable[[int, Any], SamplingStrategy] = shuffled_blocks,
-    ) -> None:
-        replayed = {name: _statistic(each) for name, each in labels.items()}
-        sizes = {name: n_rows for name, (n_rows, _) in replayed.items()}
-        if len(set(sizes.values())) != 1:
-            msg = (
-                f"labels must all have the same number of rows, at least one label, but got {sizes}"
-            )
-            raise ParameterError(msg)
-        self._n_cells = next(iter(sizes.values()))
-        self._statistics = {name: statistic for name, (_, statistic) in replayed.items()}
-        self._batch_size, self._seed = batch_size, seed
-        self._strategy_of = strategy_of
+    bits: Estimate
+    n_minibatches: int
+    drawn_bits: float
+    random_bits: float
+    homogeneous_bits: float | None
 
-    def plan(self, block_size: int, fetch_factor: int, align: Any = None) -> EpochPlan:
-        """Return the plan of these settings, at its first epoch."""
-        return EpochPlan(
-            strategy=self._strategy_of(block_size, align),
-            n_rows=self._n_cells,
-            batch_size=self._batch_size,
-            fetch_factor=fetch_factor,
-            seed=self._seed,
-        )
-
-    def of(
-        self, block_size: int, fetch_factor: int, align: Any = None, *, n_rows: int
-    ) -> dict[Name, LabelEntropy]:
-        """Return the minibatch entropy of each label in the plan of these settings."""
-        plan = self.plan(block_size, fetch_factor, align)
-        found = replay_plan(plan, list(self._statistics.values()), n_rows=n_rows)
-        return {
-            name: LabelEntropy(
-                block_size=block_size,
-                fetch_factor=fetch_factor,
-                bits=replay.mean,
-                n_minibatches=replay.n_minibatches,
-                whole_fetches=replay.whole_fetches,
-            )
-            for name, replay in zip(self._statistics, found, strict=True)
-        }
+    @property
+    def share_of_random(self) -> float:
+        """1 where minibatches are as mixed as what is drawn allows, 0 where each has one label."""
+        return self.bits.value / self.random_bits if self.random_bits else 1.0
 
 
-def _statistic(labels: ArrayLike | Conditional | RandomOfKnown) -> tuple[int, Statistic]:
-    """Return how many rows labels have, and what is taken of each minibatch of them."""
-    if isinstance(labels, RandomOfKnown):
-        codes = as_codes(labels.labels)
-        return codes.size, random_of_known_statistic(codes, labels.counts)
-    if isinstance(labels, Conditional):
-        first, second = label_pair(*labels)
-        return first.size, conditional_statistic(first, second)
+def strategy_entropy(
+    labels: ArrayLike, plan: EpochPlan, *, n_rows: int = 1_000_000
+) -> StrategyEntropy:
+    """Return the minibatch entropy of any strategy, and what that is held against.
+
+    A weighted strategy changes how frequent labels are. Its minibatches are therefore held
+    against those of random sampling with the frequencies that it draws, not of the collection.
+
+    Parameters
+    ----------
+    labels
+        Code of each row's label in the order of storage, -1 where missing, shape (plan.n_rows,).
+        Rows without a label are left out of a minibatch's entropy.
+    plan
+        The first epoch, of any strategy.
+    n_rows
+        Rows to replay, over as many epochs as that takes, up to 256.
+
+    Raises
+    ------
+    ParameterError
+        The labels are not a line of ``plan.n_rows`` integers.
+
+    Examples
+    --------
+    >>> from cellfeed import BlockShuffling, ClassBalancedSampling
+    >>> labels = np.repeat([0, 1], [63_000, 1_000])
+    >>> for strategy in (BlockShuffling(4), ClassBalancedSampling(labels, 4)):
+    ...     plan = EpochPlan(strategy=strategy, n_rows=64_000, batch_size=64, fetch_factor=64)
+    ...     found = strategy_entropy(labels, plan)
+    ...     print(round(found.drawn_bits, 2), found.share_of_random > 0.9)
+    0.12 True
+    1.0 True
+    """
     codes = as_codes(labels)
-    return codes.size, entropy_statistic(codes)
+    require_a_label_for_each(codes, plan.n_rows)
+    counts = np.zeros(max(0, int(codes.max())) + 1, np.int64)
+    n_missing = 0
+
+    def counted(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        nonlocal counts, n_missing
+        drawn = codes[rows.ravel()]
+        known = drawn[drawn >= 0]
+        counts += np.bincount(known, minlength=counts.size)
+        n_missing += drawn.size - known.size
+        return entropies_of(codes[rows])
+
+    (replay,) = replay_plan(plan, [counted], n_rows=n_rows)
+    drawn = counts[counts > 0]
+    return StrategyEntropy(
+        bits=replay.mean,
+        n_minibatches=replay.n_minibatches,
+        drawn_bits=theory.entropy_bits(drawn) if drawn.size else 0.0,
+        random_bits=theory.independent_entropy_bits(drawn, plan.batch_size, n_missing=n_missing),
+        homogeneous_bits=_homogeneous_bits(drawn, plan),
+    )
+
+
+def _homogeneous_bits(drawn: NDArray[np.int64], plan: EpochPlan) -> float | None:
+    if not has_random_blocks(plan.strategy):
+        return None
+    if not drawn.size:
+        return 0.0
+    block_size = effective_block_size(plan.strategy, plan.n_rows)
+    return theory.expected_entropy_bits(drawn, plan.batch_size, block_size, plan.fetch_factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOrder:
+    """What large blocks cost where mixing is hardest, with one minibatch to a fetch.
+
+    Parameters
+    ----------
+    block_size
+        Rows of a block.
+    expected_bits
+        Mean entropy of minibatches at that block size and fetch factor 1, replayed over the
+        labels in their order of storage.
+    random_bits
+        Exact expectation of random sampling.
+    tolerance_bits
+        How far below it rows in random order may come by chance.
+    """
+
+    block_size: int
+    expected_bits: float
+    random_bits: float
+    tolerance_bits: float
+
+    @property
+    def already_shuffled(self) -> bool:
+        """Whether large blocks cost no more entropy than chance may."""
+        return self.expected_bits >= self.random_bits - self.tolerance_bits
+
+    @property
+    def sentence(self) -> str:
+        """What this means, in one sentence."""
+        bits = (
+            f"blocks of {self.block_size:,} give {self.expected_bits:.3f} bits with one "
+            f"minibatch to a fetch, where random sampling gives {self.random_bits:.3f}"
+        )
+        if self.already_shuffled:
+            return (
+                "The files are already shuffled, so large blocks cost nothing: "
+                f"{bits} (chance alone may take {self.tolerance_bits:.3f})."
+            )
+        return f"The files are not shuffled: {bits}."
+
+
+def storage_order(
+    in_blocks: LabelEntropy, single_rows: LabelEntropy, *, random_bits: float, n_distinct: int
+) -> StorageOrder:
+    """Return what large blocks cost in entropy, and whether that is no more than chance.
+
+    If rows are stored in random order, the minibatches of one epoch are random samples that
+    share no row. The mean over G of them has the deviation of one, which a replay of single rows
+    gives, over the root of G. Going through more than one epoch adds none that are new, so G is
+    never more than the ``n_distinct`` minibatches of an epoch. Both replays are at fetch factor 1.
+    """
+    # One minibatch to a fetch, so that fetches are minibatches.
+    deviation = single_rows.whole_fetches.deviation if single_rows.whole_fetches else 0.0
+    n = min(in_blocks.n_minibatches, max(1, n_distinct))
+    return StorageOrder(
+        block_size=in_blocks.block_size,
+        expected_bits=in_blocks.bits.value,
+        random_bits=random_bits,
+        tolerance_bits=BEYOND_CHANCE * deviation / n**0.5,
+    )

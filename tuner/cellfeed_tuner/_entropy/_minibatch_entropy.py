@@ -1,16 +1,71 @@
-"""Label entropy of minibatches, and of blocks, whose labels are known."""
+"""Entropy of the labels of minibatches whose rows are known, and of blocks.
+
+How well one label is mixed within another, such as the plate within the cell line, is
+``H(a | b) = H(a, b) - H(b)`` in each minibatch, over the cells that have both. Like any plug-in
+estimate it is biased, and more than H(a) is, since a minibatch has fewer cells of each b: hold it
+against the same estimate at random sampling, never against H(a | b) of the collection.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import EpochPlan
-from cellfeed_tuner._entropy._label_counts import as_codes
+from cellfeed import EpochPlan, ParameterError
+from cellfeed_tuner import theory
+from cellfeed_tuner._entropy._label_counts import as_codes, count_in_parts
 from cellfeed_tuner._entropy._plan_replay import Statistic, minibatches_by_fetch
 
-__all__ = ["entropies_of", "entropy_statistic", "minibatch_entropies", "within_block_bits"]
+__all__ = [
+    "Conditional",
+    "conditional_entropies_of",
+    "entropies_of",
+    "label_pair",
+    "minibatch_entropies",
+    "random_conditional_entropy_bits",
+    "random_of_known_statistic",
+    "statistic_of",
+    "within_block_bits",
+]
 
 # Rows of blocks whose entropies are taken at once.
 _ROWS_AT_ONCE = 1 << 17
+_MOST_PAIRS = np.iinfo(np.int64).max
+
+_Codes = NDArray[np.integer]
+
+
+class Conditional(NamedTuple):
+    """One label given another, in place of a label whose entropy is asked for.
+
+    Parameters
+    ----------
+    labels
+        Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
+    given
+        Code of the label within which the first is to be mixed, likewise.
+    """
+
+    labels: ArrayLike
+    given: ArrayLike
+
+
+def statistic_of(labels: "ArrayLike | Conditional") -> tuple[Statistic, int]:
+    """Return what gives the entropies of minibatches from their rows, and how many rows there are.
+
+    Raises
+    ------
+    ParameterError
+        Labels are not a line of integers, or do not fit together.
+    """
+    if not isinstance(labels, Conditional):
+        codes = as_codes(labels)
+        return (lambda rows: entropies_of(codes[rows])), codes.size
+    first, given = label_pair(*labels)
+    n_given = int(given.max()) + 1
+    return (lambda rows: conditional_entropies_of(first[rows], given[rows], n_given)), first.size
 
 
 def minibatch_entropies(labels: ArrayLike, plan: EpochPlan) -> NDArray[np.float64]:
@@ -27,8 +82,10 @@ def minibatch_entropies(labels: ArrayLike, plan: EpochPlan) -> NDArray[np.float6
     -------
     Entropies in bits, shape (number of full minibatches,).
     """
-    entropies_at = entropy_statistic(as_codes(labels))
-    parts = [entropies_at(rows.reshape(-1, rows.shape[-1])) for rows in minibatches_by_fetch(plan)]
+    codes = as_codes(labels)
+    parts = [
+        entropies_of(codes[rows.reshape(-1, rows.shape[-1])]) for rows in minibatches_by_fetch(plan)
+    ]
     return np.concatenate([np.empty(0), *parts])
 
 
@@ -72,10 +129,79 @@ def within_block_bits(codes: NDArray[np.integer], block_size: int) -> float:
     return (total * block_size + in_short * short.size) / codes.size
 
 
-def entropy_statistic(codes: NDArray[np.integer]) -> Statistic:
-    """Return what gives the label entropies of minibatches from their rows."""
+def random_of_known_statistic(codes: NDArray[np.integer], counts: NDArray[np.int64]) -> Statistic:
+    """Return what gives, from rows, the entropy of random samples with as many labelled rows.
 
-    def entropies(rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        return entropies_of(codes[rows])
+    Each label is drawn as often as ``counts`` say, shape (n_labels,).
 
-    return entropies
+    Examples
+    --------
+    >>> random = random_of_known_statistic(np.array([0, 1, -1, -1]), np.array([1, 1]))
+    >>> random(np.array([[0, 1], [0, 2], [2, 3]]))
+    array([1., 0., 0.])
+    """
+
+    @cache
+    def bits(n_known: int) -> float:
+        return theory.random_entropy_bits(counts, n_known) if n_known else 0.0
+
+    def random_of_known(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        known, place = np.unique((codes[rows] >= 0).sum(axis=1), return_inverse=True)
+        found: NDArray[np.float64] = np.array([bits(n) for n in known.tolist()])[place]
+        return found
+
+    return random_of_known
+
+
+def conditional_entropies_of(
+    labels: _Codes, given: _Codes, n_given: int | None = None
+) -> NDArray[np.float64]:
+    """Return H(labels | given) of each row of codes, -1 where missing, in bits, shape (n_rows,)."""
+    joint = entropies_of(_joint(labels, given, n_given or int(given.max()) + 1))
+    bits: NDArray[np.float64] = joint - entropies_of(_known_in_both(labels, given))
+    return bits
+
+
+def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_size: int) -> float:
+    """Return the exact expectation of H(labels | given) in minibatches drawn at random.
+
+    Examples
+    --------
+    >>> random_conditional_entropy_bits([0, 0, 1, 1], [0, 1, 0, 1], batch_size=4)
+    1.0
+    """
+    first, second = label_pair(labels, given)
+    n_given = int(second.max()) + 1
+    n_pairs = (int(first.max()) + 1) * n_given
+
+    def bits(codes: Callable[[_Codes, _Codes], _Codes], most: int) -> float:
+        found = count_in_parts(lambda part: codes(first[part], second[part]), first.size, most)
+        return found.random_entropy_bits(batch_size)
+
+    return bits(lambda a, b: _joint(a, b, n_given), n_pairs - 1) - bits(_known_in_both, n_given - 1)
+
+
+def label_pair(labels: ArrayLike, given: ArrayLike) -> tuple[_Codes, _Codes]:
+    """Return two labels as codes, whose pairs fit into 63 bits, or raise `ParameterError`."""
+    first, second = as_codes(labels), as_codes(given)
+    if first.size != second.size:
+        msg = f"labels must have as many rows as `given`, but got {first.size} and {second.size}"
+        raise ParameterError(msg)
+    n_pairs = (int(first.max()) + 1) * (int(second.max()) + 1)
+    if n_pairs > _MOST_PAIRS:
+        msg = f"`n_labels * n_given < 2**63` must hold, but got {n_pairs}; number labels from 0"
+        raise ParameterError(msg)
+    return first, second
+
+
+def _joint(first: _Codes, second: _Codes, n_given: int) -> NDArray[np.signedinteger]:
+    largest = int(first.max(initial=0)) * n_given + n_given
+    joint: NDArray[np.signedinteger] = first.astype(np.min_scalar_type(-1 - largest))
+    np.multiply(joint, n_given, out=joint)
+    np.add(joint, second, out=joint, casting="unsafe")
+    joint[(first < 0) | (second < 0)] = -1
+    return joint
+
+
+def _known_in_both(first: _Codes, second: _Codes) -> NDArray[np.signedinteger]:
+    return np.where(first < 0, -1, second)

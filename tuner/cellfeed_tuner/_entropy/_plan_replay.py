@@ -20,6 +20,7 @@ __all__ = [
     "FetchSpread",
     "PlanReplay",
     "Statistic",
+    "by_round",
     "effective_block_size",
     "fetches_per_block",
     "has_random_blocks",
@@ -54,7 +55,14 @@ class PlanReplay:
     fetch_means: NDArray[np.float64]
     fetch_sizes: NDArray[np.int64]
     fetch_factor: int
-    fetches_per_block: int
+    fetches_per_block: int = 1
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64], fetch_factor: int) -> "PlanReplay":
+        """Return it of minibatches in order: those of a whole fetch are alike, if there are two."""
+        n = values.size // fetch_factor
+        means, size = (values, 1) if n < 2 else (by_round(values, fetch_factor), fetch_factor)  # noqa: PLR2004
+        return cls(fetch_means=means, fetch_sizes=np.full(means.size, size), fetch_factor=size)
 
     @property
     def n_minibatches(self) -> int:
@@ -81,6 +89,13 @@ class PlanReplay:
         return FetchSpread(
             mean=float(whole.mean()), deviation=float(whole.std(ddof=1)), n=whole.size
         )
+
+
+def by_round(values: NDArray[np.float64], minibatches_per_round: int) -> NDArray[np.float64]:
+    """Return the mean of minibatches over each whole round, shape (n_rounds,)."""
+    whole = values.size - values.size % minibatches_per_round
+    means: NDArray[np.float64] = values[:whole].reshape(-1, minibatches_per_round).mean(axis=1)
+    return means
 
 
 def replay_plan(

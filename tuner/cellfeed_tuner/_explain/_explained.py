@@ -29,7 +29,7 @@ from cellfeed_tuner._explain._storage_advice import (
 )
 from cellfeed_tuner._measuring._measure import Measurement
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._measuring._selected import Selected
+from cellfeed_tuner._subject._selected import Selected
 
 __all__ = ["Explained", "StoreRequest", "explain_throughput", "sample_store"]
 

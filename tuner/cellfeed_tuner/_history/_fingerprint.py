@@ -12,9 +12,9 @@ from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._history._digest import Fingerprint, digest, fingerprint
 from cellfeed_tuner._history._earlier_run import Key
 from cellfeed_tuner._machine._description import Machine, package_version
-from cellfeed_tuner._measuring._labels import label_codes
-from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._results._dataset import SearchedStrategy
+from cellfeed_tuner._subject._labels import label_codes
+from cellfeed_tuner._subject._selected import Selected
 
 __all__ = [
     "data_fingerprint",

@@ -3,17 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-
-from cellfeed import Collection, ColumnError, ParameterError
+from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    LEAST_CELLS_PER_FRACTION,
-    LEAST_CELLS_PER_LABEL,
-    WARM_SHARE_OF_MEMORY,
-)
-from cellfeed_tuner._entropy._label_counts import LabelCounts
+from cellfeed_tuner._constants import WARM_SHARE_OF_MEMORY
 from cellfeed_tuner._machine._page_cache import CacheState
 
 __all__ = [
@@ -21,40 +14,13 @@ __all__ = [
     "cache_state",
     "cells_needed",
     "check_cache",
-    "check_labels",
     "check_size",
     "default_workers",
     "obstacle",
 ]
 
 _ROUNDS_PER_EPOCH_WITH_WORKERS = 2
-_LEAST_LABELS = 2
 _MOST_WORKERS = 16
-
-
-def check_labels(counted: LabelCounts, label: str, collection: Collection) -> None:
-    """Refuse a label with nothing to mix, or with nearly as many values as cells: `ColumnError`."""
-    n_labels = counted.counts.size
-    if n_labels < _LEAST_LABELS:
-        msg = (
-            f"obs column {label!r} has {n_labels} value(s) in {collection.locations[0]}"
-            f"{' and the other files' if len(collection.locations) > 1 else ''}, so there is "
-            "nothing to mix; choose a label with at least two, such as the plate or the cell type"
-        )
-        raise ColumnError(msg)
-    values = collection.obs[label].values
-    known = values[np.isfinite(values)] if values.dtype.kind == "f" else values[:0]
-    has_fractions = bool(np.any(known != np.floor(known)))
-    least = LEAST_CELLS_PER_FRACTION if has_fractions else LEAST_CELLS_PER_LABEL
-    n_labelled = int(counted.counts.sum())
-    if n_labelled < least * n_labels:
-        remedy = "make bins of it (pandas.cut), or " if has_fractions else ""
-        msg = (
-            f"obs column {label!r} has {n_labels:,} values in {n_labelled:,} cells, so that hardly "
-            f"two cells of a minibatch have the same and any order looks mixed; {remedy}choose a "
-            "label such as the plate or the cell type"
-        )
-        raise ColumnError(msg)
 
 
 def check_size(

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from cellfeed import CategoricalColumn, Collection, NumericColumn
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._delivery import DeliveredCell
-from cellfeed_tuner._measuring._labels import label_name, label_text
 from cellfeed_tuner._measuring._stored_cells import StoredCells
+from cellfeed_tuner._subject._labels import label_name, label_text
 
 __all__ = ["Comparison", "compare_with_files"]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cellfeed import CategoricalColumn, Collection, EpochPlan, Minibatch, NumericColumn
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._measuring._labels import codes_of, label_name, label_text
+from cellfeed_tuner._subject._labels import codes_of, label_name, label_text
 
 __all__ = ["Delivered", "DeliveredCell", "delivery_fault", "planned_round", "sampled_cells"]
 

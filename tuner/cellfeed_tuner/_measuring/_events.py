@@ -13,8 +13,8 @@ from cellfeed_tuner._constants import EPOCHS_APART, SLICE_SECONDS
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._bytes_read import BytesRead
 from cellfeed_tuner._measuring._delivery import DeliveredCell
-from cellfeed_tuner._measuring._labels import LabelWithin
 from cellfeed_tuner._ranks._world import Ranks
+from cellfeed_tuner._subject._labels import LabelWithin
 
 __all__ = [
     "Delivery",
@@ -27,7 +27,6 @@ __all__ = [
     "Started",
     "Step",
     "TimingSettings",
-    "by_round",
 ]
 
 Step = Callable[[Any], object]
@@ -170,10 +169,3 @@ class Sampled:
     """Some cells of the last minibatch, with all that it has of them."""
 
     cells: tuple[DeliveredCell, ...]
-
-
-def by_round(entropies: NDArray[np.float64], minibatches_per_round: int) -> NDArray[np.float64]:
-    """Return the mean over each whole round, shape (n_rounds,)."""
-    whole = entropies.size - entropies.size % minibatches_per_round
-    means: NDArray[np.float64] = entropies[:whole].reshape(-1, minibatches_per_round).mean(axis=1)
-    return means

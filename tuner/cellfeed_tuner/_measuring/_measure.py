@@ -23,10 +23,10 @@ from cellfeed_tuner._machine._page_cache import (
 )
 from cellfeed_tuner._measuring._checks import cache_state, cells_needed
 from cellfeed_tuner._measuring._comparison import compare_with_files
-from cellfeed_tuner._measuring._labels import label_codes, names_of
 from cellfeed_tuner._measuring._measurement import Measurement, measured, pooled
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Runs
 from cellfeed_tuner._measuring._timing import MakeDataset, TimingRequest
+from cellfeed_tuner._subject._labels import label_codes, names_of
 from cellfeed_tuner._subject._tunable import Tunable
 
 __all__ = [

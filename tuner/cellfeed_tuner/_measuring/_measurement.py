@@ -26,8 +26,8 @@ from cellfeed_tuner._measuring._events import (
     Started,
     TimingSettings,
 )
-from cellfeed_tuner._measuring._labels import LabelWithin
 from cellfeed_tuner._measuring._measuring_process import Outcome
+from cellfeed_tuner._subject._labels import LabelWithin
 
 __all__ = ["Measurement", "MeasurementStatus", "measured", "pooled"]
 

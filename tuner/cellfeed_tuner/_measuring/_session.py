@@ -14,8 +14,8 @@ from cellfeed import Minibatch, ParameterError, Statistics
 from cellfeed.machine import threads_per_process
 from cellfeed.stages import begin_with_requests, requests_under_way
 from cellfeed_tuner._constants import REMOTE_PREFETCH
-from cellfeed_tuner._entropy._conditional_entropy import conditional_entropies_of
-from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
+from cellfeed_tuner._entropy._minibatch_entropy import conditional_entropies_of, entropies_of
+from cellfeed_tuner._entropy._plan_replay import by_round
 from cellfeed_tuner._measuring._delivery import Delivered, sampled_cells
 from cellfeed_tuner._measuring._events import (
     Delivery,
@@ -23,10 +23,9 @@ from cellfeed_tuner._measuring._events import (
     Requests,
     Sampled,
     TimingSettings,
-    by_round,
 )
-from cellfeed_tuner._measuring._labels import LabelWithin
-from cellfeed_tuner._measuring._selected import Selected
+from cellfeed_tuner._subject._labels import LabelWithin
+from cellfeed_tuner._subject._selected import Selected
 from cellfeed_tuner._subject._tunable import Tunable
 
 __all__ = ["DatasetSession", "EpochTooShortError", "Session"]

@@ -36,10 +36,10 @@ from cellfeed_tuner._measuring._events import (
     Step,
     TimingSettings,
 )
-from cellfeed_tuner._measuring._selected import Selected
 from cellfeed_tuner._measuring._session import DatasetSession, EpochTooShortError, Session
 from cellfeed_tuner._measuring._side_by_side import run_side_by_side
 from cellfeed_tuner._ranks._pace import Pace
+from cellfeed_tuner._subject._selected import Selected
 from cellfeed_tuner._subject._tunable import Tunable
 
 __all__ = [

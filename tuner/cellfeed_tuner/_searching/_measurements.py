@@ -15,7 +15,6 @@ from cellfeed_tuner._machine._busy import OtherPrograms
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._delivery import DeliveredCell
-from cellfeed_tuner._measuring._labels import LabelWithin
 from cellfeed_tuner._measuring._measure import (
     FEWEST_ROUNDS,
     LEAST_ROUNDS,
@@ -35,6 +34,7 @@ from cellfeed_tuner._results._configuration_result import (
     Status,
 )
 from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._subject._labels import LabelWithin
 
 __all__ = ["Measurements"]
 

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Setting
 from cellfeed_tuner._constants import MOST_DRAWS, MOST_IN_BLOCKS
-from cellfeed_tuner._measuring._labels import label_codes
+from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
+from cellfeed_tuner._subject._labels import Label, label_codes
 
 __all__ = ["Selected"]
 
@@ -127,6 +128,29 @@ class Selected:
     def _rows_at(self, positions: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
         order = self.blocks(block_size).epoch_order(n_rows=len(self.collection), epoch_key=0)
         return order(positions)
+
+    def label(self, name: str, drawn_rows: NDArray[np.int64] | None = None) -> Label:
+        """Return an obs column as a label, or raise `ColumnError` if there is nothing to mix.
+
+        With what `drawn_rows` gave, it has codes of all cells of the collection.
+        """
+        codes, drawn = self.codes(name), None
+        counted = count_labels(codes)
+        if drawn_rows is not None:
+            codes = label_codes(self.collection, name)
+            if self.strategy is not None:
+                found, times = count_labels(codes[drawn_rows]), self.rows_per_drawn
+                drawn = LabelCounts(found.counts * times, found.n_missing * times)
+        values = self.collection.obs[name].values
+        known = values[np.isfinite(values)] if values.dtype.kind == "f" else values[:0]
+        first, *others = self.collection.locations
+        label = Label(name, codes, counted, drawn)
+        label.check(
+            f"obs column {name!r}",
+            f" in {first}{' and the other files' if others else ''}",
+            has_fractions=bool(np.any(known != np.floor(known))),
+        )
+        return label
 
     def codes(self, label: str) -> NDArray[np.integer]:
         """Return a code for the label of each of them; see `label_codes`."""
