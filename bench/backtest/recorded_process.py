@@ -7,7 +7,7 @@ from bench.backtest.recorded_grid import RecordedGrid
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._measuring_process import Outcome
-from cellfeed_tuner._measuring._timing import Delivery, Round, Started, TimingRequest
+from cellfeed_tuner._measuring._timing import Findings, Round, Started, TimingRequest
 
 __all__ = ["LOOK_SECONDS", "RecordedProcess"]
 
@@ -76,7 +76,7 @@ class RecordedProcess:
             events=(
                 Started(0.0, 0.0, 0),
                 *(Round(each, number > 0, each, None) for number, each in enumerate(rounds)),
-                Delivery(""),
+                Findings(),
             ),
             peak_memory_bytes=self.grid.memory_bytes(configuration),
             failure=None,

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._measuring._measuring_process import Outcome
-from cellfeed_tuner._measuring._timing import Delivery, Round, Started, TimingRequest
+from cellfeed_tuner._measuring._timing import Findings, Round, Started, TimingRequest
 
 GRID = [Configuration(block_size=b, fetch_factor=f) for b in (1, 4, 16) for f in (1, 4)]
 BATCH_SIZE, LEAST_ROUNDS = 64, 3
@@ -46,7 +46,7 @@ class ModelProcess:
         self.now += 1.0
         rounds = [Round(SECONDS[number % 2], True, 0.0, None) for number in range(n_rounds)]
         return Outcome(
-            events=(Started(0.0, 0.0, 0), *rounds, Delivery("")),
+            events=(Started(0.0, 0.0, 0), *rounds, Findings()),
             peak_memory_bytes=configuration.fetch_factor,
             failure="no memory" if configuration == self.failing else None,
         )

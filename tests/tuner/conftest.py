@@ -32,8 +32,7 @@ from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._digest import fingerprint
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, Key
-from cellfeed_tuner._machine._description import Cpu, Memory, Platform
-from cellfeed_tuner._machine._storage import Storage
+from cellfeed_tuner._machine._description import Cpu, Memory, Platform, Storage
 from cellfeed_tuner._planning._space import Space
 
 SIZES = ("block_size", "fetch_factor", "num_workers")

@@ -8,7 +8,7 @@ import pytest
 from cellfeed import BlockShuffling, CellDataset, EpochPlan, open_collection
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._measuring._delivery import delivery_fault, planned_round
-from cellfeed_tuner._measuring._timing import Delivery, Entropies, TimingRequest
+from cellfeed_tuner._measuring._timing import Findings, TimingRequest
 
 BATCH_SIZE = 32
 
@@ -106,10 +106,10 @@ def test_another_seed_or_epoch_is_a_fault(other):
     assert delivery_fault(came, configuration, plan_of(configuration)) != ""
 
 
-def delivery_of(events):
+def findings_of(events):
     """The one event that says whether all is as planned."""
-    (delivery,) = (each for each in events if isinstance(each, Delivery))
-    return delivery
+    (findings,) = (each for each in events if isinstance(each, Findings))
+    return findings
 
 
 class TestTiming:
@@ -131,16 +131,16 @@ class TestTiming:
 
     def test_a_loader_that_delivers_its_plan_has_no_fault(self, small_collection):
         events = self.events(small_collection)
-        assert delivery_of(events) == Delivery("")
-        assert isinstance(events[-1], Entropies)
+        assert findings_of(events).fault == ""
+        assert findings_of(events).entropies["plate"].size
 
     def test_a_loader_that_delivers_another_epoch_is_found_out(self, small_collection, monkeypatch):
         honest = CellDataset.__iter__
         monkeypatch.setattr(
             CellDataset, "__iter__", lambda self: (self.set_epoch(1), honest(self))[1]
         )
-        delivery = delivery_of(self.events(small_collection))
-        assert delivery.fault.startswith("minibatch 0 of epoch 0 has cell")
+        fault = findings_of(self.events(small_collection)).fault
+        assert fault.startswith("minibatch 0 of epoch 0 has cell")
 
     def test_a_loader_that_ends_early_is_found_out(self, small_collection, monkeypatch):
         honest = CellDataset.__iter__
@@ -150,5 +150,5 @@ class TestTiming:
             return (next(minibatches) for _ in range(5))
 
         monkeypatch.setattr(CellDataset, "__iter__", first_five)
-        delivery = delivery_of(self.events(small_collection))
-        assert delivery == Delivery("minibatch 5 of epoch 0 has 0 cells in place of 32")
+        fault = findings_of(self.events(small_collection)).fault
+        assert fault == "minibatch 5 of epoch 0 has 0 cells in place of 32"

@@ -17,7 +17,7 @@ from torch import distributed
 
 from cellfeed import ParameterError
 from cellfeed_tuner._measuring._measuring_process import MeasuringError
-from cellfeed_tuner._ranks._world import Ranks, World
+from cellfeed_tuner._ranks import Ranks, World
 from cellfeed_tuner._together import _meeting
 from cellfeed_tuner._together._meeting import Meeting, told_by_first
 

@@ -12,7 +12,7 @@ from cellfeed.stages import begin_with_requests
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._constants import REMOTE_PREFETCH
 from cellfeed_tuner._measuring._measuring_process import Outcome
-from cellfeed_tuner._measuring._timing import CountedRounds, Requests, Round, Started, TimingRequest
+from cellfeed_tuner._measuring._timing import CountedRounds, Findings, Round, Started, TimingRequest
 from cellfeed_tuner._reports._terminal import print_report
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch
@@ -177,7 +177,7 @@ def test_requests_under_way_are_taken_over_by_the_next_measurement(monkeypatch):
         def run(self, request, *, limit_seconds):
             asked.append(request.n_requests)
             outcome = super().run(request, limit_seconds=limit_seconds)
-            return replace(outcome, events=(*outcome.events, Requests(40 + len(asked))))
+            return replace(outcome, events=(*outcome.events, Findings(n_requests=40 + len(asked))))
 
     search = search_on(Noting())
     search.run([1, 2])

@@ -9,7 +9,7 @@ from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import (
     CountedRounds,
-    Delivery,
+    Findings,
     Round,
     Started,
     TimingRequest,
@@ -361,7 +361,7 @@ class FaultyProcess(ModelProcess):
     def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
         outcome = ModelProcess.run(self, request, limit_seconds=limit_seconds)
         fault = "minibatch 0 is another" if request.configuration == self.faulty else ""
-        return replace(outcome, events=(*outcome.events, Delivery(fault)))
+        return replace(outcome, events=(*outcome.events, Findings(fault=fault)))
 
 
 def test_a_fault_of_delivery_is_remembered():

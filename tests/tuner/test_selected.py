@@ -22,7 +22,7 @@ from cellfeed_tuner import autotune
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history._fingerprint import data_fingerprint
-from cellfeed_tuner._measuring._timing import Sampled, TimingRequest
+from cellfeed_tuner._measuring._timing import Findings, TimingRequest
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._subject._labels import label_codes
 from cellfeed_tuner._subject._selected import Selected
@@ -115,7 +115,7 @@ class TestTiming:
         )
         events = list[object]()
         request.run(Selected.of(collection, rows), events.append)
-        cells = [cell for each in events if isinstance(each, Sampled) for cell in each.cells]
+        cells = [cell for each in events if isinstance(each, Findings) for cell in each.cells]
         assert cells
         assert {cell.row for cell in cells} <= set(rows.tolist())
 

@@ -16,7 +16,7 @@ from cellfeed_tuner import Configuration, minibatch_entropies
 from cellfeed_tuner._measuring._measure import measure_with
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import Round, TimingRequest
-from cellfeed_tuner._ranks._world import Ranks
+from cellfeed_tuner._ranks import Ranks
 
 BATCH_SIZE, SEED = 32, 3
 CONFIGURATION = Configuration(block_size=16, fetch_factor=4)

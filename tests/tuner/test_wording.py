@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cellfeed_tuner import Estimate
-from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._machine._processes import BytesRead
 from cellfeed_tuner._reports._words import in_words
 from cellfeed_tuner._results._recommended import Waiting
 

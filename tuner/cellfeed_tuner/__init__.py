@@ -27,7 +27,7 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._machine._description import Machine, describe_machine
     from cellfeed_tuner._measuring._measure import measure
     from cellfeed_tuner._measuring._measurement import Measurement
-    from cellfeed_tuner._ranks._world import Ranks
+    from cellfeed_tuner._ranks import Ranks
     from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, Ranges
     from cellfeed_tuner._results._configuration_result import (
         ConditionalEntropyBits,
@@ -63,7 +63,7 @@ _MODULE_OF = {
         "_machine._description": "Machine describe_machine",
         "_measuring._measure": "measure",
         "_measuring._measurement": "Measurement",
-        "_ranks._world": "Ranks",
+        "_ranks": "Ranks",
         "_result": "AutotuneInterrupted AutotuneResult Ranges",
         "_results._configuration_result": "ConditionalEntropyBits ConfigurationResult EntropyBits "
         "LabelResult Verdict",

@@ -19,7 +19,7 @@ from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import MakeDataset, Step
 from cellfeed_tuner._progress import Progress, silent
-from cellfeed_tuner._ranks._world import Ranks
+from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import collection_request, loader_request
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._run import Run

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,7 +26,7 @@ from cellfeed_tuner._measuring._timing import MakeDataset, Step
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._planning._space import Space
-from cellfeed_tuner._ranks._world import Ranks
+from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._results._dataset import Dataset, dataset_of_loader, describe_dataset
 from cellfeed_tuner._results._recommended import Constraints
 from cellfeed_tuner._searching._requirements import Requirements
@@ -39,22 +39,6 @@ if TYPE_CHECKING:  # it loads Optuna
     from optuna.samplers import BaseSampler
 
 __all__ = ["Request", "collection_request", "loader_request"]
-
-
-class _Common(TypedDict):
-    """What is asked of any loader, as in `autotune`."""
-
-    budget: float
-    entropy_floor: float
-    memory: int | None
-    need: float | None
-    step_seconds: float | None
-    seed: int
-    fresh: bool
-    sampler: "str | BaseSampler"
-    step: Step | None
-    make_dataset: MakeDataset
-    ranks: Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -161,15 +145,20 @@ def collection_request(
     num_threads: Sequence[int],
     align: Sequence[Literal["chunks"] | None],
     cache: CacheState | None,
-    **common: Unpack[_Common],
+    **common: Any,
 ) -> Request:
     """Return a request to tune cellfeed's own loader, or raise what `autotune` raises."""
-    ranks = common["ranks"]
+    ranks: Ranks = common["ranks"]
     selected = Selected.of(collection, indices, strategy)
     others = _further_settings(num_threads, align, strategy)
     drawn_rows = None if strategy is None and not align else selected.drawn_rows()
     labels, within = _labels(selected, label, given, drawn_rows)
-    request = Request(
+    what = "the collection" if selected.indices is None else "the selection"
+    if strategy is not None:
+        what = f"the epoch of {type(strategy).__name__}"
+    request = _request(
+        what,
+        selected.n_drawn,
         subject=selected,
         selected=selected,
         dataset=describe_dataset(selected, {e.name: e.counted for e in labels}, batch_size),
@@ -188,7 +177,6 @@ def collection_request(
             default_workers(collection, ranks.n_local) if workers is None else workers,
             **others,
         ),
-        constraints=_constraints(ranks.n_local * batch_size, **common),
         files=collection.files,
         geometry=Geometry(
             n_cells=len(selected),
@@ -196,25 +184,17 @@ def collection_request(
             n_files=len(collection.locations),
             n_ranks=ranks.n_total,
         ),
-        n_cells=selected.n_drawn // ranks.n_total,
         row_bytes=ranks.n_local * collection.mean_row_bytes(),
         cache=cache_state(collection, cache),
         batch_size=batch_size,
-        **_kept(common),
+        **common,
     )
-    what = "the collection" if selected.indices is None else "the selection"
-    if strategy is not None:
-        what = f"the epoch of {type(strategy).__name__}"
-    check_size(what, selected.n_drawn, request.grid, batch_size, ranks.n_total)
     check_cache(collection, request.cache)
     return request
 
 
-def loader_request(
-    tunable: Tunable, *, cache: CacheState | None, **common: Unpack[_Common]
-) -> Request:
+def loader_request(tunable: Tunable, *, cache: CacheState | None, **common: Any) -> Request:
     """Return a request to tune another loader, or raise what `autotune` raises."""
-    ranks = common["ranks"]
     tunable.check()
     if not tunable.labels:
         msg = f"{tunable.name} has no `labels`; give it one that minibatches are to be mixed by"
@@ -226,27 +206,68 @@ def loader_request(
     n_rows = labels[0].codes.size
     settings: dict[str, Any] = {name: (least,) for name, least in SIZES.items()}
     settings |= tunable.parameters
-    request = Request(
+    return _request(
+        tunable.name,
+        n_rows,
         subject=tunable,
         dataset=dataset_of_loader(tunable, {each.name: each.counted for each in labels}),
         labels=labels,
         plans=LoaderPlans(tunable),
         space=Space.of(*(settings.pop(name) for name in SIZES), **settings),
-        constraints=_constraints(ranks.n_local * tunable.batch_size, **common),
         files=tunable.paths,
         geometry=Geometry(
             n_cells=n_rows,
             rows_per_chunk=tunable.rows_per_chunk,
             n_files=max(1, len(tunable.paths)),
-            n_ranks=ranks.n_total,
+            n_ranks=common["ranks"].n_total,
         ),
-        n_cells=n_rows // ranks.n_total,
         cache=cache or ("cold" if tunable.paths else "warm"),
         batch_size=tunable.batch_size,
-        **_kept(common),
+        **common,
     )
-    check_size(tunable.name, n_rows, request.grid, tunable.batch_size, ranks.n_total)
-    return request
+
+
+def _request(
+    what: str,
+    n_drawn: int,
+    *,
+    entropy_floor: float,
+    memory: int | None,
+    need: float | None,
+    step_seconds: float | None,
+    **facts: Any,
+) -> Request:
+    """Return a request about so many cells an epoch, once it is known that it can be met."""
+    batch_size, ranks, sampler = facts["batch_size"], facts["ranks"], facts["sampler"]
+    is_sampler = hasattr(sampler, "sample_relative") and not isinstance(sampler, type)
+    if sampler not in SAMPLERS and not is_sampler:
+        msg = (
+            f"`sampler` must be one of {', '.join(SAMPLERS)}, or a sampler of Optuna, but got "
+            f"{sampler!r}"
+        )
+        raise ParameterError(msg)
+    if not 0 <= entropy_floor <= 1:
+        msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={entropy_floor}"
+        raise ParameterError(msg)
+    if need is not None and step_seconds is not None:
+        msg = f"give need={need} or step_seconds={step_seconds}, not both"
+        raise ParameterError(msg)
+    if facts["step"] is not None and (need is not None or step_seconds is not None):
+        msg = "give one of `step`, `step_seconds` and `need`"
+        raise ParameterError(msg)
+    positive = {"memory": memory, "need": need, "step_seconds": step_seconds}
+    for name, value in [*positive.items(), ("budget", facts["budget"])]:
+        if value is not None and not 0 < value < math.inf:
+            msg = f"`0 < {name} < infinity` must hold, but got {name}={value}"
+            raise ParameterError(msg)
+    constraints = Constraints(
+        entropy_floor=entropy_floor,
+        memory_bytes=usable_memory_bytes() if memory is None else int(memory),
+        need_cells_per_second=need,
+    )
+    request = Request(constraints=constraints, n_cells=n_drawn // ranks.n_total, **facts)
+    check_size(what, n_drawn, request.grid, batch_size, ranks.n_total)
+    return request if step_seconds is None else request.with_step(step_seconds)
 
 
 def _labels(
@@ -282,43 +303,3 @@ def _further_settings(
         raise ParameterError(msg)
     asked: dict[str, Sequence[Setting]] = {"num_threads": num_threads, "align": align}
     return {name: values for name, values in asked.items() if len(values)}
-
-
-def _kept(common: _Common) -> dict[str, Any]:
-    """Return what a request holds of these as it was asked; the rest is in its constraints."""
-    is_sampler = hasattr(common["sampler"], "sample_relative")
-    is_sampler &= not isinstance(common["sampler"], type)
-    if common["sampler"] not in SAMPLERS and not is_sampler:
-        msg = (
-            f"`sampler` must be one of {', '.join(SAMPLERS)}, or a sampler of Optuna, but got "
-            f"{common['sampler']!r}"
-        )
-        raise ParameterError(msg)
-    names = ("budget", "seed", "fresh", "sampler", "step", "make_dataset", "ranks")
-    return {name: value for name, value in common.items() if name in names}
-
-
-def _constraints(cells_per_step: int, **asked: Unpack[_Common]) -> Constraints:
-    """Return what a choice must meet, or raise what `autotune` raises for what cannot be met."""
-    floor, need, step_seconds = asked["entropy_floor"], asked["need"], asked["step_seconds"]
-    if not 0 <= floor <= 1:
-        msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={floor}"
-        raise ParameterError(msg)
-    if need is not None and step_seconds is not None:
-        msg = f"give need={need} or step_seconds={step_seconds}, not both"
-        raise ParameterError(msg)
-    if asked["step"] is not None and (need is not None or step_seconds is not None):
-        msg = "give one of `step`, `step_seconds` and `need`"
-        raise ParameterError(msg)
-    memory, budget = asked["memory"], asked["budget"]
-    positive = {"memory": memory, "need": need, "step_seconds": step_seconds, "budget": budget}
-    for name, value in positive.items():
-        if value is not None and not 0 < value < math.inf:
-            msg = f"`0 < {name} < infinity` must hold, but got {name}={value}"
-            raise ParameterError(msg)
-    return Constraints(
-        entropy_floor=floor,
-        memory_bytes=usable_memory_bytes() if memory is None else int(memory),
-        need_cells_per_second=need if step_seconds is None else cells_per_step / step_seconds,
-        step_seconds=step_seconds,
-    )

@@ -18,7 +18,7 @@ from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._plain import from_plain, replaced_file, to_plain
-from cellfeed_tuner._ranks._world import Ranks
+from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, EntropyBits
 from cellfeed_tuner._results._dataset import Dataset, SearchedStrategy
 from cellfeed_tuner._results._recommended import Constraints, Nearest, PrefetchResult, Recommended

@@ -20,7 +20,7 @@ from cellfeed_tuner import _autotune
 from cellfeed_tuner._constants import LEAST_SHARE_LEFT, MOST_START_SECONDS, WRITING_SECONDS
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._plain import replaced_file
-from cellfeed_tuner._ranks._world import World
+from cellfeed_tuner._ranks import World
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import code_to_paste, print_report
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult

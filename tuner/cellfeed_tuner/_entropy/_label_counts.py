@@ -10,12 +10,8 @@ from cellfeed import ParameterError
 from cellfeed_tuner import theory
 
 __all__ = [
-    "LabelCounts",
-    "as_codes",
-    "count_in_parts",
-    "count_labels",
-    "require_a_label_for_each",
-]
+    "LabelCounts", "as_codes", "count_in_parts", "count_labels", "require_a_label_for_each",
+]  # fmt: skip
 
 # Counted at once; NumPy takes 8 bytes for each.
 _ROWS_AT_ONCE = 1 << 20

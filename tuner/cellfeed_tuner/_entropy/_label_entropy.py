@@ -21,13 +21,9 @@ from cellfeed_tuner._entropy._plan_replay import (
 from cellfeed_tuner._interval import BEYOND_CHANCE, Estimate
 
 __all__ = [
-    "LabelEntropy",
-    "StorageOrder",
-    "StrategyEntropy",
-    "label_entropy",
-    "storage_order",
+    "LabelEntropy", "StorageOrder", "StrategyEntropy", "label_entropy", "storage_order",
     "strategy_entropy",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

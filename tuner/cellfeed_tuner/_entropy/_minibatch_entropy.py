@@ -19,16 +19,10 @@ from cellfeed_tuner._entropy._label_counts import as_codes, count_in_parts
 from cellfeed_tuner._entropy._plan_replay import Statistic, minibatches_by_fetch
 
 __all__ = [
-    "Conditional",
-    "conditional_entropies_of",
-    "entropies_of",
-    "label_pair",
-    "minibatch_entropies",
-    "random_conditional_entropy_bits",
-    "random_of_known_statistic",
-    "statistic_of",
+    "Conditional", "conditional_entropies_of", "entropies_of", "label_pair", "minibatch_entropies",
+    "random_conditional_entropy_bits", "random_of_known_statistic", "statistic_of",
     "within_block_bits",
-]
+]  # fmt: skip
 
 # Rows of blocks whose entropies are taken at once.
 _ROWS_AT_ONCE = 1 << 17

@@ -17,16 +17,9 @@ from cellfeed_tuner._constants import EPOCHS_OF_ENDS, LEAST_FETCHES, MOST_EPOCHS
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 
 __all__ = [
-    "FetchSpread",
-    "PlanReplay",
-    "Statistic",
-    "by_round",
-    "effective_block_size",
-    "fetches_per_block",
-    "has_random_blocks",
-    "minibatches_by_fetch",
-    "replay_plan",
-]
+    "FetchSpread", "PlanReplay", "Statistic", "by_round", "effective_block_size",
+    "fetches_per_block", "has_random_blocks", "minibatches_by_fetch", "replay_plan",
+]  # fmt: skip
 
 # So many rows are replayed at once: enough to be fast, few enough to stay in the CPU's cache.
 _ROWS_AT_ONCE = 1 << 17

@@ -10,7 +10,7 @@ from cellfeed_tuner._configuration import Configuration, Setting
 from cellfeed_tuner._history._digest import Fingerprint
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._planning._space import Space
-from cellfeed_tuner._ranks._world import Ranks
+from cellfeed_tuner._ranks import Ranks
 
 __all__ = ["Asked", "EarlierRun", "Key"]
 

@@ -9,7 +9,7 @@ import psutil
 from cellfeed.machine import usable_cores
 from cellfeed_tuner._constants import LEAST_BUSY_SHARE
 
-__all__ = ["Busy", "OtherPrograms", "ProcessorClock", "tree_cpu_seconds"]
+__all__ = ["Busy", "OtherPrograms", "ProcessorClock"]
 
 _NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")  # guests are counted as user time already
 
@@ -85,20 +85,6 @@ class ProcessorClock:
         own = time.process_time() - self._own + measured_cpu_seconds
         seconds = time.monotonic() - self._began
         return OtherPrograms(seconds, max(0.0, _busy_cpu_seconds() - self._busy - own))
-
-
-def tree_cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process and its descendants, ended ones included.
-
-    0 if the process is gone.
-    """
-    try:
-        process = psutil.Process(pid)
-        tree = [process, *process.children(recursive=True)]
-        # User and system time, its own and that of its children that have ended.
-        return float(sum(sum(each.cpu_times()[:4]) for each in tree))
-    except psutil.Error:
-        return 0.0
 
 
 def _busy_cpu_seconds() -> float:

@@ -12,15 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "CacheState",
-    "PageRuns",
-    "drop_clean_pages",
-    "drop_page_runs",
-    "drop_pages",
-    "load_pages",
-    "resident_fraction",
+    "CacheState", "PageRuns", "drop_clean_pages", "drop_pages", "load_pages", "resident_fraction",
     "resident_runs",
-]
+]  # fmt: skip
 
 CacheState = Literal["cold", "warm", "remote"]
 """Whether a measurement starts with none or with all of its files in the page cache; "remote" where
@@ -53,30 +47,20 @@ def drop_pages(paths: Sequence[Path]) -> None:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def drop_clean_pages(paths: Sequence[Path], *, mapped: bool = False) -> None:
+def drop_clean_pages(
+    paths: Sequence[Path], runs: Sequence[PageRuns] | None = None, *, mapped: bool = False
+) -> None:
     """Ask the kernel once more to forget pages, of files that `drop_pages` has flushed before.
 
-    Costs a few microseconds for each file, where `drop_pages` looks at each page; milliseconds
-    where this process may have ``mapped`` them, to find out.
+    All pages, or some ``runs`` of each file. The kernel keeps pages in groups and forgets whole
+    groups only, so that these should begin and end where those of `resident_runs` do. Costs a few
+    microseconds for each file, where `drop_pages` looks at each page; milliseconds where this
+    process may have ``mapped`` them, to find out.
     """
     if sys.platform == "linux":
-        if mapped and paths:
-            _release_mappings(paths)
-        for path in paths:
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def drop_page_runs(
-    paths: Sequence[Path], runs: Sequence[PageRuns], *, mapped: bool = False
-) -> None:
-    """Ask the kernel to forget some pages of files that `drop_pages` has flushed before.
-
-    The kernel keeps pages in groups and forgets whole groups only, so that runs should begin and
-    end where those of `resident_runs` do.
-    """
-    if sys.platform == "linux":
-        some = [(path, of_path) for path, of_path in zip(paths, runs, strict=True) if len(of_path)]
+        whole = np.zeros((1, 2), np.int64)  # a length of 0 reaches to the end
+        of_paths = zip(paths, [whole] * len(paths) if runs is None else runs, strict=True)
+        some = [(path, of_path) for path, of_path in of_paths if len(of_path)]
         if mapped and some:
             _release_mappings([path for path, _ in some])
         for path, of_path in some:

@@ -10,14 +10,9 @@ from cellfeed_tuner._constants import WARM_SHARE_OF_MEMORY
 from cellfeed_tuner._machine._page_cache import CacheState
 
 __all__ = [
-    "bytes_on_disk",
-    "cache_state",
-    "cells_needed",
-    "check_cache",
-    "check_size",
-    "default_workers",
+    "bytes_on_disk", "cache_state", "cells_needed", "check_cache", "check_size", "default_workers",
     "obstacle",
-]
+]  # fmt: skip
 
 _ROUNDS_PER_EPOCH_WITH_WORKERS = 2
 _MOST_WORKERS = 16

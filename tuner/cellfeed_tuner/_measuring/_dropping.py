@@ -12,7 +12,6 @@ from cellfeed_tuner._machine._page_cache import (
     CacheState,
     PageRuns,
     drop_clean_pages,
-    drop_page_runs,
     resident_runs,
 )
 
@@ -84,7 +83,7 @@ class Dropping:
             used = self._used(rounds_ahead)
             if used is not None:
                 covered = [_covered(*each) for each in zip(known, used, strict=True)]
-                drop_page_runs(self._paths, covered, mapped=self._mapped)
+                drop_clean_pages(self._paths, covered, mapped=self._mapped)
             self._looks.append((self._round, known))
         taken = time.thread_time() - begin
         self._look_again = time.perf_counter() + taken / self._looking_share

@@ -1,6 +1,6 @@
 """What a child of the measuring process is asked to time, and what it reports."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,23 +11,14 @@ from cellfeed import CellDataset, SamplingStrategy, Statistics
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import EPOCHS_APART, SLICE_SECONDS
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._machine._processes import BytesRead
 from cellfeed_tuner._measuring._delivery import DeliveredCell
-from cellfeed_tuner._ranks._world import Ranks
+from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._subject._labels import LabelWithin
 
 __all__ = [
-    "Delivery",
-    "Entropies",
-    "Infeasible",
-    "MakeDataset",
-    "Requests",
-    "Round",
-    "Sampled",
-    "Started",
-    "Step",
-    "TimingSettings",
-]
+    "Findings", "Infeasible", "MakeDataset", "Round", "Started", "Step", "TimingSettings",
+]  # fmt: skip
 
 Step = Callable[[Any], object]
 """A training step, called with a minibatch."""
@@ -142,30 +133,23 @@ class Round:
     statistics: Statistics | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Entropies:
-    """Mean entropy of a label, or of one within another, in each round, shape (n_rounds,)."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Findings:
+    """What is known at the end.
 
-    label: str | LabelWithin
-    bits: NDArray[np.float64]
+    Parameters
+    ----------
+    fault
+        The first minibatch whose rows or labels are not those of the plan; empty if all are.
+    n_requests
+        How many requests were under way at a server; 0 if this process asked none.
+    cells
+        Some cells of the last minibatch, with all that it has of them.
+    entropies
+        Mean entropy of each label, and of one within another, in each round, shape (n_rounds,).
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """The first minibatch whose rows or labels are not those of the plan; empty if all are."""
-
-    fault: str
-
-
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """How many requests were under way at a server at the end; 0 if this process asked none."""
-
-    n: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """Some cells of the last minibatch, with all that it has of them."""
-
-    cells: tuple[DeliveredCell, ...]
+    fault: str = ""
+    n_requests: int = 0
+    cells: tuple[DeliveredCell, ...] = ()
+    entropies: Mapping[str | LabelWithin, NDArray[np.float64]] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
@@ -30,17 +30,9 @@ from cellfeed_tuner._subject._labels import label_codes, names_of
 from cellfeed_tuner._subject._tunable import Tunable
 
 __all__ = [
-    "FEWEST_ROUNDS",
-    "LEAST_ROUNDS",
-    "MOST_ROUNDS",
-    "Measurement",
-    "limit_seconds",
-    "measure",
-    "measure_alone",
-    "measure_with",
-    "pooled",
-    "prepare_cache",
-]
+    "FEWEST_ROUNDS", "LEAST_ROUNDS", "MOST_ROUNDS", "Measurement", "limit_seconds", "measure",
+    "measure_with", "pooled", "prepare_cache",
+]  # fmt: skip
 
 
 def measure(
@@ -96,54 +88,45 @@ def measure(
     FormatError
         A file is damaged.
     """
-    settings: dict[str, Any] = {
-        "configuration": configuration,
-        "seed": seed,
-        "least_rounds": LEAST_ROUNDS,
-        "most_rounds": MOST_ROUNDS,
-        "seconds": seconds,
-    }
     if isinstance(subject, Tunable):
         subject.check()
-        request = TimingRequest(
-            batch_size=subject.batch_size,
-            labels=tuple(subject.labels),
-            cache=cache or ("cold" if subject.paths else "warm"),
-            **settings,
+        files, batch_size, labels = subject.paths, subject.batch_size, tuple(subject.labels)
+        cache = cache or ("cold" if files else "warm")
+    else:
+        needed, files, labels = (
+            cells_needed(configuration, batch_size),
+            subject.files,
+            names_of(label),
         )
-        return measure_alone(subject, subject.paths, request)
-    collection = subject
-    if (needed := cells_needed(configuration, batch_size)) > len(collection):
-        msg = f"{configuration}: timing needs {needed:,} cells, but there are {len(collection):,}"
-        raise ParameterError(msg)
-    labels = names_of(label)
-    for each in labels:
-        label_codes(collection, each)
+        if needed > len(subject):
+            msg = f"{configuration}: timing needs {needed:,} cells, but there are {len(subject):,}"
+            raise ParameterError(msg)
+        for each in labels:
+            label_codes(subject, each)
+        cache = cache_state(subject, cache)
     request = TimingRequest(
-        strategy=strategy,
+        configuration=configuration,
         batch_size=batch_size,
         labels=labels,
-        cache=cache_state(collection, cache),
+        cache=cache,
+        seed=seed,
+        least_rounds=LEAST_ROUNDS,
+        most_rounds=MOST_ROUNDS,
+        seconds=seconds,
+        strategy=strategy,
         make_dataset=make_dataset,
-        **settings,
     )
-    found = measure_alone(collection, collection.files, request)
-    faults = compare_with_files(collection, {configuration: found.sampled}).faults
-    return replace(found, delivery_fault=found.delivery_fault or faults.get(configuration, ""))
-
-
-def measure_alone(
-    subject: Collection | Tunable, files: Sequence[Path], request: TimingRequest
-) -> Measurement:
-    """Measure in a process made for it, from the page cache's state on; see `measure`."""
-    found_cache = prepare_cache(files, request.cache)
+    found_cache = prepare_cache(files, cache)
     with MeasuringProcess(subject) as process:
         process.start()
-        limit = limit_seconds(request.seconds)
-        measurement = measure_with(process, request, limit_seconds=limit)
-    if measurement.is_infeasible:
-        raise ParameterError(measurement.failure)
-    return replace(measurement, cache=found_cache)
+        found = measure_with(process, request, limit_seconds=limit_seconds(seconds))
+    if found.is_infeasible:
+        raise ParameterError(found.failure)
+    fault = found.delivery_fault
+    if not isinstance(subject, Tunable):
+        faults = compare_with_files(subject, {configuration: found.sampled}).faults
+        fault = fault or faults.get(configuration, "")
+    return replace(found, cache=found_cache, delivery_fault=fault)
 
 
 def limit_seconds(seconds: float) -> float:

@@ -14,15 +14,12 @@ from cellfeed_tuner._constants import FEW_BATCHES, FEWEST_ROUNDS, LEAST_ROUNDS, 
 from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, positive_estimate
 from cellfeed_tuner._machine._busy import OtherPrograms
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._machine._processes import BytesRead
 from cellfeed_tuner._measuring._delivery import DeliveredCell
 from cellfeed_tuner._measuring._events import (
-    Delivery,
-    Entropies,
+    Findings,
     Infeasible,
-    Requests,
     Round,
-    Sampled,
     Started,
     TimingSettings,
 )
@@ -223,6 +220,7 @@ def measured(request: TimingSettings, outcome: Outcome) -> Measurement:
         }
     rounds = _all(Round, outcome)
     counted = [each for each in rounds if each.counts]
+    findings = next(iter(_all(Findings, outcome)), Findings())
     infeasible = "".join(each.reason for each in _all(Infeasible, outcome))
     return Measurement(
         configuration=request.configuration,
@@ -235,14 +233,14 @@ def measured(request: TimingSettings, outcome: Outcome) -> Measurement:
         round_reads=tuple(each.read for each in counted if each.read),
         round_statistics=tuple(each.statistics for each in counted if each.statistics),
         round_entropy_bits={
-            each.label: tuple(each.bits.tolist()) for each in _all(Entropies, outcome)
+            label: tuple(bits.tolist()) for label, bits in findings.entropies.items()
         },
         peak_memory_bytes=peak_memory_bytes,
-        delivery_fault=next((each.fault for each in _all(Delivery, outcome) if each.fault), ""),
-        sampled=tuple(cell for each in _all(Sampled, outcome) for cell in each.cells),
+        delivery_fault=findings.fault,
+        sampled=findings.cells,
         failure=" ".join((outcome.failure or "").split()) or infeasible,
         is_infeasible=bool(infeasible),
-        n_requests=max((each.n for each in _all(Requests, outcome)), default=0),
+        n_requests=findings.n_requests,
         n_killed=outcome.n_killed,
         others=outcome.others,
         **start,

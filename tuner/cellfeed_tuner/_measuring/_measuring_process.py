@@ -21,43 +21,23 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-import psutil
-
 from cellfeed import CellfeedError
 from cellfeed_tuner._constants import (
     LOOKING_SHARE,
     MEMORY_AT_LEAST_EVERY_SECONDS,
     MEMORY_EVERY_SECONDS,
 )
-from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock, tree_cpu_seconds
-from cellfeed_tuner._measuring._killing import ChildKilledError, kill_tree
+from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock
+from cellfeed_tuner._machine._processes import (
+    ChildKilledError,
+    kill_tree,
+    tree_cpu_seconds,
+    tree_memory_bytes,
+)
 
 __all__ = [
-    "MeasuringError",
-    "MeasuringProcess",
-    "Outcome",
-    "Request",
-    "Runs",
-    "serve",
-    "tree_memory_bytes",
-]
-
-
-def tree_memory_bytes(pid: int) -> int:
-    """Return the memory that a process and its descendants hold now; 0 if the process is gone.
-
-    The resident memory of the process, and what each descendant does not share with it: a worker
-    that was forked shares most of its memory until it writes to it.
-    """
-    try:
-        process = psutil.Process(pid)
-        total = int(process.memory_info().rss)
-        for child in process.children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                total += int(child.memory_full_info().uss)
-    except psutil.NoSuchProcess:
-        return 0
-    return total
+    "MeasuringError", "MeasuringProcess", "Outcome", "Request", "Runs", "serve",
+]  # fmt: skip
 
 
 # What torch raises in the process whose worker was killed, or ended without a word.

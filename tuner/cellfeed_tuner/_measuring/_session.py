@@ -1,8 +1,7 @@
 """One opened loader in the measuring process, and what is kept of its minibatches."""
 
 import random
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,8 @@ from cellfeed.stages import begin_with_requests, requests_under_way
 from cellfeed_tuner._constants import REMOTE_PREFETCH
 from cellfeed_tuner._entropy._minibatch_entropy import conditional_entropies_of, entropies_of
 from cellfeed_tuner._entropy._plan_replay import by_round
-from cellfeed_tuner._measuring._delivery import Delivered, sampled_cells
-from cellfeed_tuner._measuring._events import (
-    Delivery,
-    Entropies,
-    Requests,
-    Sampled,
-    TimingSettings,
-)
+from cellfeed_tuner._measuring._delivery import Delivered, DeliveredCell, sampled_cells
+from cellfeed_tuner._measuring._events import Findings, TimingSettings
 from cellfeed_tuner._subject._labels import LabelWithin
 from cellfeed_tuner._subject._selected import Selected
 from cellfeed_tuner._subject._tunable import Tunable
@@ -49,7 +42,7 @@ class Session:
 
     def __init__(self, tunable: Tunable, request: TimingSettings) -> None:
         self._tunable, self._request = tunable, request
-        self.files: tuple[Path, ...] = tunable.paths
+        self.files = tunable.paths
         _seed((request.seed, request.number, *([request.rank] if request.rank else [])))
         self._loader: Any = tunable.open(request.configuration)
         self._n_minibatches = self._length()
@@ -98,15 +91,27 @@ class Session:
         """Return what the loader has counted so far; None if it does not count."""
         return None
 
-    def findings(self) -> Iterator[object]:
-        """Yield what is known at the end: whether all came as it should, and entropies."""
-        yield Delivery("")
+    def findings(self) -> Findings:
+        """Return what is known at the end: whether all came as it should, and entropies."""
+        codes = {}
         for name, kept in self._labels.items():
-            codes, _ = pd.factorize(np.stack(kept).ravel())  # what is missing becomes -1
-            yield self._by_round(name, entropies_of(codes.reshape(len(kept), -1)))
+            found, _ = pd.factorize(np.ravel(kept))  # what is missing becomes -1
+            codes[name] = found.reshape(len(kept), -1)
+        return Findings(entropies=self._entropies(codes))
 
-    def _by_round(self, label: str | LabelWithin, bits: NDArray[np.float64]) -> Entropies:
-        return Entropies(label, by_round(bits, self._request.configuration.minibatches_per_round))
+    def _entropies(
+        self, codes: Mapping[str, NDArray[np.integer]]
+    ) -> dict[str | LabelWithin, NDArray[np.float64]]:
+        """Return entropies in each round, over labels of shape (n_minibatches, batch_size)."""
+        request, found = self._request, dict[str | LabelWithin, NDArray[np.float64]]()
+        if codes:
+            found |= {name: entropies_of(codes[name]) for name in request.labels}
+        if codes and request.given is not None:
+            first = request.labels[0]
+            within = conditional_entropies_of(codes[first], codes[request.given])
+            found[LabelWithin(first, request.given)] = within
+        n = request.configuration.minibatches_per_round
+        return {label: by_round(bits, n) for label, bits in found.items()}
 
     def _length(self) -> int:
         """Return how many whole minibatches an epoch has."""
@@ -165,6 +170,10 @@ class DatasetSession(Session):
         """Keep what is needed of a minibatch; None stands for one that did not come."""
         self._came.take(minibatch)
 
+    def statistics(self) -> Statistics:
+        """Return what the data set has counted so far."""
+        return self._dataset.statistics()
+
     def size_of(self, minibatch: Minibatch) -> int:
         """Return the bytes of a minibatch."""
         parts = [minibatch.rows, *minibatch.obs.values()]
@@ -175,35 +184,24 @@ class DatasetSession(Session):
                 parts.append(each)
         return sum(part.nbytes for part in parts)
 
-    def statistics(self) -> Statistics:
-        """Return what the data set has counted so far."""
-        return self._dataset.statistics()
+    def findings(self) -> Findings:
+        """Return what is known at the end, with some cells if all came as it should.
 
-    def findings(self) -> Iterator[object]:
-        """Yield `Requests` and `Delivery`, then, if all is well, `Sampled`, and `Entropies`.
-
-        These as minibatches have the labels, if they are whole.
+        Entropies as minibatches have the labels, if they are whole.
         """
         request, came = self._request, self._came
-        yield Requests(requests_under_way())
         plan = self._dataset.plan(epoch=request.first_epoch)
         fault = came.fault(self._collection, request.configuration, plan)
-        yield Delivery(fault)
+        cells: tuple[DeliveredCell, ...] = ()
         # Values that were transformed are not those of the files.
         if came.last is not None and not fault and not self._dataset.transform:
-            yield Sampled(sampled_cells(came.last, request.all_labels, seed=request.number))
-        yield from self._entropies(came.codes(self._collection))
-
-    def _entropies(self, codes: Mapping[str, NDArray[np.integer]]) -> Iterator[Entropies]:
-        """Yield entropies over the labels of minibatches, shape (n_minibatches, batch_size)."""
-        labels, given = self._request.labels, self._request.given
-        if not codes:
-            return
-        for label in labels:
-            yield self._by_round(label, entropies_of(codes[label]))
-        if given is not None:
-            within = conditional_entropies_of(codes[labels[0]], codes[given])
-            yield self._by_round(LabelWithin(labels[0], given), within)
+            cells = sampled_cells(came.last, request.all_labels, seed=request.number)
+        return Findings(
+            fault=fault,
+            n_requests=requests_under_way(),
+            cells=cells,
+            entropies=self._entropies(came.codes(self._collection)),
+        )
 
 
 def _seed(words: tuple[int, ...]) -> None:

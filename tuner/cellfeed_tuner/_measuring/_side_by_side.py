@@ -6,8 +6,10 @@ every round, as ranks do in training: a round takes as long as on the slowest ra
 cells of all.
 """
 
+import multiprocessing
 import os
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,20 +20,79 @@ from typing import Any
 import numpy as np
 import psutil
 
-from cellfeed import CellfeedError
-from cellfeed_tuner._measuring._bytes_read import BytesRead
-from cellfeed_tuner._measuring._events import (
-    Delivery,
-    Entropies,
-    Requests,
-    Round,
-    Sampled,
-    Started,
-)
-from cellfeed_tuner._measuring._killing import ChildKilledError, kill_tree
-from cellfeed_tuner._ranks._pace import InStep, Pace, Shared
+from cellfeed import CellfeedError, ParameterError
+from cellfeed_tuner._machine._processes import BytesRead, ChildKilledError, kill_tree
+from cellfeed_tuner._measuring._events import Findings, Round, Started
 
-__all__ = ["run_side_by_side"]
+__all__ = ["Pace", "run_side_by_side"]
+
+
+class Pace:
+    """How processes keep in step, of which this is one; without a ``barrier``, one by itself.
+
+    Parameters
+    ----------
+    number
+        Which of them it is.
+    barrier, has_ended, n_rounds
+        What they share, which are forked after it is made.
+
+    Raises
+    ------
+    threading.BrokenBarrierError
+        From all methods that wait: another has left.
+    """
+
+    def __init__(
+        self, number: int = 0, barrier: Any = None, has_ended: Any = None, n_rounds: Any = None
+    ) -> None:
+        self._number, self._barrier = number, barrier
+        self._has_ended, self._n_rounds = has_ended, n_rounds
+        self.is_first, self.is_alone = number == 0, barrier is None
+
+    @classmethod
+    def of_all(cls, n: int) -> "list[Pace]":
+        """Return those of so many processes."""
+        context = multiprocessing.get_context("fork")
+        shared = context.Barrier(n), context.RawValue("b", 0), context.RawArray("q", n)
+        return [cls(number, *shared) for number in range(n)]
+
+    def require_alike(self, n_rounds: int) -> None:
+        """Refuse epochs of different lengths, in which ranks would wait for each other for ever."""
+        if self.is_alone:
+            return
+        self._n_rounds[self._number] = n_rounds
+        self.meet()
+        found = list(self._n_rounds)
+        if len(set(found)) > 1:
+            msg = (
+                f"an epoch has {found} rounds of whole fetches on ranks 0 to {len(found) - 1}, "
+                "which would wait for each other for ever; give each rank as many minibatches"
+            )
+            raise ParameterError(msg)
+
+    def meet(self) -> float:
+        """Wait until all are here, and return for how many seconds."""
+        if self.is_alone:
+            return 0.0
+        began = time.perf_counter()
+        self._barrier.wait()
+        return time.perf_counter() - began
+
+    def agreed(self, *, ended: bool) -> bool:
+        """Return what the first has to say, when all are here."""
+        if self.is_alone:
+            return ended
+        if self.is_first:
+            self._has_ended.value = ended
+        self.meet()
+        return bool(self._has_ended.value)
+
+    def leave(self) -> None:
+        """Let nobody wait for this one any more."""
+        if not self.is_alone:
+            self._barrier.abort()
+
 
 Report = Callable[[object], None]
 RunRank = Callable[[int, Pace, Report], None]
@@ -59,9 +120,9 @@ def run_side_by_side(run: RunRank, n: int, report: Report) -> None:
     ChildKilledError
         One was killed.
     """
-    shared, pipes = Shared.by(n), [Pipe(duplex=False) for _ in range(n)]
+    pipes = [Pipe(duplex=False) for _ in range(n)]
     own_bytes = _own_bytes()
-    pids = [_forked(run, number, InStep(shared, number), pipes) for number in range(n)]
+    pids = [_forked(run, number, pace, pipes) for number, pace in enumerate(Pace.of_all(n))]
     for _, sender in pipes:
         sender.close()
     together = _Together(n, report, (n - 1) * own_bytes)
@@ -152,27 +213,23 @@ class _Together:
 
     def end(self) -> None:
         """Report what was found at the end."""
-        for each in self._found(Requests):
-            self._report(each)
-        faults = [
-            f"rank {number}: {event.fault}"
-            for number, of_rank in enumerate(self._events[Delivery])
-            for event in of_rank
-            if event.fault
-        ]
-        self._report(Delivery(next(iter(faults), "")))
-        cells = [each.cells for each in self._found(Sampled)]
-        if cells and not faults:
-            self._report(Sampled(tuple(cell for of_rank in cells for cell in of_rank)))
+        by_rank = {n: each for n, of_rank in enumerate(self._events[Findings]) for each in of_rank}
+        found = by_rank.values()
+        faults = [f"rank {number}: {each.fault}" for number, each in by_rank.items() if each.fault]
         bits = defaultdict[Any, list[Any]](list)
-        for entropies in self._found(Entropies):
-            bits[entropies.label].append(entropies.bits)
-        for label, of_ranks in bits.items():
-            n_rounds = min(each.size for each in of_ranks)
-            self._report(Entropies(label, np.mean([each[:n_rounds] for each in of_ranks], axis=0)))
-
-    def _found(self, kind: type) -> list[Any]:
-        return [event for of_rank in self._events[kind] for event in of_rank]
+        for each in found:
+            for label, of_rank in each.entropies.items():
+                bits[label].append(of_rank)
+        findings = Findings(
+            fault=next(iter(faults), ""),
+            n_requests=max((each.n_requests for each in found), default=0),
+            cells=() if faults else tuple(cell for each in found for cell in each.cells),
+            entropies={
+                label: np.mean([each[: min(map(len, of_ranks))] for each in of_ranks], axis=0)
+                for label, of_ranks in bits.items()
+            },
+        )
+        self._report(findings)
 
 
 def _started(events: Sequence[Started], unshared_bytes: int) -> Started:

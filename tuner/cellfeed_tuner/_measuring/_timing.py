@@ -22,40 +22,26 @@ from cellfeed_tuner._constants import (
     LONG_EPOCH_OF_WORKERS,
     SLICE_SECONDS,
 )
-from cellfeed_tuner._measuring._bytes_read import BytesRead, bytes_read
+from cellfeed_tuner._machine._processes import BytesRead, bytes_read
 from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
 from cellfeed_tuner._measuring._events import (
-    Delivery,
-    Entropies,
+    Findings,
     Infeasible,
     MakeDataset,
-    Requests,
     Round,
-    Sampled,
     Started,
     Step,
     TimingSettings,
 )
 from cellfeed_tuner._measuring._session import DatasetSession, EpochTooShortError, Session
-from cellfeed_tuner._measuring._side_by_side import run_side_by_side
-from cellfeed_tuner._ranks._pace import Pace
+from cellfeed_tuner._measuring._side_by_side import Pace, run_side_by_side
 from cellfeed_tuner._subject._selected import Selected
 from cellfeed_tuner._subject._tunable import Tunable
 
 __all__ = [
-    "SLICE_SECONDS",
-    "CountedRounds",
-    "Delivery",
-    "Entropies",
-    "Infeasible",
-    "MakeDataset",
-    "Requests",
-    "Round",
-    "Sampled",
-    "Started",
-    "Step",
-    "TimingRequest",
-]
+    "SLICE_SECONDS", "CountedRounds", "Findings", "Infeasible", "MakeDataset", "Round", "Started",
+    "Step", "TimingRequest",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +53,7 @@ class TimingRequest(TimingSettings):
     ) -> None:
         """Time it, in a process for each rank, and report each event as it happens.
 
-        `Started` once, then each `Round`, and at the end what the session finds.
+        `Started` once, then each `Round`, and `Findings` at the end.
         """
         try:
             if self.ranks.n_local > 1:
@@ -98,8 +84,7 @@ class TimingRequest(TimingSettings):
             late = time.perf_counter() > deadline and n_timed >= request.least_rounds
             if pace.agreed(ended=each.may_end and (late or n_timed >= request.most_rounds)):
                 break
-        for finding in session.findings():
-            report(finding)
+        report(session.findings())
 
 
 def _rounds(

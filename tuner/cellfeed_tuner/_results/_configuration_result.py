@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._measuring._bytes_read import BytesRead
+from cellfeed_tuner._machine._processes import BytesRead
 
 __all__ = [
     "MEANINGS", "STATUS_WORDS", "Assumption", "ConditionalEntropyBits", "ConfigurationResult",

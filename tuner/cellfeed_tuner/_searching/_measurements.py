@@ -26,7 +26,7 @@ from cellfeed_tuner._measuring._measuring_process import Runs
 from cellfeed_tuner._measuring._timing import SLICE_SECONDS, MakeDataset, Step, TimingRequest
 from cellfeed_tuner._planning._constants import FEWEST_PRODUCTS
 from cellfeed_tuner._progress import Progress, silent
-from cellfeed_tuner._ranks._world import Ranks
+from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._results._configuration_result import (
     ConfigurationResult,
     EntropyBits,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cellfeed import CellfeedError, ParameterError
 from cellfeed_tuner._measuring._measuring_process import MeasuringError
-from cellfeed_tuner._ranks._world import World
+from cellfeed_tuner._ranks import World
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

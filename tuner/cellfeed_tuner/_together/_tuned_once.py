@@ -10,7 +10,7 @@ from cellfeed_tuner._constants import DEFAULT_BUDGET_SECONDS
 from cellfeed_tuner._measuring._measuring_process import MeasuringError
 from cellfeed_tuner._plain import from_plain, to_plain
 from cellfeed_tuner._progress import Progress, silent
-from cellfeed_tuner._ranks._world import World
+from cellfeed_tuner._ranks import World
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._together._meeting import Meeting, Message, told_by_first
 

@@ -1,0 +1,98 @@
+"""Processes and all that they started: what they take and read, and how they are killed."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass
+
+import psutil
+
+__all__ = [
+    "BytesRead", "ChildKilledError", "bytes_read", "kill_tree", "tree_cpu_seconds",
+    "tree_memory_bytes",
+]  # fmt: skip
+
+
+class ChildKilledError(RuntimeError):
+    """A process that a request needs was killed."""
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process, its descendants and the process groups that these lead.
+
+    Each is stopped before it is asked for its children, so that it starts no more of them
+    meanwhile. In a group, those are found whose parent has ended.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process, members = psutil.Process(pid), set[psutil.Process]()
+        new = {process}
+        while new:
+            for each in new:
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    each.suspend()
+            members |= new
+            new = {*process.children(recursive=True)} - members
+        for each in members:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it leads no group
+                os.killpg(each.pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                each.kill()
+
+
+def tree_memory_bytes(pid: int) -> int:
+    """Return the memory that a process and its descendants hold now; 0 if the process is gone.
+
+    The resident memory of the process, and what each descendant does not share with it: a worker
+    that was forked shares most of its memory until it writes to it.
+    """
+    try:
+        process = psutil.Process(pid)
+        total = int(process.memory_info().rss)
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                total += int(child.memory_full_info().uss)
+    except psutil.NoSuchProcess:
+        return 0
+    return total
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and its descendants, ended ones included.
+
+    0 if the process is gone.
+    """
+    try:
+        process = psutil.Process(pid)
+        tree = [process, *process.children(recursive=True)]
+        # User and system time, its own and that of its children that have ended.
+        return float(sum(sum(each.cpu_times()[:4]) for each in tree))
+    except psutil.Error:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BytesRead:
+    """Bytes asked of the system, and those that it fetched from storage, where it reads ahead."""
+
+    asked: float
+    from_storage: float
+
+    def __sub__(self, earlier: "BytesRead") -> "BytesRead":
+        return BytesRead(self.asked - earlier.asked, self.from_storage - earlier.from_storage)
+
+
+def bytes_read() -> BytesRead | None:
+    """Return what this process and its workers have read so far; None where that is not counted.
+
+    The kernel adds what a worker has read to its parent when it has ended.
+    """
+    asked = from_storage = 0
+    for pid in [None, *(worker.pid for worker in multiprocessing.active_children())]:
+        try:
+            counters = psutil.Process(pid).io_counters()
+            asked += counters.read_chars
+            from_storage += counters.read_bytes
+        except (AttributeError, NotImplementedError, OSError, psutil.Error):
+            return None
+    return BytesRead(asked, from_storage)
