@@ -94,11 +94,10 @@ class Started:
     Parameters
     ----------
     waiting_bytes
-        Memory of minibatches that wait for a training loop slower than the workers.
+        Memory of minibatches that wait for a training loop slower than the workers, and of what
+        several ranks hold, each by itself, but the processes measured share.
     n_threads, n_function_threads
         Threads of each process that read, and that the user's functions have.
-    unshared_bytes
-        Memory that several ranks hold, each by itself, but the processes measured share.
     """
 
     worker_seconds: float
@@ -106,7 +105,6 @@ class Started:
     waiting_bytes: int
     n_threads: int = 1
     n_function_threads: int = 0
-    unshared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ def measured(request: TimingSettings, outcome: Outcome) -> Measurement:
     """Return what a child of the measuring process reported of a request as a measurement."""
     peak_memory_bytes, start = outcome.peak_memory_bytes, dict[str, Any]()
     for started in _all(Started, outcome):
-        peak_memory_bytes += started.waiting_bytes + started.unshared_bytes
+        peak_memory_bytes += started.waiting_bytes
         start = {
             "worker_start_seconds": started.worker_seconds,
             "first_minibatch_seconds": started.first_minibatch_seconds,

@@ -15,6 +15,7 @@ from cellfeed.stages import begin_with_requests, requests_under_way
 from cellfeed_tuner._constants import REMOTE_PREFETCH
 from cellfeed_tuner._entropy._minibatch_entropy import conditional_entropies_of, entropies_of
 from cellfeed_tuner._entropy._plan_replay import by_round
+from cellfeed_tuner._measuring._checks import cells_needed
 from cellfeed_tuner._measuring._delivery import Delivered, DeliveredCell, sampled_cells
 from cellfeed_tuner._measuring._events import Findings, TimingSettings
 from cellfeed_tuner._subject._labels import LabelWithin
@@ -47,12 +48,10 @@ class Session:
         self._loader: Any = tunable.open(request.configuration)
         self._n_minibatches = self._length()
         self.n_rounds = self._n_minibatches // request.configuration.minibatches_per_round
-        least = 2 if request.configuration.num_workers else 1
-        if self.n_rounds < least:
-            needed = least * request.configuration.minibatches_per_round
+        if (needed := cells_needed(request.configuration, 1)) > self._n_minibatches:
             msg = (
                 f"an epoch has {self._n_minibatches} minibatches, but {request.configuration} "
-                f"needs {needed} to be timed: {least} whole fetch{'es' if least > 1 else ''}"
+                f"needs {needed} to be timed, in whole fetches"
             )
             raise EpochTooShortError(msg)
         self._labels: dict[str, list[NDArray[Any]]] = {name: [] for name in request.labels}

@@ -237,8 +237,7 @@ def _started(events: Sequence[Started], unshared_bytes: int) -> Started:
         events[0],
         worker_seconds=max(each.worker_seconds for each in events),
         first_minibatch_seconds=max(each.first_minibatch_seconds for each in events),
-        waiting_bytes=sum(each.waiting_bytes for each in events),
-        unshared_bytes=unshared_bytes,
+        waiting_bytes=unshared_bytes + sum(each.waiting_bytes for each in events),
     )
 
 
