@@ -49,9 +49,10 @@ class Session:
         self._n_minibatches = self._length()
         self.n_rounds = self._n_minibatches // request.configuration.minibatches_per_round
         if (needed := cells_needed(request.configuration, 1)) > self._n_minibatches:
+            n = needed // request.configuration.minibatches_per_round
             msg = (
                 f"an epoch has {self._n_minibatches} minibatches, but {request.configuration} "
-                f"needs {needed} to be timed, in whole fetches"
+                f"needs {needed} to be timed: {n} whole fetch{'es' if n > 1 else ''}"
             )
             raise EpochTooShortError(msg)
         self._labels: dict[str, list[NDArray[Any]]] = {name: [] for name in request.labels}
