@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cellfeed_tuner import theory
+from cellfeed_tuner import Tunable, theory
 from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
 from cellfeed_tuner._reports._words import html_summary
 from cellfeed_tuner._subject._labels import Label
-from cellfeed_tuner._subject._plans import BlockPlans
+from cellfeed_tuner._subject._plans import BlockPlans, LoaderPlans
 
 N_CELLS, N_KNOWN, N_LABELS = 400_000, 1_000, 10
 RNG = np.random.default_rng(0)
@@ -44,6 +44,24 @@ def test_no_order_has_more_than_random_sampling(sizes):
     found = mixing(mostly_missing(np.repeat(np.arange(N_LABELS), N_KNOWN // N_LABELS)))
     assert found[sizes]["line"].share_of_random < 1.02
     assert not found.storage_order(1024).already_shuffled
+
+
+class InOrder(Tunable):
+    """Another loader, which has a plan."""
+
+    def open(self, configuration):
+        raise NotImplementedError
+
+    def planned_rows(self, configuration, n_minibatches):
+        return np.arange(min(N_CELLS // 64, n_minibatches) * 64).reshape(-1, 64)
+
+
+def test_the_plan_of_another_loader_is_held_against_the_same():
+    codes = mostly_missing(RNG.integers(0, N_LABELS, N_KNOWN))
+    label = Label.of_values("line", np.where(codes < 0, np.nan, codes))
+    found = Mixing([label], None, LoaderPlans(InOrder()), entropy_floor=0.99)[1, 1]["line"]
+    assert found.random_of_known is not None
+    assert found.share_of_random == pytest.approx(1.0, abs=0.05)
 
 
 def test_blocks_of_one_label_have_nothing_where_random_samples_have_something():
