@@ -53,7 +53,10 @@ def test_a_file_in_place_of_the_folder(run, tmp_path):
     ("error", "message"),
     [
         (ParameterError("a parameter"), "a parameter"),
-        (PermissionError(13, "Permission denied", "/a/path"), "Permission denied: `/a/path`"),
+        (
+            PermissionError(13, "Permission denied", "/a/path"),
+            "Permission denied: `/a/path`; change its permissions, or name another",
+        ),
         (OSError("two\n  lines"), "two lines"),
         (OSError(), "OSError"),
         (

@@ -15,7 +15,7 @@ from cellfeed._layouts import PiecedCsr
 from cellfeed._runs import Runs, expand, merge_consecutive
 from cellfeed._sources._base import StoredElement, why_not_cast
 from cellfeed._sources._soma._store import SomaStore
-from cellfeed._sources._soma._tables import name_column, read_table
+from cellfeed._sources._soma._tables import name_column, read_joinids, read_table
 from cellfeed._sources._soma._tiledb import UnknownLayoutError, tiled_csr
 
 __all__ = ["DenseElement", "SomaElement", "SparseElement"]
@@ -46,7 +46,7 @@ class SomaElement(StoredElement):
         with store.failures_named(path):
             array = self._array()
             table = None if var is None else store.at(var)
-            columns = array.shape[1] if table is None else table.count
+            columns = array.shape[1] if table is None else len(read_joinids(table, None))
             self.shape = (len(joinids), columns)
             self.dtype = np.dtype(array.schema.field("soma_data").type.to_pandas_dtype())
             options = array.schema_config_options()

@@ -136,8 +136,7 @@ class SomaSource(Source):
         with self._store.failures_named("obs"):
             obs = self._store().obs
             if self._query is None:
-                ids = read_joinids(obs, None)
-                return range(obs.count) if ids is None else ids
+                return read_joinids(obs, None)
         try:
             ids = read_joinids(obs, self._query)
         except Exception as error:
@@ -146,7 +145,7 @@ class SomaSource(Source):
             raise ParameterError(
                 f"{msg} ({first_line(error)}); its obs columns are: {columns}"
             ) from error
-        if ids is None or not ids.size:
+        if not len(ids):
             msg = f"{self.location}: no cell fulfils obs_query={self._query!r}; give a wider one"
             raise ParameterError(msg)
         return ids

@@ -41,20 +41,22 @@ def columns_of(table: Any, axis: Axis) -> list[str]:
     return [name for name in table.keys() if name not in left_out]  # noqa: SIM118 - no mapping
 
 
-def read_joinids(table: Any, query: str | None) -> NDArray[np.int64] | None:
+def read_joinids(table: Any, query: str | None) -> NDArray[np.int64] | range:
     """Return the numbers of the rows that fulfil a query, ascending, int64.
+
+    They are read, since `tiledbsoma.DataFrame.count`, which lets other threads run meanwhile,
+    has ended processes by a segmentation fault.
 
     Returns
     -------
-    None if there is no query, and rows are numbered from 0 without gaps.
+    A range if there is no query, and rows are numbered from 0 without gaps.
     """
-    if query is None and table.index_column_names == (_JOINID,):
-        (extent,) = table.non_empty_domain()
-        if table.count == 0 or extent == (0, table.count - 1):
-            return None
-    found = table.read(column_names=[_JOINID], value_filter=query).concat()
-    ids = np.sort(found[_JOINID].to_numpy().astype(np.int64))
-    return None if query is None and np.array_equal(ids, np.arange(ids.size)) else ids
+    tables = table.read(column_names=[_JOINID], value_filter=query)
+    parts = [each[_JOINID].to_numpy().astype(np.int64, copy=False) for each in tables]
+    ids = np.concatenate([np.empty(0, np.int64), *parts])
+    ids.sort()
+    is_gapless = query is None and np.array_equal(ids, np.arange(ids.size))
+    return range(ids.size) if is_gapless else ids
 
 
 def read_table(
