@@ -18,7 +18,6 @@ from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneInterrupted, AutotuneResult, Configuration, autotune
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._commands._autotune_run import LiveDisplay
-from cellfeed_tuner._progress import interrupts_held_back
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
 from cellfeed_tuner._reports._words import html_summary
@@ -100,18 +99,6 @@ def test_what_earlier_runs_have_left_stays_as_it_was(interrupted, collection, ca
     assert kept() == before
 
 
-def test_what_is_held_back_comes_when_the_block_is_done():
-    done = False
-    with pytest.raises(KeyboardInterrupt), interrupts_held_back():  # noqa: PT012 - that is it
-        signal.raise_signal(signal.SIGINT)
-        done = True
-    assert done
-    with interrupts_held_back():
-        pass
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
 def test_it_is_said_wherever_a_result_is_shown(result_of, tmp_path, capsys):
     whole = result_of("explained")
     result = replace(whole, interrupted=True)
@@ -170,7 +157,7 @@ def test_the_command_writes_what_it_has(small_collection, tmp_path, monkeypatch,
 START = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._commands._entry_point import main
 main()
 """
 

@@ -1,12 +1,8 @@
-"""What a caller sees and does meanwhile: how far the work has come, and Ctrl-C."""
+"""How far the work has come, for a caller who wants to know."""
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = ["Progress", "interrupts_held_back", "silent"]
+__all__ = ["Progress", "silent"]
 
 
 class Progress(Protocol):
@@ -19,20 +15,3 @@ class Progress(Protocol):
 def silent(stage: str, done: float, total: float) -> None:
     """Tell nobody."""
     del stage, done, total
-
-
-@contextmanager
-def interrupts_held_back() -> Iterator[None]:
-    """Let Ctrl-C take effect when the block is done, and not inside of it."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield  # nothing is raised in this thread
-        return
-    caught = list[int]()
-    signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if caught:
-        signal.raise_signal(signal.SIGINT)

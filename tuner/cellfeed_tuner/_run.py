@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cellfeed import CellDataset, ParameterError, SamplingStrategy
+from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
     EXPLAIN_SHARE,
@@ -30,7 +31,7 @@ from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._planning._recommend import Choice, nearest
-from cellfeed_tuner._progress import Progress, interrupts_held_back
+from cellfeed_tuner._progress import Progress
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, Ranges
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
@@ -335,7 +336,7 @@ class Run:
             trials={each: search.measurements.replicates(each) for each in search.measurements},
             raced=search.likely,
         )
-        with interrupts_held_back():
+        with interrupts_held():
             record(cache_folder(), run)
 
     @property

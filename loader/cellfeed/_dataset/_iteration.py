@@ -7,12 +7,10 @@ Python code may therefore run where an iteration is dropped, least of all code t
 import atexit
 import inspect
 import os
-import signal
 import sys
 import threading
 import weakref
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from multiprocessing import Process, current_process, get_start_method, parent_process
 from multiprocessing.context import ForkServerProcess
 from queue import SimpleQueue
@@ -20,7 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from cellfeed._errors import DeliveryError
 
-__all__ = ["Iteration", "end_without_parent", "interrupts_held", "wait_for_dropped"]
+__all__ = ["Iteration", "end_without_parent", "wait_for_dropped"]
 
 _Item = TypeVar("_Item")
 
@@ -176,24 +174,3 @@ def end_without_parent() -> None:
         is_there = parent.pid == os.getppid()
     if not is_there:
         sys.exit(1)
-
-
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back to the end of the block, such as one that forks.
-
-    In the hooks that Python calls at a fork it would be printed and forgotten, and the hook
-    left undone. Processes that are forked in the block leave Ctrl-C to this one.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield  # it is not ours to handle, or nobody does
-        return
-    held = list[tuple[Any, ...]]()
-    signal.signal(signal.SIGINT, lambda *arguments: held.append(arguments))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if held:
-            handler(*held[0])

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 from cellfeed._chunks import Counter, Counters
 from cellfeed._dataset._accelerate import accumulating
 from cellfeed._dataset._epochs import Start
-from cellfeed._dataset._iteration import Iteration, interrupts_held, wait_for_dropped
+from cellfeed._dataset._iteration import Iteration, wait_for_dropped
 from cellfeed._dataset._run import Counted
 from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, StateError
 from cellfeed._torch import DataLoader, default_convert, get_worker_info
@@ -31,6 +31,7 @@ from cellfeed._workers import (
     departures,
     message_of,
 )
+from cellfeed.interrupts import interrupts_held
 from cellfeed.machine import local_world_size, usable_memory_bytes
 
 __all__ = [

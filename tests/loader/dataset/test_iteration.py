@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, DeliveryError, open_collection
-from cellfeed._dataset._iteration import interrupts_held, wait_for_dropped
+from cellfeed._dataset._iteration import wait_for_dropped
 
 multi_threaded = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -126,19 +126,6 @@ class TestDropping:
 
 
 class TestInterrupts:
-    def test_are_held_to_the_end(self, interrupts_raise):
-        done = []
-
-        def interrupted():
-            with interrupts_held():
-                signal.raise_signal(signal.SIGINT)
-                done.append("all")
-
-        with pytest.raises(KeyboardInterrupt):
-            interrupted()
-        assert done == ["all"]
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
     @multi_threaded
     def test_in_the_fork_of_a_worker(self, path, interrupts_raise):
         armed = [True]

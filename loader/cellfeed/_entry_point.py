@@ -1,0 +1,10 @@
+"""Where the ``cellfeed`` command starts."""
+
+from cellfeed.interrupts import run_command
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command."""
+    run_command("cellfeed._cli")

@@ -1,0 +1,10 @@
+"""Where the ``autotune`` command starts."""
+
+from cellfeed.interrupts import run_command
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command."""
+    run_command("cellfeed_tuner._commands._autotune_cli")
