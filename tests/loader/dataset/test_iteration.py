@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -55,6 +56,15 @@ def threads_of_iterations() -> list[str]:
     names = [thread.name for thread in threading.enumerate()]
     lasting = ("cellfeed-requests", "cellfeed-kept", "cellfeed-postgres", "cellfeed-direct")
     return [name for name in names if name.startswith("cellfeed") and not name.startswith(lasting)]
+
+
+def collect(reference, seconds=60):
+    """Collect what is referred to: `gc.collect` does nothing while another thread collects."""
+    end = time.monotonic() + seconds
+    while reference() is not None and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    assert reference() is None
 
 
 class TestDropping:
@@ -111,8 +121,9 @@ class TestDropping:
         knot = [iter(dataset_over(open_collection(path)))]
         next(knot[0])
         knot.append(knot)
+        iteration = weakref.ref(knot[0])
         del knot
-        gc.collect()
+        collect(iteration)
         wait_for_dropped()
         assert threads_of_iterations() == []
 
