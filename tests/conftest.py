@@ -58,17 +58,13 @@ def measuring_processes_find_imports_done():
 
 
 @pytest.fixture(scope="module")
-def short_looks():
-    """A look at a configuration takes a tenth of a second here, in place of half or a whole one.
-
-    For what a search says and writes, where it does not matter how surely it chooses.
-    """
+def short_replicates():
+    """Replicates of a tenth of a second, for tests of what a search reports, not of its choice."""
     importlib.import_module("cellfeed_tuner._autotune")
     with pytest.MonkeyPatch.context() as patch:
         for name, module in sorted(sys.modules.items()):
-            for constant in ("SLICE_SECONDS", "TURN_SECONDS"):
-                if name.startswith("cellfeed_tuner.") and hasattr(module, constant):
-                    patch.setattr(module, constant, 0.1)
+            if name.startswith("cellfeed_tuner.") and hasattr(module, "REPLICATE_SECONDS"):
+                patch.setattr(module, "REPLICATE_SECONDS", 0.1)
         yield
 
 

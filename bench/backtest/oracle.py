@@ -42,7 +42,7 @@ def oracle(
         if measurements.budget.left <= 0:
             return best[order[0]]
         place = min(order[:2], key=n_looks.__getitem__)
-        (seconds,) = measurements.looks(measurements.take(best[place]))
+        speed = measurements.take(best[place]).rough_cells_per_second
         n_looks[place] += 1
-        errors = (np.log(seconds) - logs[orders[:, place]]) / max(process.spread, 1e-3)
+        errors = (-np.log(speed) - logs[orders[:, place]]) / max(process.spread, 1e-3)
         log_likelihood = log_likelihood - errors**2 / 2

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optuna.distributions import IntDistribution
+from optuna.trial import TrialState, create_trial
 
 from cellfeed_tuner import (
     AutotuneResult,
@@ -23,6 +25,7 @@ from cellfeed_tuner import (
     Nearest,
     PrefetchResult,
     Ranges,
+    Ranks,
     Recommended,
     Rival,
     StorageOrder,
@@ -30,12 +33,8 @@ from cellfeed_tuner import (
 )
 from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
-from cellfeed_tuner._history._digest import fingerprint
-from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, Key
+from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, Key, fingerprint
 from cellfeed_tuner._machine._description import Cpu, Memory, Platform, Storage
-from cellfeed_tuner._planning._space import Space
-
-SIZES = ("block_size", "fetch_factor", "num_workers")
 
 
 @pytest.fixture(autouse=True)
@@ -65,29 +64,18 @@ def earlier_run():
             ),
             versions=fingerprint({"cellfeed": versions}),
         )
-        space = changes.pop("space", None) or Space.of(
-            *([getattr(each, size) for each in costs] for size in SIZES)
-        )
         n_ranks = changes.pop("n_ranks", 1)
         asked = Asked(
-            label="plate",
+            labels=changes.pop("labels", ["plate"]),
             batch_size=changes.pop("batch_size", 64),
             cache=changes.pop("cache", "cold"),
-            budget=changes.pop("budget", 60.0),
-            entropy_floor=changes.pop("entropy_floor", 0.95),
-            block_sizes=space.block_sizes,
-            fetch_factors=space.fetch_factors,
-            workers=space.workers,
-            further_labels=changes.pop("further_labels", ()),
-            n_ranks=n_ranks,
-            world_size=changes.pop("world_size", n_ranks),
+            ranks=Ranks(n_local=n_ranks, n_total=changes.pop("world_size", n_ranks)),
         )
         choice = choice or min(costs, key=costs.__getitem__)
         speed = 1 / costs[choice]
         facts: dict[str, Any] = {
             "began": "2026-11-20T10:00:00.000+00:00",
             "path": "plates/plate0.h5ad",
-            "raced": set(costs),
             "cells_per_second": Estimate(speed, 0.9 * speed, 1.1 * speed),
         } | changes
         trials = {
@@ -95,6 +83,26 @@ def earlier_run():
             for configuration, cost in costs.items()
         }
         return EarlierRun(key=key, asked=asked, choice=choice, trials=trials, **facts)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def trials_of():
+    """Return the trials of a study that measured what a run did; one without replicates failed."""
+
+    def make(run, *, pruned=()):
+        sizes = ("block_size", "fetch_factor", "num_workers")
+        return [
+            create_trial(
+                state=TrialState.PRUNED if each in pruned else TrialState.COMPLETE,
+                value=float(np.mean(replicates)),
+                params={name: each[name] for name in sizes},
+                distributions={name: IntDistribution(0, 4096) for name in sizes},
+                intermediate_values=dict(enumerate(replicates)),
+            )
+            for each, replicates in run.trials.items()
+        ]
 
     return make
 

@@ -7,7 +7,7 @@ from cellfeed import BlockShuffling, CellDataset, EpochPlan, open_collection
 from cellfeed.sampling import ChunkedRows, ChunkStarts
 from cellfeed_tuner import autotune, label_entropy, strategy_entropy, theory
 
-pytestmark = pytest.mark.usefixtures("short_looks")
+pytestmark = pytest.mark.usefixtures("short_replicates")
 
 N_ROWS = 400_000
 P = [0.5, 0.3, 0.15, 0.05]

@@ -14,7 +14,7 @@ from tests.loader.sources.arriving import Arriving, Rows
 from cellfeed.sources import Storage, register
 from cellfeed_tuner._commands._autotune_cli import main
 
-pytestmark = pytest.mark.usefixtures("short_looks")
+pytestmark = pytest.mark.usefixtures("short_replicates")
 
 
 def open_cells(location, elements):

@@ -23,7 +23,7 @@ from cellfeed_tuner._measuring import _measuring_process
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._reports._terminal import print_report
 
-pytestmark = pytest.mark.usefixtures("short_looks")
+pytestmark = pytest.mark.usefixtures("short_replicates")
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 SMALL_GRID = ["--block-sizes", "4,16", "--fetch-factors", "2 8", "--workers", "0", "--budget", "3"]

@@ -1,6 +1,7 @@
 """What is clear is measured once more, and what that shows counts."""
 
 from dataclasses import dataclass, field
+from math import ceil
 
 import pytest
 
@@ -48,7 +49,7 @@ class TurningMachine:
         self.asked.append(each)
         seconds = each.minibatches_per_round * BATCH_SIZE * true_seconds_per_cell(each)
         seconds *= self.slower if is_slow else 1.0
-        n_rounds = 1 + max(request.least_rounds, int(request.seconds / seconds))
+        n_rounds = 1 + max(request.least_rounds, ceil(request.seconds / seconds))
         self.now += 1.0 + n_rounds * seconds
         rounds = [Round(seconds, number > 0, 0.0, None) for number in range(n_rounds)]
         return Outcome(events=(Started(0.0, 0.0, 0), *rounds), peak_memory_bytes=100, failure=None)

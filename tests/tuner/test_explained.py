@@ -19,7 +19,7 @@ from cellfeed_tuner._explain._explained import (
 from cellfeed_tuner._explain._storage_advice import StorageLayout, StoreSample
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 
-pytestmark = pytest.mark.usefixtures("short_looks")
+pytestmark = pytest.mark.usefixtures("short_replicates")
 
 BATCH_SIZE = 32
 SETTINGS = Configuration(block_size=16, fetch_factor=4)

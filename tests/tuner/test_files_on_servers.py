@@ -21,7 +21,7 @@ from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._history._fingerprint import data_fingerprint
 from cellfeed_tuner._subject._labels import label_codes
 
-pytestmark = pytest.mark.usefixtures("short_looks")
+pytestmark = pytest.mark.usefixtures("short_replicates")
 
 N_CELLS = 2000
 TOKEN = "token-that-nobody-sees"

@@ -9,7 +9,7 @@ import pytest
 
 from cellfeed import Collection, open_collection
 from cellfeed_tuner import describe_machine
-from cellfeed_tuner._history._digest import fingerprint
+from cellfeed_tuner._history._earlier_run import fingerprint
 from cellfeed_tuner._history._fingerprint import (
     data_fingerprint,
     machine_fingerprint,

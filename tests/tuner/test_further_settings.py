@@ -8,7 +8,7 @@ from cellfeed import BlockShuffling, CellDataset, EpochPlan, ParameterError, ope
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure, minibatch_entropies
 from cellfeed_tuner._commands._autotune_cli import main
 
-pytestmark = pytest.mark.usefixtures("short_looks")
+pytestmark = pytest.mark.usefixtures("short_replicates")
 
 BATCH_SIZE = 32
 

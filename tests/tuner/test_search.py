@@ -1,6 +1,7 @@
 """The search, on a model of a disk instead of a disk."""
 
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 import pytest
 
@@ -61,7 +62,7 @@ class ModelProcess:
         computing = request.step_seconds * request.configuration.minibatches_per_round
         seconds = max(reading, computing)  # it reads ahead while training computes
         n_new = n_uncounted(request.configuration)
-        n_rounds = max(n_new + request.least_rounds, 1 + int(request.seconds / seconds))
+        n_rounds = n_new + max(request.least_rounds, ceil(request.seconds / seconds))
         n_rounds = min(n_rounds, request.most_rounds, int(limit_seconds / seconds))
         has_all = n_rounds >= n_new + request.least_rounds
         self.now += n_rounds * seconds if has_all else limit_seconds

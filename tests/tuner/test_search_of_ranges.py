@@ -1,6 +1,7 @@
 """The search of a space too large to list, on a model of a disk."""
 
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class NoisyProcess:
         seconds = configuration.minibatches_per_round * BATCH_SIZE / speed(configuration)
         per_epoch = N_CELLS // BATCH_SIZE // configuration.minibatches_per_round
         n_new = CountedRounds.n_new(per_epoch, has_workers=configuration.num_workers > 0)
-        n_rounds = max(n_new + request.least_rounds, 1 + int(request.seconds / seconds))
+        n_rounds = n_new + max(request.least_rounds, ceil(request.seconds / seconds))
         n_rounds = min(n_rounds, request.most_rounds, int(limit_seconds / seconds))
         noise = 0.01 * self._rng.standard_normal() + 0.02 * self._rng.standard_normal(n_rounds)
         rounds = seconds * np.exp(noise)

@@ -40,7 +40,7 @@ from cellfeed_tuner._subject._labels import Label, label_codes
 from cellfeed_tuner._subject._plans import BlockPlans
 from cellfeed_tuner._subject._selected import Selected
 
-pytestmark = pytest.mark.usefixtures("short_looks")
+pytestmark = pytest.mark.usefixtures("short_replicates")
 
 TYPES = np.repeat([0, 1, 2], [40_000, 4_000, 400])
 PLATES = np.tile(np.repeat([0, 1, 2, 3], 100), 111)

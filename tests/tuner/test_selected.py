@@ -27,7 +27,7 @@ from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._subject._labels import label_codes
 from cellfeed_tuner._subject._selected import Selected
 
-pytestmark = pytest.mark.usefixtures("short_looks")
+pytestmark = pytest.mark.usefixtures("short_replicates")
 
 QUERY = "plate != 'p0' and cell_type in ['B', 'T']"
 FEW = [*range(10), *range(4000, 4005)]

@@ -20,7 +20,7 @@ from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._subject._labels import Label
 from cellfeed_tuner._subject._plans import BlockPlans
 
-pytestmark = pytest.mark.usefixtures("short_looks")
+pytestmark = pytest.mark.usefixtures("short_replicates")
 
 N_CELLS, BATCH_SIZE, N_EPOCHS, FLOOR = 3000, 16, 20, 0.8
 LABELS = {

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from cellfeed_tuner import Configuration
@@ -9,6 +10,17 @@ from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._history._study import cache_folder, record
 
 FAST = Configuration(block_size=64, fetch_factor=16)
+
+
+@pytest.fixture
+def kept(earlier_run, trials_of):
+    """Keep a run, as `earlier_run` makes it."""
+
+    def keep(costs, **facts):
+        run = earlier_run(costs, **facts)
+        record(cache_folder(), run, trials_of(run))
+
+    return keep
 
 
 def show(*arguments):
@@ -24,13 +36,10 @@ def test_nothing_known_is_a_plain_line(cache_folder):
     assert json.loads(show("--json"))["runs"] == []
 
 
-def test_the_last_run_of_each_kind_is_listed(earlier_run):
-    record(cache_folder(), earlier_run({FAST: 1e-4}))
-    record(
-        cache_folder(),
-        earlier_run({FAST: 1e-5}, began="2026-11-21T00:00:00.000+00:00"),
-    )
-    record(cache_folder(), earlier_run({FAST: 1e-3}, machine="elsewhere"))
+def test_the_last_run_of_each_kind_is_listed(kept):
+    kept({FAST: 1e-4})
+    kept({FAST: 1e-5}, began="2026-11-21T00:00:00.000+00:00")
+    kept({FAST: 1e-3}, machine="elsewhere")
     shown = " ".join(show().split())
     assert "100,000 [90,000, 110,000]" in shown
     assert "1,000 [900, 1,100]" in shown
@@ -42,22 +51,21 @@ def test_the_last_run_of_each_kind_is_listed(earlier_run):
     assert last["choice"] == {"block_size": 64, "fetch_factor": 16, "num_workers": 0}
     assert round(last["cells_per_second"]["value"]) == 100_000
     assert other["machine"]["cpu"] == "cpu of elsewhere"
-    assert last["asked"]["label"] == "plate"
+    assert last["asked"]["labels"] == ["plate"]
     assert {"digest", "n_cells"} <= last["data"].keys()
 
 
-def test_runs_for_other_numbers_of_ranks_are_listed_apart(earlier_run):
+def test_runs_for_other_numbers_of_ranks_are_listed_apart(kept):
     kinds = [(1, 1), (2, 2), (1, 2)]
     for n_ranks, world_size in kinds:
-        run = earlier_run({FAST: 1e-4}, n_ranks=n_ranks, world_size=world_size)
-        record(cache_folder(), run)
-    asked = [each["asked"] for each in json.loads(show("--json"))["runs"]]
-    assert [(each["n_ranks"], each["world_size"]) for each in asked] == kinds
+        kept({FAST: 1e-4}, n_ranks=n_ranks, world_size=world_size)
+    ranks = [each["asked"]["ranks"] for each in json.loads(show("--json"))["runs"]]
+    assert [(each["n_local"], each["n_total"]) for each in ranks] == kinds
     assert " ".join(show().split()).count("ranks") == 2
 
 
-def test_a_run_without_a_choice_is_listed(earlier_run):
-    record(cache_folder(), earlier_run({FAST: 1e-4}, cells_per_second=None))
+def test_a_run_without_a_choice_is_listed(kept):
+    kept({FAST: 1e-4}, cells_per_second=None)
     assert "none" in show()
 
 

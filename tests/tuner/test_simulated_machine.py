@@ -1,6 +1,7 @@
 """What a search says of a simulated machine, of which the truth is known."""
 
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ class NoisyMachine:
         error = self.log_load + NOISE * self._rng.standard_normal()
         cells = each.minibatches_per_round * BATCH_SIZE
         seconds = cells / true_speed(each) * np.exp(error)
-        n_rounds = 1 + max(request.least_rounds, min(30, int(request.seconds / seconds)))
+        n_rounds = 1 + max(request.least_rounds, min(30, ceil(request.seconds / seconds)))
         self.now += OVERHEAD_SECONDS + n_rounds * seconds
         rounds = [Round(seconds, number > 0, 0.0, None) for number in range(n_rounds)]
         return Outcome(events=(Started(0.0, 0.0, 0), *rounds), peak_memory_bytes=100, failure=None)

@@ -32,7 +32,7 @@ from cellfeed_tuner._measuring._delivery import sampled_cells
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._words import html_summary
 
-pytestmark = pytest.mark.usefixtures("short_looks")
+pytestmark = pytest.mark.usefixtures("short_replicates")
 
 HERE = Path(__file__).parent
 SHARED = Path(__file__).parents[3] / "shared" / "data"

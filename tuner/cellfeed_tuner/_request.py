@@ -114,20 +114,12 @@ class Request:
         return prepare_cache(self.files, self.cache)
 
     def asked(self, found_cache: str) -> Asked:
-        """Return what is kept of it for later runs."""
+        """Return what later runs need to know of the request."""
         return Asked(
-            label=self.labels[0].name,
-            further_labels=tuple(each.name for each in self.labels[1:]),
+            labels=[each.name for each in self.labels],
             batch_size=self.batch_size,
             cache=found_cache,
-            budget=self.budget,
-            entropy_floor=self.constraints.entropy_floor,
-            block_sizes=self.space.block_sizes,
-            fetch_factors=self.space.fetch_factors,
-            workers=self.space.workers,
-            others=self.space.others,
-            n_ranks=self.ranks.n_local,
-            world_size=self.ranks.n_total,
+            ranks=self.ranks,
         )
 
 

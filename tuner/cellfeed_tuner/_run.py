@@ -22,7 +22,7 @@ from cellfeed_tuner._explain._explained import Explained, explain_throughput
 from cellfeed_tuner._explain._storage_advice import StorageLayout
 from cellfeed_tuner._history._earlier_run import EarlierRun, Key
 from cellfeed_tuner._history._fingerprint import key_of
-from cellfeed_tuner._history._recall import Recollection
+from cellfeed_tuner._history._recall import IGNORED, Earlier, recall
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine, describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
@@ -66,8 +66,8 @@ class Run:
     _order: StorageOrder | None = field(init=False)
     _found_cache: CacheState | Literal["unknown"] = field(init=False)
     _key: Key | None = field(default=None, init=False)
-    _recollection: Recollection = field(default_factory=Recollection.ignored, init=False)
-    _known: list[Configuration] = field(init=False)
+    _known: list[Configuration] = field(default_factory=list, init=False)
+    _earlier: Earlier | None = field(default=None, init=False)
     _grid: list[Configuration] = field(init=False)
     _search: Search = field(init=False)
     _recommended: Recommended | None = field(default=None, init=False)
@@ -91,17 +91,17 @@ class Run:
         self._found_cache = request.prepare_cache()
         if request.selected is not None and request.make_dataset is CellDataset:
             self._key = key_of(request.selected, request.labels[0].name, self._machine)
-            if not request.fresh:
-                self._recollection = self._recalled(self._key)
-        self._known = self._recollection.trials_in(request.space)
+            self._known, self._earlier = self._recalled(self._key)
         self._grid = list(dict.fromkeys([*request.grid, *self._known]))
 
-    def _recalled(self, key: Key) -> Recollection:
-        """Return which earlier runs bear on this one; only this, and keeping it, load Optuna."""
-        from cellfeed_tuner._history._study import cache_folder, read_runs  # noqa: PLC0415
+    def _recalled(self, key: Key) -> tuple[list[Configuration], Earlier]:
+        """Return the configurations to measure first, from an earlier run."""
+        from cellfeed_tuner._history._study import cache_folder, read_runs  # noqa: PLC0415 - Optuna
 
+        if self.request.fresh:
+            return [], IGNORED
         runs = read_runs(cache_folder(), key.data.digest)
-        return Recollection.of(runs, key, self.request.asked(self._found_cache))
+        return recall(runs, key, self.request.asked(self._found_cache), self.request.space)
 
     def start(self) -> None:
         """Start the measuring process, and time the training step if there is one."""
@@ -208,7 +208,7 @@ class Run:
             seconds=time.perf_counter() - self.started,
             date=self._date,
             storage_order=self._order,
-            earlier=self._recollection.said,
+            earlier=self._earlier,
             bottleneck=self._explained.bottleneck,
             storage_advice=self._explained.storage_advice,
             ranges=self._ranges() if request.space.is_large else None,
@@ -333,11 +333,9 @@ class Run:
             path=self.request.dataset.paths[0],
             choice=None if recommended is None else recommended.configuration,
             cells_per_second=None if recommended is None else recommended.cells_per_second,
-            trials={each: search.measurements.replicates(each) for each in search.measurements},
-            raced=search.likely,
         )
         with interrupts_held():
-            record(cache_folder(), run)
+            record(cache_folder(), run, search.ended_trials())
 
     @property
     def _ends(self) -> float:

@@ -41,7 +41,7 @@ def _latest(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
     by_kind = dict[tuple[object, ...], EarlierRun]()
     for run in runs:
         asked = run.asked
-        kind = run.key.name, asked.labels, asked.batch_size, asked.cache, asked.ranks
+        kind = run.key.name, tuple(asked.labels), asked.batch_size, asked.cache, asked.ranks
         by_kind[kind] = run
     return sorted(by_kind.values(), key=lambda run: run.began, reverse=True)
 

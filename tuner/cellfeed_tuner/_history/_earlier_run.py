@@ -1,18 +1,42 @@
-"""What one run of ``autotune`` leaves for later ones."""
+"""What one run of ``autotune`` leaves for later ones, and the fingerprints it is kept under."""
 
-from collections.abc import Collection, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-
-from cellfeed_tuner._configuration import Configuration, Setting
-from cellfeed_tuner._history._digest import Fingerprint
+from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._planning._space import Space
 from cellfeed_tuner._ranks import Ranks
 
-__all__ = ["Asked", "EarlierRun", "Key"]
+__all__ = ["Asked", "EarlierRun", "Fingerprint", "Key", "digest", "fingerprint"]
+
+_DIGEST_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """A digest of eight hexadecimal digits, and the plain values that it identifies."""
+
+    digest: str
+    facts: Mapping[str, Any] = field(compare=False)
+
+
+def fingerprint(facts: Mapping[str, Any]) -> Fingerprint:
+    """Return the fingerprint of plain values.
+
+    Examples
+    --------
+    >>> len(fingerprint({"cores": 2, "kernel": "Linux 6"}).digest)
+    8
+    """
+    return Fingerprint(digest(json.dumps(facts, sort_keys=True).encode()), dict(facts))
+
+
+def digest(content: bytes) -> str:
+    """Return eight hexadecimal digits."""
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,80 +55,33 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a run was asked for.
+    """What a run measured: ``cache`` is the state of the page cache that was found."""
 
-    Parameters
-    ----------
-    label, further_labels
-        The first obs column that minibatches are mixed by, and the others.
-    batch_size, budget, entropy_floor, block_sizes, fetch_factors, workers
-        As in `autotune`.
-    cache
-        State of the page cache that was found.
-    others
-        What other settings may be, by name.
-    n_ranks, world_size
-        Ranks that were measured side by side, and all that divide an epoch.
-    """
-
-    label: str
+    labels: Sequence[str]
     batch_size: int
     cache: str
-    budget: float
-    entropy_floor: float
-    block_sizes: Sequence[int]
-    fetch_factors: Sequence[int]
-    workers: Sequence[int]
-    further_labels: tuple[str, ...] = ()
-    others: Mapping[str, Sequence[Setting]] = field(default_factory=dict)
-    n_ranks: int = 1
-    world_size: int = 1
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """All labels, the first one first."""
-        return self.label, *self.further_labels
-
-    @property
-    def ranks(self) -> Ranks:
-        """How many ranks the choice was for."""
-        return Ranks(n_local=self.n_ranks, n_total=self.world_size)
-
-    @property
-    def space(self) -> Space:
-        """What may be chosen."""
-        return Space.of(self.block_sizes, self.fetch_factors, self.workers, **self.others)
+    ranks: Ranks = field(default_factory=Ranks)
 
     def is_like(self, other: "Asked") -> bool:
-        """Return whether both measure the same thing."""
+        """Return whether both runs measure the same thing; labels do not matter to throughput."""
         mine, theirs = ((each.batch_size, each.cache, each.ranks) for each in (self, other))
         return mine == theirs
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values; a range is its start, stop and step."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> "Asked":
-        """Return what `to_json` and JSON have made plain."""
-        known = {"world_size": plain.get("n_ranks", 1), **plain}
-        return cls(**{name: _sizes_or(value) for name, value in known.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierRun:
-    """One run, which ``began`` at a time in UTC, ISO 8601, and what it measured.
+    """One run, and what it measured.
 
     Parameters
     ----------
+    began
+        When, in UTC, ISO 8601.
     path
-        The first of the files, so that people know them again.
+        The first of the files, by which people recognize the collection.
     choice, cells_per_second
-        What it recommended, and the throughput that it published; None if nothing.
+        The recommendation and its throughput; None if there was none.
     trials
-        Seconds per cell of each replicate of each configuration, none of one that failed.
-    raced
-        Those that may have been the best to the end.
+        Seconds per cell of each replicate of each configuration that did not fail.
     """
 
     key: Key
@@ -114,11 +91,6 @@ class EarlierRun:
     choice: Configuration | None
     cells_per_second: Estimate | None
     trials: Mapping[Configuration, Sequence[float]] = field(default_factory=dict)
-    raced: Collection[Configuration] = frozenset()
-
-    def seconds_per_cell(self) -> dict[Configuration, float]:
-        """Return the mean of the replicates of each configuration that did not fail."""
-        return {each: float(np.mean(found)) for each, found in self.trials.items() if found}
 
     @property
     def date(self) -> str:
@@ -128,7 +100,7 @@ class EarlierRun:
     def to_json(self) -> dict[str, Any]:
         """Return all but the key and the trials as plain values."""
         return {
-            "asked": self.asked.to_json(),
+            "asked": asdict(self.asked),
             "began": self.began,
             "path": self.path,
             "choice": self.choice and dict(self.choice),
@@ -137,29 +109,13 @@ class EarlierRun:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any], **others: Any) -> "EarlierRun":
-        """Return a run of which `to_json` has made plain values; ``others`` are the rest."""
-        choice, speed = plain["choice"], plain["cells_per_second"]
+        """Return a run from the plain values of `to_json` and the key and trials."""
+        asked, choice, speed = plain["asked"], plain["choice"], plain["cells_per_second"]
         return cls(
-            asked=Asked.from_json(plain["asked"]),
+            asked=Asked(**{**asked, "ranks": Ranks(**asked["ranks"])}),
             began=plain["began"],
             path=plain["path"],
             choice=choice and Configuration(**choice),
             cells_per_second=speed and Estimate(**speed),
             **others,
         )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, range):
-        return {"start": value.start, "stop": value.stop, "step": value.step}
-    return value
-
-
-def _sizes_or(value: Any) -> Any:
-    if isinstance(value, Mapping) and value.keys() == {"start", "stop", "step"}:
-        return range(value["start"], value["stop"], value["step"])
-    if isinstance(value, Mapping):
-        return {name: _sizes_or(each) for name, each in value.items()}
-    return tuple(value) if isinstance(value, list) else value

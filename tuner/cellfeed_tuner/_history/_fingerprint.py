@@ -1,4 +1,4 @@
-"""Short digests by which a machine, a data set and versions are known again."""
+"""Fingerprints of a machine, a data set and versions, which tell whether results still apply."""
 
 import platform
 import re
@@ -9,26 +9,20 @@ from numpy.typing import NDArray
 
 from cellfeed import Collection, SamplingStrategy
 from cellfeed_tuner._entropy._label_counts import count_labels
-from cellfeed_tuner._history._digest import Fingerprint, digest, fingerprint
-from cellfeed_tuner._history._earlier_run import Key
+from cellfeed_tuner._history._earlier_run import Fingerprint, Key, digest, fingerprint
 from cellfeed_tuner._machine._description import Machine, package_version
 from cellfeed_tuner._results._dataset import SearchedStrategy
 from cellfeed_tuner._subject._labels import label_codes
 from cellfeed_tuner._subject._selected import Selected
 
-__all__ = [
-    "data_fingerprint",
-    "key_of",
-    "machine_fingerprint",
-    "versions_fingerprint",
-]
+__all__ = ["data_fingerprint", "key_of", "machine_fingerprint", "versions_fingerprint"]
 
 # What reads, decodes and carries cells.
 _PACKAGES = ("cellfeed", "deflate", "h5py", "numba", "numcodecs", "torch", "zarr", "zarrs")
 
 
 def key_of(selected: Selected, label: str, machine: Machine) -> Key:
-    """Return what results belong to that are measured of rows with a label on a machine."""
+    """Return the key of results for rows with a label on a machine."""
     collection = selected.collection
     codes = label_codes(collection, label)
     return Key(
@@ -39,10 +33,10 @@ def key_of(selected: Selected, label: str, machine: Machine) -> Key:
 
 
 def machine_fingerprint(machine: Machine) -> Fingerprint:
-    """Return what a machine is known by, from one start of it to the next.
+    """Return the fingerprint of a machine, which survives a reboot.
 
-    It holds no serial numbers and no names of devices, which may change, but a server's name
-    where the files lie behind a network.
+    It has no serial numbers and no device names, which may change; of network file systems, it has
+    the server's name.
     """
     kernel = re.match(r"\D*\d+", machine.platform.kernel)
     return fingerprint(
@@ -71,9 +65,10 @@ def data_fingerprint(
     indices: NDArray[np.int64] | None = None,
     strategy: SamplingStrategy | None = None,
 ) -> Fingerprint:
-    """Return what a collection is known by, wherever it lies on this machine, or by its URLs.
+    """Return the fingerprint of a collection.
 
-    Of files on servers, it holds what their servers call this version of each.
+    It does not depend on where local files are; of remote files, it has the URL and the version
+    that the server gives.
     """
     selected: dict[str, Any] = {} if indices is None else {"rows": _digest_of_numbers(indices)}
     if strategy is not None:

@@ -1,6 +1,6 @@
-"""Earlier runs: one journal for each data set, machine and versions, with a study for each run.
+"""Earlier runs: a journal for each data set, machine and versions, with an Optuna study per run.
 
-Nothing is written to a disk while it is measured: the study of a run is written when it is over.
+A study is written when its run is over, so that no disk is written to while it is measured.
 """
 
 import logging
@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
-
-import numpy as np
 
 with warnings.catch_warnings():
     # Optuna imports tqdm, which misses widgets in a notebook, where no bar is to be shown.
@@ -19,13 +17,12 @@ with warnings.catch_warnings():
 from optuna.exceptions import OptunaError
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
 from cellfeed import machine
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._history._digest import Fingerprint
-from cellfeed_tuner._history._earlier_run import EarlierRun, Key
-from cellfeed_tuner._quiet_optuna import distributions, quiet
+from cellfeed_tuner._history._earlier_run import EarlierRun, Fingerprint, Key
+from cellfeed_tuner._quiet_optuna import quiet
 
 __all__ = ["cache_folder", "read_runs", "record"]
 
@@ -35,7 +32,7 @@ _SUFFIX = ".journal"
 _FACTS = ("data", "machine", "versions")
 _RUN = "run"
 _MEASURED = (TrialState.COMPLETE, TrialState.PRUNED)
-# What comes of a disk that is full or not ours, and of a file that somebody has garbled.
+# Raised for a full disk, a folder of somebody else, or a damaged file.
 _UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, OptunaError)
 
 
@@ -45,27 +42,24 @@ def cache_folder() -> Path:
 
 
 def read_runs(folder: Path, data: str = "*") -> list[EarlierRun]:
-    """Return earlier runs, the last one last.
-
-    A file that cannot be read is left out with a warning.
-    """
+    """Return earlier runs, the last one last; an unreadable file is skipped with a warning."""
     runs = list[EarlierRun]()
     for path in sorted(folder.glob(f"{data}-*{_SUFFIX}")):
         try:
             runs += _read(path)
         except _UNUSABLE as error:
-            _logger.warning("%s: cannot be read and is left out (%r)", path, error)
+            _logger.warning("%s: cannot be read and is skipped (%r)", path, error)
     return sorted(runs, key=lambda run: run.began)
 
 
-def record(folder: Path, run: EarlierRun) -> None:
-    """Keep a run for later ones; a warning says if that cannot be done.
+def record(folder: Path, run: EarlierRun, trials: Sequence[FrozenTrial]) -> None:
+    """Keep a run and the trials of its study, or warn that this failed.
 
-    Other processes may do so at the same time.
+    Several processes may do so at the same time.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _append(folder / f"{run.key.name}{_SUFFIX}", run)
+        _append(folder / f"{run.key.name}{_SUFFIX}", run, trials)
     except _UNUSABLE as error:
         _logger.warning("%s: cannot be written (%s), so this run is not kept", folder, error)
 
@@ -87,47 +81,23 @@ def _read(path: Path) -> list[EarlierRun]:
 
 
 def _run(study: optuna.Study, key: Key) -> EarlierRun:
-    trials = study.get_trials(deepcopy=False, states=_MEASURED)
-    looks = {Configuration(**each.params): tuple(each.user_attrs["replicates"]) for each in trials}
-    raced = {Configuration(**e.params) for e in trials if e.state == TrialState.COMPLETE}
-    return EarlierRun.from_json(study.user_attrs[_RUN], key=key, trials=looks, raced=raced)
+    trials = {
+        Configuration(**each.params): tuple(each.intermediate_values.values())
+        for each in study.get_trials(deepcopy=False, states=_MEASURED)
+    }
+    return EarlierRun.from_json(study.user_attrs[_RUN], key=key, trials=trials)
 
 
-def _append(path: Path, run: EarlierRun) -> None:
-    """Write a study, and then say that it is whole: one that is not does not count."""
+def _append(path: Path, run: EarlierRun, trials: Sequence[FrozenTrial]) -> None:
+    """Write a study, and at the end the facts of its run: without these it does not count."""
     with quiet():
         kept = optuna.create_study(
             study_name=f"{run.began} {uuid4().hex[:8]}", storage=_storage(path)
         )
         for fact in _FACTS:
             kept.set_user_attr(fact, dict(getattr(run.key, fact).facts))
-        kept.add_trials(_trials(run))
+        kept.add_trials(trials)
         kept.set_user_attr(_RUN, run.to_json())
-
-
-def _trials(run: EarlierRun) -> list[FrozenTrial]:
-    """Return a trial for each configuration, whose looks are its intermediate values.
-
-    One that has failed is FAIL, one that dropped out of the race PRUNED.
-    """
-    space = distributions([*run.trials]) if run.trials else {}
-    return [
-        create_trial(
-            state=_state(looks, is_raced=each in run.raced),
-            value=float(np.mean(looks)) if looks else None,
-            params=dict(each),
-            distributions=space,
-            user_attrs={"replicates": [*looks]},
-            intermediate_values=dict(enumerate(looks)),
-        )
-        for each, looks in run.trials.items()
-    ]
-
-
-def _state(looks: Sequence[float], *, is_raced: bool) -> TrialState:
-    if not looks:
-        return TrialState.FAIL
-    return TrialState.COMPLETE if is_raced else TrialState.PRUNED
 
 
 def _storage(path: Path) -> JournalStorage:

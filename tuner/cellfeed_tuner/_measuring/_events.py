@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cellfeed import CellDataset, SamplingStrategy, Statistics
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import EPOCHS_APART, SLICE_SECONDS
+from cellfeed_tuner._constants import EPOCHS_APART, REPLICATE_SECONDS
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._machine._processes import BytesRead
 from cellfeed_tuner._measuring._delivery import DeliveredCell
@@ -37,7 +37,7 @@ class TimingSettings:
         The obs columns whose entropies are taken, and another, within whose values that of the
         first is taken too.
     least_rounds, most_rounds, seconds
-        Rounds that count, after the first; measuring stops after so many seconds, once there are
+        Rounds that count; measuring stops once they took so many seconds, and there are
         the least. With none, one round is read all the same.
     number
         Which measurement of the collection it is: each reads other rows, as the epochs of a
@@ -58,7 +58,7 @@ class TimingSettings:
     seed: int
     least_rounds: int
     most_rounds: int = 64
-    seconds: float = SLICE_SECONDS
+    seconds: float = REPLICATE_SECONDS
     number: int = 0
     given: str | None = None
     step_seconds: float = 0.0

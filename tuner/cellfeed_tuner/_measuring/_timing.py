@@ -20,7 +20,6 @@ from cellfeed_tuner._constants import (
     FETCHES_AHEAD,
     LONG_EPOCH,
     LONG_EPOCH_OF_WORKERS,
-    SLICE_SECONDS,
 )
 from cellfeed_tuner._machine._processes import BytesRead, bytes_read
 from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
@@ -39,7 +38,7 @@ from cellfeed_tuner._subject._selected import Selected
 from cellfeed_tuner._subject._tunable import Tunable
 
 __all__ = [
-    "SLICE_SECONDS", "CountedRounds", "Findings", "Infeasible", "MakeDataset", "Round", "Started",
+    "CountedRounds", "Findings", "Infeasible", "MakeDataset", "Round", "Started",
     "Step", "TimingRequest",
 ]  # fmt: skip
 
@@ -77,12 +76,13 @@ class TimingRequest(TimingSettings):
             session = Session(subject, request)
         else:
             session = DatasetSession(Selected.of(subject), request)
-        deadline, n_timed = time.perf_counter() + request.seconds, 0
+        timed_seconds, n_timed = 0.0, 0
         for each in _rounds(session, request, report, pace):
             report(each)
             n_timed += each.counts
-            late = time.perf_counter() > deadline and n_timed >= request.least_rounds
-            if pace.agreed(ended=each.may_end and (late or n_timed >= request.most_rounds)):
+            timed_seconds += each.seconds if each.counts else 0.0
+            enough = timed_seconds >= request.seconds and n_timed >= request.least_rounds
+            if pace.agreed(ended=each.may_end and (enough or n_timed >= request.most_rounds)):
                 break
         report(session.findings())
 

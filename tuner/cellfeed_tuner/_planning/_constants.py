@@ -4,14 +4,14 @@ __all__ = [
     "ALONE", "ANY_SCALE", "AROUND", "AROUND_STEP",
     "BY_OTHERS", "BY_SIZE", "CLOSE", "DEPARTURE", "DEPTH_ROUNDS",
     "DOUBTED_GAIN", "ENOUGH_WORLDS", "FEWEST_DEPTH_TURNS", "FEWEST_PRODUCTS", "FINALIST_SHARE",
-    "FIRST_LIMIT_SHARE", "FIRST_LOOKS", "HALVINGS", "JITTER", "KNOWN", "LEAST_CHANCE",
-    "LEAST_FIRST_LIMIT_SECONDS", "LEAST_LOOK_LIMIT_SECONDS", "LEAST_TURNS", "LIMIT_SHARE",
+    "FIRST_LIMIT_SHARE", "FIRST_TRIALS", "HALVINGS", "JITTER", "KNOWN", "LEAST_CHANCE",
+    "LEAST_FIRST_LIMIT_SECONDS", "LEAST_REPLICATE_LIMIT_SECONDS", "LEAST_TURNS", "LIMIT_SHARE",
     "MOST_BYTES_AHEAD", "MOST_DEPTH_TURNS", "MOST_DRAWN", "MOST_LISTED", "MOST_REPLAYED",
     "NEED_MARGIN", "NEXT_TO_NOTHING", "NOISES", "NOISE_WIDTH", "NOTHING", "NOT_AHEAD",
     "NO_WEIGHT", "N_DRAWS", "N_WORLDS", "OF_SIZES", "OPTIMISM", "PRICES", "PROPOSE_UNTIL",
     "RANDOM_TRIALS", "REACH", "SAME_MEMORY_SHARE", "SERIAL",
     "SHARE_PER_DOUBLING", "SIGNIFICANT_BITS", "SIZE_STEP", "SLACK_SECONDS", "SURVEY_UNTIL",
-    "TURNS_UNTIL_WITH_STEP", "TURN_ROUNDS", "TURN_SECONDS", "TURN_VARIANCES",
+    "TURNS_UNTIL_WITH_STEP", "TURN_ROUNDS", "TURN_VARIANCES",
     "UNKNOWN_CELLS_PER_SECOND", "USUAL_NOISE", "WORKER_STEP",
 ]  # fmt: skip
 
@@ -73,7 +73,7 @@ KNOWN = 0.7
 DOUBTED_GAIN = 0.05
 """Gain over the best that must have been expected of what a single look puts out of the race, for a
 second look. Chosen: what is as close as that is as good."""
-FIRST_LOOKS = 4
+FIRST_TRIALS = 4
 """Configurations that are looked at before any is compared, one of them with workers and one
 without. Measured: with three, choices among recorded grids are as good, and in ranges of settings
 they are worse."""
@@ -111,9 +111,8 @@ RANDOM_TRIALS = 4
 
 LEAST_TURNS = 4
 """Turns without which nothing is said to be decided. Chosen."""
-TURN_SECONDS, TURN_ROUNDS = 1.0, 2
-"""What a look takes in a turn, unless its rounds take longer. Chosen: the least turns make a
-throughput."""
+TURN_ROUNDS = 2
+"""Counted rounds of a replicate in a turn, at least. Chosen: the least turns make a throughput."""
 TURN_VARIANCES = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0, 1e3, 1e4, 1e6)
 """How much turns may differ: the variance of what a moment does to a whole turn, by that of looks
 within one. Chosen."""
@@ -131,7 +130,7 @@ Chosen."""
 PROPOSE_UNTIL, TURNS_UNTIL_WITH_STEP = 0.6, 0.75
 """Shares of the budget until which something is looked at for the first time, and until which there
 are turns where a training step is to be measured afterwards. Chosen."""
-LIMIT_SHARE, LEAST_LOOK_LIMIT_SECONDS = 0.25, 5.0
+LIMIT_SHARE, LEAST_REPLICATE_LIMIT_SECONDS = 0.25, 5.0
 """A look is stopped after this share of the budget, and not before so many seconds. Chosen."""
 FIRST_LIMIT_SHARE, LEAST_FIRST_LIMIT_SECONDS = 0.125, 3.0
 """The same of first looks, as long as none has come so far. Chosen: it is not known then how slow

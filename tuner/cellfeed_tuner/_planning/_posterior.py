@@ -85,7 +85,7 @@ class Posterior:
         # Seconds per cell of each look, and how many there were.
         self._looks: dict[Configuration, tuple[float, ...]] = {}
         self._n_told = 0
-        # What was doubted, whose first look does not count, and all that needs no more doubts.
+        # Configurations whose first replicate does not count, and those not doubted again.
         self._taken_back: set[Configuration] = set()
         self._trusted: set[Configuration] = set()
         self._candidates = dict.fromkeys(candidates)
@@ -101,12 +101,12 @@ class Posterior:
         return list(self._candidates)
 
     def tell(self, configuration: Configuration, seconds_per_cell: Sequence[float]) -> None:
-        """Take note of all looks at a configuration by now; without any, it has failed."""
+        """Update the replicates of a configuration; without any, it has failed."""
         if configuration not in self._place:
             self._set([*self._place, configuration])
         if seconds_per_cell:
             is_doubted = configuration in self._taken_back and len(seconds_per_cell) > 1
-            self._looks.pop(configuration, None)  # what was looked at last comes last
+            self._looks.pop(configuration, None)  # the last one measured comes last
             self._looks[configuration] = tuple(seconds_per_cell[is_doubted:])
             self._n_told += 1
             self._forget()
@@ -180,9 +180,9 @@ class Posterior:
         return {names[place]: float(wins[place]) for place in order}
 
     def doubted(self) -> Configuration | None:
-        """Return what a single look puts out of the race from which much was expected; or None.
+        """Return a promising configuration that a single replicate put out of the race, if any.
 
-        Something else may have slowed it down. None is doubted twice.
+        Another program may have slowed it down. None is doubted twice.
         """
         chances = self.chances()
         for each, chance in chances.items():
@@ -209,7 +209,7 @@ class Posterior:
         return float(np.maximum(0.0, gains).mean())
 
     def take_back(self, configuration: Configuration) -> None:
-        """Leave out the first look at a configuration as soon as there is a second."""
+        """Leave out the first replicate of a configuration as soon as there is a second."""
         self._taken_back.add(configuration)
 
     def _set(self, configurations: Sequence[Configuration]) -> None:

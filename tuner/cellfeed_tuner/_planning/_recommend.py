@@ -148,11 +148,16 @@ def _as_fast_as_the_fastest(
     def is_as_fast(each: _Timed) -> bool:
         own = each.result.configuration
         ratio = turns.ratio(own, best)
-        if ratio is not None:
-            share = min(ratio.value, costs[best] / costs[own] if costs else 1.0)
-            return share >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
-        least = (1 - SAME_SPEED_SHARE) * fastest.speed.value
-        return each.speed.value >= least and each.speed.overlaps(fastest.speed)
+        if ratio is None:
+            share, may_be = (
+                each.speed.value / fastest.speed.value,
+                each.speed.overlaps(fastest.speed),
+            )
+        else:
+            share, may_be = ratio.value, ratio.high >= 1
+        if costs:
+            share = min(share, costs[best] / costs[own])
+        return share >= 1 - SAME_SPEED_SHARE and may_be
 
     return [each for each in finalists if each is fastest or is_as_fast(each)]
 

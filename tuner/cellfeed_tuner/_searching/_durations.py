@@ -1,16 +1,16 @@
-"""How long measuring something would take, and what there is time for."""
+"""How long measurements would take, and what there is time for."""
 
 from collections.abc import Sequence
 
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import REPLICATE_SECONDS
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
-from cellfeed_tuner._measuring._timing import SLICE_SECONDS, CountedRounds
+from cellfeed_tuner._measuring._timing import CountedRounds
 from cellfeed_tuner._planning._constants import (
     FIRST_LIMIT_SHARE,
     LEAST_FIRST_LIMIT_SECONDS,
     PROPOSE_UNTIL,
     TURN_ROUNDS,
-    TURN_SECONDS,
     TURNS_UNTIL_WITH_STEP,
     UNKNOWN_CELLS_PER_SECOND,
 )
@@ -21,7 +21,7 @@ __all__ = ["Durations"]
 
 
 class Durations:
-    """Expects how long configurations take, and so what the budget suffices for."""
+    """Predicts how long measurements take, and so what the budget allows."""
 
     def __init__(
         self,
@@ -35,67 +35,68 @@ class Durations:
         self._turns_until = TURNS_UNTIL_WITH_STEP if is_stepped else 1.0
 
     def of(self, configuration: Configuration, n_rounds: int = LEAST_ROUNDS) -> float:
-        """Return about how many seconds a look of so many rounds takes, start and all."""
+        """Return about how many seconds a replicate of so many counted rounds takes, in all."""
         per_rank = configuration.minibatches_per_round * self._measurements.batch_size
-        n_rounds += self.n_new(configuration)
-        cells = n_rounds * per_rank * self._measurements.ranks.n_local
+        n_new = self.n_new(configuration)
+        cells = per_rank * self._measurements.ranks.n_local
         cost = self._posterior.seconds_per_cell().get(configuration)
         if cost is None:
-            return cells / UNKNOWN_CELLS_PER_SECOND
-        return self._measurements.overhead_seconds + max(SLICE_SECONDS, cells * cost)
+            return (n_new + n_rounds) * cells / UNKNOWN_CELLS_PER_SECOND
+        counted = max(REPLICATE_SECONDS, n_rounds * cells * cost)
+        return self._measurements.overhead_seconds + n_new * cells * cost + counted
 
     def n_new(self, configuration: Configuration) -> int:
-        """Return how many first rounds of a look do not count."""
+        """Return how many first rounds of a replicate do not count."""
         per_round = configuration.minibatches_per_round * self._measurements.batch_size
         has_workers = configuration.num_workers > 0
         return CountedRounds.n_new(self._n_cells // per_round, has_workers=has_workers)
 
     @property
     def left(self) -> float:
-        """Seconds that are left for turns."""
+        """Seconds left for turns."""
         return self._measurements.budget.left_until(self._turns_until)
 
     @property
     def is_time_to_propose(self) -> bool:
-        """Whether something may be looked at for the first time that need not be."""
+        """Whether there is time for new configurations beyond the first ones."""
         return self._measurements.budget.left_until(PROPOSE_UNTIL) > 0
 
     @property
     def first_limit(self) -> float:
-        """After how many seconds a first look is stopped: early, until one has come so far."""
+        """After how many seconds a first replicate is stopped: early, until one has delivered."""
         budget = self._measurements.budget
         is_known = any(self.has_rounds(each) for each in self._measurements)
         limit = max(FIRST_LIMIT_SHARE * budget.seconds, LEAST_FIRST_LIMIT_SECONDS)
         return budget.limit_seconds if is_known else min(limit, budget.limit_seconds)
 
     def affords_first(self, configuration: Configuration) -> bool:
-        """Return whether there is time to look at a configuration for the first time."""
+        """Return whether there is time to measure a configuration for the first time."""
         budget = self._measurements.budget
         until = min(budget.limit_seconds, budget.left_until(PROPOSE_UNTIL))
         return configuration not in self._measurements and self.of(configuration, 1) <= until
 
     def affords(self, configuration: Configuration) -> bool:
-        """Return whether there is time for a turn, and what a throughput then lacks."""
+        """Return whether there is time for a turn, and for the rest of a throughput."""
         if configuration in self._measurements and not self.has_rounds(configuration):
-            return False  # it was stopped before, or has failed
+            return False  # it was stopped, or has failed
         rounds = max(TURN_ROUNDS, self.missing_rounds(configuration))
         return self.of(configuration, rounds) <= self.left
 
     def is_time_for(self, turn: Sequence[Configuration]) -> bool:
-        """Return whether there is time for a turn, and for the rest of its first's throughput."""
-        seconds = sum(max(TURN_SECONDS, self.of(each, TURN_ROUNDS)) for each in turn)
+        """Return whether there is time for a turn, and for the rest of the leader's throughput."""
+        seconds = sum(self.of(each, TURN_ROUNDS) for each in turn)
         missing = self.missing_rounds(turn[0], LEAST_ROUNDS) - TURN_ROUNDS if turn else 0
         seconds += self.of(turn[0], missing) if missing > 0 else 0.0
         return seconds <= self.left
 
     def has_rounds(self, configuration: Configuration) -> bool:
-        """Return whether a configuration was measured, and came so far as to deliver anything."""
+        """Return whether a configuration was measured, and delivered anything."""
         if configuration not in self._measurements:
             return False
         return self._measurements[configuration].first_round_seconds is not None
 
     def missing_rounds(self, configuration: Configuration, enough: int = FEWEST_ROUNDS) -> int:
-        """Return how many rounds a throughput still lacks."""
+        """Return how many rounds are missing for a throughput."""
         if configuration not in self._measurements:
             return enough
         return max(0, enough - len(self._measurements[configuration].round_seconds))

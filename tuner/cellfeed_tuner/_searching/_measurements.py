@@ -1,6 +1,6 @@
 """All that a search measures, replicate by replicate."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import sqrt
@@ -10,6 +10,7 @@ import numpy as np
 
 from cellfeed import CellDataset, Collection
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import REPLICATE_SECONDS
 from cellfeed_tuner._interval import Estimate, Spread, seen_spread
 from cellfeed_tuner._machine._busy import OtherPrograms
 from cellfeed_tuner._machine._page_cache import CacheState
@@ -23,7 +24,7 @@ from cellfeed_tuner._measuring._measure import (
     pooled,
 )
 from cellfeed_tuner._measuring._measuring_process import Runs
-from cellfeed_tuner._measuring._timing import SLICE_SECONDS, MakeDataset, Step, TimingRequest
+from cellfeed_tuner._measuring._timing import MakeDataset, Step, TimingRequest
 from cellfeed_tuner._planning._constants import FEWEST_PRODUCTS
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._ranks import Ranks
@@ -41,20 +42,18 @@ __all__ = ["Measurements"]
 
 @dataclass(slots=True, kw_only=True)
 class Measurements:
-    """Times configurations, and keeps what came out, look by look.
+    """Times configurations, and keeps the results, replicate by replicate.
 
-    What is measured is as in `autotune`: of the labels, the first one within ``given`` too.
+    Entropy is measured of each label, and of the first one within ``given``; see `autotune`.
 
     Attributes
     ----------
     faults
-        Configurations whose minibatches were not those of the plan or of the files, and how they
-        were not.
+        How the minibatches of a configuration deviated from the plan or the files.
     sampled
-        Cells that came out of each configuration when it was measured last, the last one at the
-        end.
+        Cells of the last replicate of each configuration; the one measured last comes last.
     n_replicates
-        How often anything was measured.
+        Replicates of all configurations.
     """
 
     process: Runs[TimingRequest]
@@ -75,14 +74,16 @@ class Measurements:
     sampled: dict[Configuration, tuple[DeliveredCell, ...]] = field(
         default_factory=dict, init=False
     )
-    # Requests under way that a server was found to take.
+    # Concurrent requests that a server was found to sustain.
     _n_requests: int = field(default=0, init=False)
     _replicates: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
-    # The logarithm of the throughput of each look, in the order of time.
+    # The logarithm of the throughput of each replicate in turns, in the order of time.
     _logs: list[tuple[Configuration, float]] = field(default_factory=list, init=False)
-    # How long was waited for each at most, when it was measured last.
+    # The time limit of the last replicate of each.
     _waited: dict[Configuration, float] = field(default_factory=dict, init=False)
-    # Those of them that were measured in turns with others.
+    # Configurations whose first replicate was that of a first trial.
+    _first_trials: set[Configuration] = field(default_factory=set, init=False)
+    # Replicates that were measured in turns with others.
     _in_turns: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
 
     def __contains__(self, configuration: Configuration) -> bool:
@@ -96,11 +97,11 @@ class Measurements:
         return len(self._replicates)
 
     def __getitem__(self, configuration: Configuration) -> Measurement:
-        """Return all that was measured of a configuration as one measurement."""
+        """Return all replicates of a configuration as one measurement."""
         return pooled(self._replicates[configuration])
 
     def by_replicate(self) -> dict[Configuration, list[float]]:
-        """Return seconds per cell of each replicate of each configuration that did not fail."""
+        """Return the replicates of each configuration that did not fail."""
         found = {each: self.replicates(each) for each in self}
         return {each: replicates for each, replicates in found.items() if replicates}
 
@@ -120,33 +121,30 @@ class Measurements:
         configuration: Configuration,
         least_rounds: int = 1,
         *,
-        seconds: float = SLICE_SECONDS,
         in_turn: bool = False,
         limit_seconds: float | None = None,
     ) -> Measurement:
-        """Measure one more replicate of a configuration, keep it and return it."""
-        new = self.timed(
-            configuration,
-            least_rounds=least_rounds,
-            seconds=seconds,
-            limit_seconds=limit_seconds,
-        )
+        """Measure one more replicate of a configuration, keep it and return it.
+
+        It is that of a first trial if it is the first one, and not ``in_turn``.
+        """
+        if configuration not in self and not in_turn:
+            self._first_trials.add(configuration)
+        new = self.timed(configuration, least_rounds=least_rounds, limit_seconds=limit_seconds)
         self._replicates.setdefault(configuration, []).append(new)
         if in_turn:
             self._in_turns.setdefault(configuration, []).append(new)
-        if new.round_seconds:
-            self._logs.append((configuration, float(np.log(new.rough_cells_per_second))))
+            if new.round_seconds:
+                self._logs.append((configuration, float(np.log(new.rough_cells_per_second))))
         self._waited[configuration] = limit_seconds or self.budget.limit_seconds
         self.n_replicates += 1
         return new
 
     def at_depth(
-        self, configuration: Configuration, prefetch: int, *, least_rounds: int, seconds: float
+        self, configuration: Configuration, prefetch: int, *, least_rounds: int
     ) -> Measurement:
         """Measure a configuration with so many fetches read ahead, and return it."""
-        new = self.timed(
-            configuration, least_rounds=least_rounds, seconds=seconds, prefetch=prefetch
-        )
+        new = self.timed(configuration, least_rounds=least_rounds, prefetch=prefetch)
         self.n_replicates += 1
         return new
 
@@ -156,34 +154,42 @@ class Measurements:
         return sum(len(each.round_seconds) for each in found) >= LEAST_ROUNDS
 
     def fair(self, configuration: Configuration) -> Measurement:
-        """Return what to publish of a configuration: from turns alone, if there were enough.
+        """Return the measurement to publish: of turns alone, or without a first trial's replicate.
 
-        That it was fast before, perhaps by chance, is why it came to turns.
+        Earlier replicates are biased: a configuration takes part in turns because it was fast, and
+        the replicate of a first trial is short. They count where the others have too few rounds.
         """
         if self.is_from_turns(configuration):
             return pooled(self._in_turns[configuration])
+        later = self._after_first_trial(configuration)
+        if sum(len(each.round_seconds) for each in later) >= LEAST_ROUNDS:
+            return pooled(later)
         return self[configuration]
 
     def cells_per_second(self, configuration: Configuration) -> Estimate | None:
-        """Return that throughput; None if there are not even the fewest rounds."""
+        """Return the throughput to publish; None if it has too few rounds."""
         return self.fair(configuration).cells_per_second_given(self.spread)
 
     @property
     def overhead_seconds(self) -> float:
-        """What a look takes beside its rounds, at the median."""
+        """Median time of a replicate beyond its rounds."""
         return median(self._overheads) if self._overheads else 0.0
 
     @property
     def spread(self) -> Spread:
-        """How much replicates of one configuration differ, and what those of a moment share."""
-        spread = Spread.of(self.replicates(each) for each in self)
-        return replace(spread, common=self._drift())
+        """How much replicates of one configuration differ, and what those of one time share."""
+        return replace(Spread.of(self._comparable()), common=self._drift())
+
+    def _comparable(self) -> list[list[float]]:
+        """Return seconds per cell of each replicate that is as long as the others."""
+        return [self._seconds_per_cell(self._after_first_trial(each)) for each in self]
 
     def _drift(self) -> float:
-        """Return the standard deviation of what comes by what looks of a time have in common.
+        """Return the standard deviation of what replicates of one time have in common.
 
-        The mean product of how far off neighbouring looks are: 0 on a machine that does not
-        change. What drifts ends twice as far from its mean, as a variance, as it is on average.
+        It comes from the mean product of the deviations of neighbouring replicates, which is 0 on
+        a machine that does not change. A drift ends twice as far from its mean, as a variance, as
+        it is on average.
         """
         logs = {each: [log for one, log in self._logs if one == each] for each in self}
         means = {each: np.mean(found) for each, found in logs.items() if len(found) > 1}
@@ -201,20 +207,19 @@ class Measurements:
 
     @property
     def replicate_spread(self) -> float | None:
-        """What was seen of that alone; None if nothing was measured twice."""
-        return seen_spread(self.by_replicate().values())
+        """The observed part of that alone; None if nothing was measured twice."""
+        return seen_spread(self._comparable())
 
     def timed(
         self,
         configuration: Configuration,
         *,
-        seconds: float = SLICE_SECONDS,
         least_rounds: int = LEAST_ROUNDS,
         step_seconds: float = 0.0,
         limit_seconds: float | None = None,
         prefetch: int | None = None,
     ) -> Measurement:
-        """Measure a configuration, apart from what is known of it."""
+        """Measure a configuration without adding to its replicates."""
         seconds_in_all, begin = self.budget.seconds, self.budget.spent
         self.on_progress("throughput", min(begin, seconds_in_all), seconds_in_all)
         found = measure_with(
@@ -227,7 +232,7 @@ class Measurements:
                 cache=self.cache,
                 seed=self.seed,
                 least_rounds=least_rounds,
-                seconds=seconds,
+                seconds=REPLICATE_SECONDS,
                 number=self.n_replicates,
                 step_seconds=step_seconds,
                 step=self.step if step_seconds else None,
@@ -271,16 +276,17 @@ class Measurements:
                 further_labels=further,
             )
         measurement = self[configuration]
+        published = self.fair(configuration)
         measured = measurement.entropy_bits
         first, further = _by_label(
             {name: replace(each, measured=measured.get(name)) for name, each in entropies.items()}
         )
         return ConfigurationResult(
             configuration=configuration,
-            status=measurement.status,
+            status=measurement.status if measurement.failure else published.status,
             note=measurement.note,
             cells_per_second=self.cells_per_second(configuration),
-            n_rounds=len(self.fair(configuration).round_seconds),
+            n_rounds=len(published.round_seconds),
             entropy_bits=first,
             further_labels=further,
             peak_memory_bytes=measurement.peak_memory_bytes,
@@ -288,28 +294,37 @@ class Measurements:
         )
 
     def compare_with_files(self, collection: Collection) -> int:
-        """Hold cells that came out against the files, note faults, and return how many they are."""
+        """Compare delivered cells with the files, keep faults, and return their number."""
         found = compare_with_files(collection, self.sampled)
         for configuration, fault in found.faults.items():
             self.faults.setdefault(configuration, fault)
         return found.n_cells
 
     def replicates(self, configuration: Configuration) -> list[float]:
-        """Return seconds per cell of each replicate; empty where it failed."""
+        """Return seconds per cell of each replicate; empty if the configuration failed."""
         measured = self._replicates[configuration]
-        found = [look for each in measured for look in self.looks(each)]
-        if found or measured[0].failure:
+        if found := self._seconds_per_cell(measured):
             return found
-        # Where no round came in time, one takes at least as long as was waited for it.
+        if measured[0].failure:
+            return []
+        # If no round ended in time, a round takes at least as long as the limit.
         seconds = measured[0].first_round_seconds or self._waited[configuration]
         return [seconds / measured[0].cells_per_round]
 
-    def looks(self, found: Measurement) -> list[float]:
-        """Return seconds per cell of what was measured, none where it was stopped or failed."""
-        return [seconds / found.cells_per_round for seconds in found.replicate_seconds]
+    def _after_first_trial(self, configuration: Configuration) -> list[Measurement]:
+        """Return all replicates of a configuration but that of a first trial."""
+        return self._replicates[configuration][configuration in self._first_trials :]
+
+    def _seconds_per_cell(self, measured: Iterable[Measurement]) -> list[float]:
+        """Return seconds per cell of each replicate; none of those that were stopped."""
+        return [
+            seconds / each.cells_per_round
+            for each in measured
+            for seconds in each.replicate_seconds
+        ]
 
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
-        """Return the mean of all replicates, of each configuration that did not fail."""
+        """Return the mean of the replicates of each configuration that did not fail."""
         return {each: float(np.mean(found)) for each, found in self.by_replicate().items()}
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import PREFETCHES
 from cellfeed_tuner._measuring._measure import Measurement, pooled
-from cellfeed_tuner._measuring._timing import SLICE_SECONDS
 from cellfeed_tuner._planning._constants import (
     DEPTH_ROUNDS,
     FEWEST_DEPTH_TURNS,
@@ -86,7 +85,7 @@ class PrefetchSearch:
             speeds = dict[int, float]()
             for depth in rng.permutation(racing).tolist():
                 found = self.measurements.at_depth(
-                    self.configuration, depth, least_rounds=DEPTH_ROUNDS, seconds=SLICE_SECONDS
+                    self.configuration, depth, least_rounds=DEPTH_ROUNDS
                 )
                 self._measured.setdefault(depth, []).append(found)
                 if found.round_seconds:

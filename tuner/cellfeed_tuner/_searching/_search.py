@@ -1,4 +1,4 @@
-"""Spending a time budget: a few looks that are proposed, then turns of two that decide."""
+"""Spending a time budget: a few proposed trials, then turns of two that decide."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import DEFAULT_SAMPLER, MOST_FIRST
+from cellfeed_tuner._constants import DEFAULT_SAMPLER, MOST_FIRST, RACE, RACE_SIZE
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS, Measurement
 from cellfeed_tuner._planning._constants import (
-    FIRST_LOOKS,
+    FIRST_TRIALS,
     KNOWN,
     LEAST_CHANCE,
     LEAST_TURNS,
@@ -19,7 +19,6 @@ from cellfeed_tuner._planning._constants import (
     SLACK_SECONDS,
     SURVEY_UNTIL,
     TURN_ROUNDS,
-    TURN_SECONDS,
 )
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry
 from cellfeed_tuner._planning._posterior import Posterior
@@ -33,14 +32,16 @@ from cellfeed_tuner._searching._requirements import Requirements
 
 if TYPE_CHECKING:  # they load Optuna
     from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
 
-    from cellfeed_tuner._searching._samplers import Proposals
+    from cellfeed_tuner._searching._trials import Trials
 
 __all__ = ["Search"]
 
 _OUT_OF_BUDGET: tuple[Status, str] = ("out of budget", "")
 _MAY_RUN = {"too slow", "below entropy floor", "out of budget"}
 _BELOW_FLOOR: tuple[Status, str] = ("below entropy floor", "")
+_NOT_RACED: tuple[Status, str] = ("too slow", f"not one of the {RACE_SIZE} largest")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,13 +51,14 @@ class Search:
     Parameters
     ----------
     space
-        Where there is more to choose from than is listed; None where all is.
+        All configurations, where there are too many to list them; None otherwise.
     known
-        What an earlier run has measured, the most telling first: some of it is looked at first.
+        Configurations that an earlier run measured, the most telling first. Some of them are
+        measured first.
     sampler
-        What proposes; see `autotune`.
+        Proposes configurations; see `autotune`.
     model
-        What predicts costs.
+        Predicts costs.
     """
 
     measurements: Measurements
@@ -70,14 +72,14 @@ class Search:
     _not_timed: dict[Configuration, tuple[Status, str]] = field(default_factory=dict, init=False)
     _posterior: Posterior = field(init=False)
     _durations: Durations = field(init=False)
-    _proposals: "Proposals | None" = field(default=None, init=False)
-    # Cells per second of first looks since the last turn, which make a turn.
+    _trials: "Trials" = field(init=False)
+    # Cells per second of the first trials, which together make a turn.
     _first_speeds: dict[Configuration, float] = field(default_factory=dict, init=False)
-    # What was measured once more after it was clear that it is the best.
+    # The configuration that was measured once more after it was clearly the best.
     _confirmed: Configuration | None = field(default=None, init=False)
 
     def run(self, grid: Iterable[Configuration]) -> None:
-        """Measure what may be chosen, as is proposed, until the best is clear."""
+        """Measure proposed configurations until the best is clear."""
         self._begin(grid)
         if not self._posterior.candidates:
             return
@@ -89,16 +91,34 @@ class Search:
         self._settle()
         for each, chance in self._posterior.chances().items():
             if each in self._not_timed and chance < LEAST_CHANCE:
-                self._not_timed[each] = "too slow", "as its like were"
+                self._not_timed[each] = "too slow", "as similar ones were"
+
+    def ended_trials(self) -> "list[FrozenTrial]":
+        """End the study, and return its trials."""
+        measured = {each: self.measurements[each] for each in self.measurements}
+        return self._trials.end(
+            self.measurements.seconds_per_cell(),
+            {
+                each: {
+                    "share_of_random_entropy": self.requirements.share(each),
+                    "peak_memory_bytes": one.peak_memory_bytes,
+                }
+                for each, one in measured.items()
+            },
+            {
+                each: self.requirements.excesses(each, one.peak_memory_bytes)
+                for each, one in measured.items()
+            },
+        )
 
     @property
     def timed(self) -> list[Configuration]:
-        """What was measured, if only for too short a time, in the order of its settings."""
+        """Configurations that were measured, however briefly, in the order of their settings."""
         return sorted(self.measurements)
 
     @property
     def n_considered(self) -> int:
-        """Of how many configurations the entropy is known."""
+        """How many configurations have a known entropy."""
         return len({*self._not_timed, *self.measurements})
 
     def results(self, grid: Iterable[Configuration]) -> list[ConfigurationResult]:
@@ -111,7 +131,7 @@ class Search:
         ]
 
     def survey(self) -> None:
-        """Where nothing is feasible, measure what comes nearest to it and costs least."""
+        """If nothing is feasible, measure what comes closest, the cheapest first."""
         if self.measurements.with_throughput():
             return
         rest = [each for each, (status, _) in self._not_timed.items() if status in _MAY_RUN]
@@ -122,19 +142,19 @@ class Search:
             if is_first or self._durations.of(each) <= self.measurements.budget.left_until(
                 SURVEY_UNTIL
             ):
-                self._look(each, LEAST_ROUNDS)
+                self._measure(each, LEAST_ROUNDS)
 
     def choose(self, results: Sequence[ConfigurationResult]) -> Choice | None:
-        """Return the configuration to use by what is known now; None if none is feasible."""
+        """Return the best configuration found so far; None if none is feasible."""
         costs = self._posterior.seconds_per_cell()
-        if not self.requirements.is_planned:  # what was stopped has no entropy
+        if not self.requirements.is_planned:  # a stopped measurement has no entropy
             results = [each for each in results if each.entropy_bits.measured is not None]
         return choose(results, self.requirements.constraints, self.turns, costs)
 
     def with_step(self, choice: Choice) -> Measurement | None:
-        """Measure the choice with the training step between minibatches; None without the time.
+        """Measure the choice with the training step between minibatches; None if time is short.
 
-        So that there is a figure, it may rest on fewer rounds than a throughput does.
+        This may rest on fewer rounds than a throughput does.
         """
         configuration = choice.result.configuration
         step, left = self.requirements.constraints.step_seconds, self.measurements.budget.left
@@ -150,19 +170,17 @@ class Search:
         )
         return found if found.round_seconds else None
 
-    @property
-    def likely(self) -> set[Configuration]:
-        """What may still be the best."""
-        chances = self._posterior.chances().items()
-        return {each for each, chance in chances if chance >= LEAST_CHANCE}
-
     def _begin(self, grid: Iterable[Configuration]) -> None:
-        """Sort out what may be chosen, and note why the rest may not."""
+        """Split the grid into candidates, and others with the reason why they are none."""
         requirements = self.requirements
         self._not_timed = {each: requirements.obstacle(each) or _OUT_OF_BUDGET for each in grid}
         runnable = [each for each, status in self._not_timed.items() if status == _OUT_OF_BUDGET]
         candidates = [each for each in runnable if requirements.mixes(each)]
         self._not_timed |= dict.fromkeys(set(runnable) - set(candidates), _BELOW_FLOOR)
+        if self.sampler == RACE:
+            raced = _largest(candidates)
+            self._not_timed |= dict.fromkeys(set(candidates) - set(raced), _NOT_RACED)
+            candidates = raced
         self._posterior = Posterior(
             runnable,
             candidates,
@@ -182,20 +200,24 @@ class Search:
             n_cells=requirements.n_cells,
             is_stepped=is_stepped,
         )
-        if self.sampler != DEFAULT_SAMPLER:
-            from cellfeed_tuner._searching._samplers import Proposals  # noqa: PLC0415 - Optuna
+        from cellfeed_tuner._searching._trials import Trials  # noqa: PLC0415 - it loads Optuna
 
-            known = [*self._not_timed, *(self.space.ends() if self.space else ())]
-            self._proposals = Proposals(self.sampler, known, self.measurements.seed)
+        self._trials = Trials(
+            [*self._not_timed, *(self.space.ends() if self.space else ())],
+            sampler=self.sampler,
+            posterior=self._posterior,
+            turns=self.turns,
+            seed=self.measurements.seed,
+        )
 
     def _add(self, configurations: Iterable[Configuration]) -> None:
-        """Take in what is new, can run and mixes well enough."""
+        """Add new configurations; those that can run and mix well enough become candidates."""
         known = {*self._not_timed, *self.measurements}
         below = [each for each, status in self._not_timed.items() if status == _BELOW_FLOOR]
         for each in configurations:
             if each in known or self.requirements.obstacle(each):
                 continue
-            # What has larger blocks in smaller fetches than what mixes too little is not replayed.
+            # Larger blocks in smaller fetches mix even less, so that no replay is needed.
             is_below = any(
                 each.block_size >= other.block_size
                 and each.fetch_factor <= other.fetch_factor
@@ -211,8 +233,8 @@ class Search:
         )
 
     def _next_turn(self) -> list[Configuration]:
-        """Return what to measure beside each other next; empty where nothing is to be gained."""
-        if (first := self._first_look()) is not None:
+        """Return what to measure next, in one turn; empty if that would change nothing."""
+        if (first := self._first_trial()) is not None:
             return [first]
         need = self.requirements.constraints.need_cells_per_second
         if need is not None:
@@ -231,7 +253,7 @@ class Search:
         if not self._durations.is_time_to_propose and self._is_decided(chances):
             if self._confirmed == best:
                 return []
-            self._confirmed = best  # if the next turn contradicts, there are more
+            self._confirmed = best  # if the next turn disagrees, there are more
         is_alone = all(each == best or chance < LEAST_CHANCE for each, chance in chances.items())
         pair = [best, *self._runner_up(best)] if is_alone else self._pair()
         doubted = self._posterior.doubted()
@@ -243,52 +265,46 @@ class Search:
         is_clear = len(pair) == 1 and self.turns.count(pair[0]) >= LEAST_TURNS
         return pair if self._durations.is_time_for(pair) and not is_clear else []
 
-    def _first_look(self) -> Configuration | None:
-        """Return what to look at before anything is compared; None when that was done."""
-        if len(self.measurements) >= FIRST_LOOKS:
+    def _first_trial(self) -> Configuration | None:
+        """Return one of the first configurations to measure; None when there are enough."""
+        if len(self.measurements) >= FIRST_TRIALS:
             return None
         new = [each for each in self._posterior.candidates if self._durations.affords_first(each)]
         # Whether workers help is what is known least: the last has some, unless another has.
         other_way = not any(each.num_workers for each in self.measurements)
-        is_last = len(self.measurements) == FIRST_LOOKS - 1
+        is_last = len(self.measurements) == FIRST_TRIALS - 1
         others = [each for each in new if is_last and bool(each.num_workers) == other_way]
         known = [each for each in self.known if each in self._posterior.candidates][:MOST_FIRST]
         new = [each for each in known if each in new][:1] or others or new
-        return self._proposed(new) if new else None
-
-    def _proposed(self, new: Sequence[Configuration]) -> Configuration:
-        """Return which of what is new to look at next, of at least one."""
-        if self._proposals is not None:
-            return self._proposals.next_of(new, self.measurements.by_replicate())
-        return self._posterior.most_promising(new) or new[0]
+        return self._trials.propose(new) if new else None
 
     def _pair(self) -> list[Configuration]:
-        """Return the likeliest best, and what is to be held against it, as far as there is time."""
+        """Return the leader and its challenger, as far as there is time for them."""
         time = self._durations
         possible = [each for each in self._posterior.candidates if time.affords(each)]
         leader = self._posterior.leader(possible)
         if leader is None or not time.is_time_for([leader]):
             return []
         rest = [each for each in possible if time.is_time_for([leader, each]) and each != leader]
-        rest = [each for each in rest if not self.turns.is_slower(each, leader)]
+        rest = self._trials.racing(rest)
         new = [each for each in rest if each not in self.measurements]
-        if self._proposals is not None:
+        if self._has_own_order:
             known = [each for each in rest if each in self.measurements]
             rest = new if new and time.is_time_to_propose else known
         other = self._posterior.challenger(leader, rest)
         if other is None:
             return [leader]
         is_known = self._posterior.error(leader) < KNOWN * self._posterior.error(other)
-        if self._proposals is not None and other not in self.measurements:
-            other = self._proposed(new)
-        # A leader that is known well needs no look beside what is not.
+        if other not in self.measurements:
+            other = self._trials.propose(new)
+        # A well-known leader need not be measured again beside one that is hardly known.
         return [other] if is_known and leader in self.measurements else [leader, other]
 
     def _turn_for_need(self, enough: Collection[Configuration]) -> list[Configuration]:
-        """Return what may mix best of what keeps up, for the time that a look at it takes.
+        """Return the candidate that promises the most mixing for the time it takes to measure.
 
-        Nothing is held against anything else: each has to keep up by itself. ``enough`` are known
-        to do so.
+        Candidates are not compared with each other: each has to keep up with training. Those in
+        ``enough`` are known to do so.
         """
         time = self._durations
         possible = [each for each in self._posterior.candidates if time.affords(each)]
@@ -297,19 +313,19 @@ class Search:
         least = SHARE_PER_DOUBLING if enough else LEAST_CHANCE
         gains = {each: gain for each, gain in gains.items() if gain >= least}
         new = [each for each in gains if each not in self.measurements]
-        if new and self._proposals is not None:
-            return [self._proposed(new)]
+        if new and self._has_own_order:
+            return [self._trials.propose(new)]
         return sorted(gains, key=lambda each: -gains[each] / time.of(each))[:1]
 
-    def _take_turn(self, turn: Sequence[Configuration], n_rounds: int = TURN_ROUNDS) -> None:
-        """Look at some, one after the other."""
+    def _take_turn(self, turn: Sequence[Configuration]) -> None:
+        """Measure some configurations, one after the other."""
         is_first = len(turn) == 1 and turn[0] not in self.measurements
+        n_rounds, limit_seconds = (
+            (1, self._durations.first_limit) if is_first else (TURN_ROUNDS, None)
+        )
         speeds = dict[Configuration, float]()
         for each in turn:
-            if is_first:
-                found = self._look(each, 1, limit_seconds=self._durations.first_limit)
-            else:
-                found = self._look(each, n_rounds, in_turn=True)
+            found = self._measure(each, n_rounds, in_turn=not is_first, limit_seconds=limit_seconds)
             if found.round_seconds:
                 speeds[each] = found.rough_cells_per_second
         if is_first:
@@ -319,7 +335,7 @@ class Search:
         self.turns.note(speeds)
         self._first_speeds = {}
 
-    def _look(
+    def _measure(
         self,
         configuration: Configuration,
         least_rounds: int,
@@ -327,17 +343,17 @@ class Search:
         in_turn: bool = False,
         limit_seconds: float | None = None,
     ) -> Measurement:
-        """Take a look at a configuration, and tell of it."""
+        """Measure one replicate of a configuration, and report it to the study."""
         found = self.measurements.take(
             configuration,
             least_rounds,
-            seconds=TURN_SECONDS,
             in_turn=in_turn,
             limit_seconds=limit_seconds,
         )
         self._not_timed.pop(configuration, None)
-        looks = self.measurements.replicates(configuration)
-        self._posterior.tell(configuration, looks)
+        replicates = self.measurements.replicates(configuration)
+        self._posterior.tell(configuration, replicates)
+        self._trials.report(configuration, replicates)
         memory_bytes = self.requirements.constraints.memory_bytes
         if found.failure or found.peak_memory_bytes > memory_bytes:
             self._posterior.withdraw(configuration)
@@ -347,6 +363,11 @@ class Search:
                 if not self.requirements.mixes(each):
                     self._posterior.withdraw(each)
         return found
+
+    @property
+    def _has_own_order(self) -> bool:
+        """Whether a sampler other than ours decides which new configuration is next."""
+        return self.sampler not in (DEFAULT_SAMPLER, RACE)
 
     def _is_decided(self, chances: Mapping[Configuration, float]) -> bool:
         """Return whether more turns would change nothing."""
@@ -361,25 +382,24 @@ class Search:
         return None not in rivals and not any(each.is_undecided for each in known)
 
     def _runner_up(self, best: Configuration) -> list[Configuration]:
-        """Return what is the fastest beside the best of what can be held against it, if any."""
+        """Return the fastest of the others that are still in the race, if there is one."""
         costs, time = self._posterior.seconds_per_cell(), self._durations
         others = [each for each in self._posterior.candidates if each in self.measurements]
         others = [each for each in others if each != best and time.affords(each)]
-        others = [each for each in others if not self.turns.is_slower(each, best)]
-        return sorted(others, key=costs.__getitem__)[:1]
+        return sorted(self._trials.racing(others), key=costs.__getitem__)[:1]
 
     def _widen(self) -> None:
-        """Take in what is around the likeliest best of a space that is not listed."""
-        if self.space is None or len(self.measurements) < FIRST_LOOKS:
+        """Add the neighbours of the likeliest best, in a space that is not listed."""
+        if self.space is None or len(self.measurements) < FIRST_TRIALS:
             return
         likeliest = next(iter(self._posterior.chances()), None)
         if likeliest is not None:
             self._add(self.space.around(likeliest))
 
     def _settle(self) -> None:
-        """Give the likeliest that there is time for a throughput, if there were too few turns.
+        """Measure the likeliest best for long enough to have a throughput, if it has none.
 
-        Where there is time for none, the cheapest gets one all the same: a recommendation that
+        If there is no time for any, the cheapest is measured all the same: a recommendation that
         rests on little is better than none.
         """
         likely = [each for each in self._posterior.chances() if self._durations.has_rounds(each)]
@@ -388,11 +408,24 @@ class Search:
                 missing = self._durations.missing_rounds(each, enough)
                 left = self._durations.left
                 if missing and self._durations.of(each, missing) <= left:
-                    self._look(each, missing, limit_seconds=left)
+                    self._measure(each, missing, limit_seconds=left)
             if not self._durations.missing_rounds(each):
                 return
         rest = likely or self._posterior.candidates
         cheapest = min(rest, key=self._durations.of, default=None)
         if cheapest is not None and self.measurements.budget.left > 0:
             limit = max(self.measurements.budget.limit_seconds, self._durations.left)
-            self._look(cheapest, self._durations.missing_rounds(cheapest), limit_seconds=limit)
+            self._measure(cheapest, self._durations.missing_rounds(cheapest), limit_seconds=limit)
+
+
+def _largest(candidates: Iterable[Configuration]) -> list[Configuration]:
+    """Return the largest blocks in the largest fetches, without workers if possible."""
+    by_size = sorted(
+        candidates,
+        key=lambda each: (
+            -each.num_workers,
+            each.fetch_factor * each.block_size,
+            each.fetch_factor,
+        ),
+    )
+    return by_size[-RACE_SIZE:]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cellfeed_tuner._planning._constants import LEAST_LOOK_LIMIT_SECONDS, LIMIT_SHARE
+from cellfeed_tuner._planning._constants import LEAST_REPLICATE_LIMIT_SECONDS, LIMIT_SHARE
 
 __all__ = ["TimeBudget"]
 
@@ -33,7 +33,7 @@ class TimeBudget:
     @property
     def limit_seconds(self) -> float:
         """How long one measurement may take before it is stopped."""
-        return max(LEAST_LOOK_LIMIT_SECONDS, LIMIT_SHARE * self.seconds)
+        return max(LEAST_REPLICATE_LIMIT_SECONDS, LIMIT_SHARE * self.seconds)
 
     def left_until(self, share: float) -> float:
         """Return how much is left until a share of it is gone."""
