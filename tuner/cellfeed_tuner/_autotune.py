@@ -1,4 +1,4 @@
-"""The search: entropy first, which needs no I/O, then time for what could be chosen."""
+"""The `autotune` function: a request, its phases, a result."""
 
 import inspect
 import time
@@ -60,139 +60,126 @@ def autotune(
     ranks: int | None = None,
     on_progress: Progress = silent,
 ) -> AutotuneResult:
-    """Measure a grid of configurations, or proposals from ranges, and recommend one.
+    """Measure configurations of a loader, and recommend one for this machine.
 
-    Entropy is computed for the whole grid from the labels alone; a configuration is as mixed as
-    the label that it mixes least, against random sampling. Then throughput is measured: of a few
-    configurations of which a cost model expects most; then of two at a time, what is likeliest to
-    be the best and what may surpass it by most, in turns, until it is clear which is, or the
-    budget is spent. What these turns do not tell apart is said to be undecided.
+    Entropy comes first. It is computed for the whole grid from the labels alone; a configuration
+    counts as mixed as its least mixed label, relative to random sampling. Then throughput is
+    measured: first of four configurations that a cost model expects to be fast, then, two at a time
+    and interleaved, of the likeliest best and the one that may surpass it by most. This goes on
+    until the best is clear or the budget is spent; a draw is reported as undecided. Configurations
+    that are known to miss a constraint are not measured.
 
-    Where there are more than 2,000 configurations, as in ranges, a coarse grid of them comes
-    first, and then what lies around the likeliest. What is known to miss a constraint is not timed.
+    A space of more than 2,000 configurations, as ranges give, is searched from a coarse grid, and
+    then around the likeliest best.
 
-    Each search is an Optuna study: a configuration is a trial, each look at it an intermediate
-    value, and what drops out of the race is pruned. Later runs, and Optuna's plots and dashboard,
-    find it in a journal in the user's cache folder.
+    The search is an Optuna study: a configuration is a trial, each replicate an intermediate value,
+    and a configuration that loses the race is pruned. When it is over, the study is kept as a
+    journal in the user's cache folder, which Optuna's plots and dashboard open. A later run on the
+    same data starts with the configurations that did best; all its figures are its own.
 
-    Rows of all minibatches are compared with the plan, and their labels with the collection's; some
-    cells are read once more through h5py or zarr, and compared value by value. Where anything is
-    not as it should be, nothing is recommended, and `AutotuneResult.loader_fault` says what.
+    The rows of every minibatch are compared with the plan, and their labels with the collection's.
+    Some cells are read again through h5py or zarr and compared value by value. If anything differs,
+    nothing is recommended, and `AutotuneResult.loader_fault` says what.
 
-    Of files on servers, how many fetches are read ahead (``prefetch``) is chosen too: with the
-    configuration that was, depths of 1 to 16 are measured in turns. Fewer are chosen where more
-    cannot be told to be faster. Where the time of a cell goes is not looked at there.
+    Of files on servers, the number of fetches to read ahead (``prefetch``) is chosen too, from
+    depths of 1 to 16 that are measured interleaved: the least depth that is as fast as any.
 
-    What is found is kept in the user's cache folder. A later run on the same machine, data and
-    versions measures a few of these configurations again; if they still relate to each other as
-    they did, it looks at little else. All figures are its own.
+    If several ranks call this, as under torchrun, rank 0 measures and all return its result. It
+    measures one process for each rank of this machine, side by side: each reads its part of the
+    epoch with its share of the cores, and waits for the slowest after each round. Figures are of
+    all these processes together.
 
-    Of several ranks that call it, such as those that torchrun starts, the first measures, and all
-    return its result. As many processes as there are ranks on this machine read side by side then,
-    each its part of the epoch, with its share of the cores; in step, so that all wait for the
-    slowest. Figures are of these together. Ranks of other machines wait for the result.
-
-    Of another loader, a `Tunable`, entropy is computed where the loader has a plan, and else
-    measured with the throughput, from the labels of what it delivers: what mixes too little, and
-    what has no smaller blocks and no larger fetches than that, is then left out. What it delivers
-    is not compared with any files, no earlier result is looked at and none kept, and where its time
-    goes is not known.
+    For another loader (`Tunable`), entropy is computed if the loader has a plan. Otherwise it is
+    measured with the throughput, from the labels that the loader delivers; a configuration that
+    mixes too little then also rules out larger blocks and smaller fetches. Its cells are not
+    compared with files, its results are not kept, and its bottleneck is not known.
 
     Parameters
     ----------
     subject
-        What is read by cellfeed, opened with the labels as ``obs``; or another loader, which has
-        labels, a batch size and settings of its own.
+        A collection, opened with the labels as ``obs``, that cellfeed reads; or another loader,
+        which has its own labels, batch size and settings.
     label
-        The obs column that minibatches should be mixed by, or several. The first is what tables
-        and pictures show.
+        The obs column to mix minibatches by, or several. Tables and plots show the first.
     given
-        Another obs column: how well the first label is mixed within each of its values (the
-        plate within the cell line) is computed too.
+        Another obs column. How well the first label is mixed within each of its values, such as
+        the plate within the cell line, is reported too.
     batch_size
         Cells of a minibatch.
     block_sizes, fetch_factors, workers
-        The grid. Workers are 0 and the powers of two up to the usable cores if None, and 0 alone
-        of files on servers, where requests side by side hide latency. A `range` stands for all
-        integers in it.
+        The grid; a `range` stands for all its integers. ``workers=None`` means 0 and the powers of
+        two up to the usable cores, and 0 for files on servers, where concurrent requests hide
+        latency.
     num_threads, align
-        Further settings to choose: threads of each process that reads, and whether blocks end
+        Further settings to choose from: threads of each reading process, and whether blocks end
         where chunks do, such as ``align=(None, "chunks")``; see `cellfeed.CellDataset` and
-        `cellfeed.BlockShuffling`. Left as they are where nothing is given.
+        `cellfeed.BlockShuffling`. If empty, the loader's defaults.
     budget
-        Seconds to spend, all in all; at least a quarter of them on throughput, however long the
-        rest takes.
+        Seconds to spend in total; at least a quarter of them on throughput.
     entropy_floor
         Least entropy, as a share of true random sampling's, 0 to 1.
     memory
-        Most bytes for the process and its workers; what is available now if None.
+        Bytes that the process and its workers may take; what is available now if None.
     need
-        Cells per second that suffice; None for as many as possible.
+        Throughput that suffices, in cells per second; the best mixed configuration that has it is
+        chosen. The fastest one if None.
     step_seconds
-        How long training computes on a minibatch, instead of a need: the best mixed configuration
-        that keeps up is chosen, the fastest if none does, and measured with such a loop.
+        How long training computes on a minibatch, in place of ``need``. The best mixed
+        configuration that keeps up is chosen, or the fastest if none does, and measured in such a
+        loop.
     step
-        A training step in place of ``step_seconds``: called with each minibatch in the measuring
-        process, to which it is pickled, so that a model is best made when it is called first. How
-        long it takes is measured before anything else, and the choice is measured with it.
+        A training step in place of ``step_seconds``. It is pickled to the measuring process and
+        called there with each minibatch; make the model in the first call. Its duration is
+        measured first.
     cache
-        "cold", if None, measures what a collection larger than memory gives, "warm" one that is
-        cached. Of files on servers it is "remote" and nothing else: their caches are not under
-        control.
+        State of the page cache: "cold" (the default), as for a collection larger than memory, or
+        "warm". Files on servers are always "remote", since their caches are not under control.
     seed
-        Seed of plans and of the order of measurements.
+        Seed of the plans and of the order of measurements.
     sampler
-        What proposes configurations: "cost-model", which knows what reading costs; "tpe", "gp" or
-        "random", Optuna's of these names; or any sampler of Optuna's. All propose nothing but what
-        meets the constraints, and are told seconds per cell.
+        Proposes configurations: "cost-model"; "race", which races the six largest and nothing
+        else; Optuna's "tpe", "gp" or "random"; or any sampler of Optuna. All propose only what
+        meets the constraints, to minimize seconds per cell.
     fresh
-        Whether to ignore what earlier runs found; this one is kept all the same.
+        Whether to ignore earlier runs; this one is kept all the same.
     indices
-        The rows that training will visit, such as those of a training set, or a query that they
-        fulfil (see `cellfeed.Collection.where`); all rows if None. Labels, throughput and the
-        size of an epoch are then those of these rows.
+        Rows that training will visit, or a query that selects them (see
+        `cellfeed.Collection.where`); all if None.
     strategy
-        How training will visit cells, such as ``ClassBalancedSampling("cell_type")``; in shuffled
-        blocks if None. Its own block size is not looked at: ``block_sizes`` are searched, of a
-        strategy of sets those that divide a set, and of one without blocks none. Entropy is then
-        held against random sampling of labels as often as the strategy draws them, or, of sets,
-        against minibatches of random sets.
+        How training will visit cells, such as ``ClassBalancedSampling("cell_type")``; shuffled
+        blocks if None. ``block_sizes`` replace its own block size: of a strategy of sets, those
+        that divide a set; of one without blocks, none. Entropy is relative to random sampling with
+        the strategy's label frequencies or, of sets, to minibatches of random sets.
     make_dataset
-        Makes the data set that is measured, called as `CellDataset` is, in another process: a
-        subclass, or a function of a module, but none that is defined in a notebook; such as
-        ``functools.partial(CellDataset, transform=[Log1p()])``, whose values are not compared with
-        those of the files. What others than `CellDataset` give is not kept for later runs.
+        Makes the data set, in place of `CellDataset`, in another process: a subclass or a function
+        that a module defines, such as ``functools.partial(CellDataset, transform=[Log1p()])``.
+        Transformed values are not compared with the files, and the results are not kept.
     ranks
-        How many ranks of this machine the choice is for, which are measured by this process alone.
-        If None, those that ``WORLD_SIZE`` and the other variables of torchrun say, all of which
-        have to call this alike; one where these are not set.
+        How many ranks of this machine to choose for; this process then measures by itself. If
+        None, those of torchrun's environment variables, and all ranks have to call this with the
+        same arguments; 1 if the variables are not set.
     on_progress
-        Called with how far the work has come.
+        Called with a stage, and how much of it is done.
 
     Raises
     ------
     ColumnError
-        The collection was opened without one of these columns, or it has fewer than two values, or
-        nearly as many as there are cells; or a query names none.
+        A label was not opened, has fewer than two values, or nearly as many values as cells; or a
+        query names a column that does not exist.
     ParameterError
-        A size is below what it may be, there is no label, ``given`` is one, the collection is
-        too small to time anything, "warm" was asked of files that do not fit in memory, a state
-        of caches of files on servers, or
-        ``indices`` are no rows, or a query that selects none; the strategy does not fit the
-        collection or the batch size, has rows of its own beside ``indices``, or is one of sets
-        that no block size divides; ``step`` fails; or another loader is given with what it has by
-        itself, cannot be imported by the measuring process, or delivers other minibatches than it
-        says.
+        A value is out of range, arguments contradict each other, the collection is too small to
+        time any configuration, the cache state cannot be had, no row is selected, the strategy
+        does not fit the collection, ``step`` fails, or a `Tunable` cannot be imported by the
+        measuring process or delivers other minibatches than it declares.
     FormatError
         A file is damaged.
     RemoteError
-        A server does not give what is asked for.
+        A server does not deliver.
     MeasuringError
-        The process in which configurations are timed has died; or a rank did not call this, or
-        has ended.
+        The measuring process died, or a rank did not call this or has ended.
     AutotuneInterrupted
-        Ctrl-C came after something was measured, and ``result`` of this `KeyboardInterrupt` is
-        what was found by then. Later runs do not rely on it.
+        Ctrl-C, after something was measured. ``result`` of this `KeyboardInterrupt` is what was
+        found by then; later runs do not use it.
     """
     started = time.perf_counter()
     of_collection: dict[str, Any] = {
@@ -238,7 +225,7 @@ def autotune(
 
 
 def _require_usual(tunable: Tunable, of_collection: Mapping[str, Any]) -> None:
-    """Refuse what is said of a loader that has it by itself."""
+    """Refuse arguments that a `Tunable` has itself."""
     defaults = inspect.signature(autotune).parameters
     given = [name for name, value in of_collection.items() if value is not defaults[name].default]
     if given:

@@ -1,4 +1,4 @@
-"""What ``autotune`` is asked, checked before any time is spent."""
+"""A request to ``autotune``, checked before any time is spent."""
 
 import math
 from collections.abc import Sequence
@@ -43,23 +43,23 @@ __all__ = ["Request", "collection_request", "loader_request"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
-    """What is asked, checked; what is not said here is as in `autotune`.
+    """A checked request; fields that are not described here are as in `autotune`.
 
     Parameters
     ----------
     subject
-        What the measuring process is to hold: rows of a collection, or another loader.
+        What is tuned: rows of a collection, or another loader.
     selected
         The same, if it is rows of a collection.
     dataset
-        What is read, and how its labels are distributed.
+        The collection, and how its labels are distributed.
     within
-        What the first label is to be mixed within.
+        The label within which the first one is to be mixed.
     plans
         Which rows come together.
     n_cells, row_bytes
         Cells of an epoch of a rank, and the mean size of one in the buffers of all local ranks; 0
-        if that is not known.
+        if unknown.
     """
 
     subject: Selected | Tunable
@@ -86,17 +86,17 @@ class Request:
 
     @property
     def grid(self) -> list[Configuration]:
-        """What is looked at first."""
+        """Configurations that are listed at first."""
         return self.space.coarse_grid() if self.space.is_large else self.space.grid()
 
     def with_step(self, seconds: float) -> "Request":
-        """Return the request with a training step that takes so long on a minibatch."""
+        """Return the request with the time of a training step."""
         need = self.ranks.n_local * self.batch_size / seconds
         constraints = replace(self.constraints, step_seconds=seconds, need_cells_per_second=need)
         return replace(self, constraints=constraints)
 
     def requirements(self, mixing: Mixing) -> Requirements:
-        """Return what holds configurations against the constraints."""
+        """Return the requirements of the search."""
         return Requirements(
             n_cells=self.n_cells,
             row_bytes=self.row_bytes,
@@ -108,7 +108,7 @@ class Request:
         )
 
     def prepare_cache(self) -> CacheState | Literal["unknown"]:
-        """Bring files into the state that is asked for; return what came of it."""
+        """Bring the page cache into the requested state; return its actual state."""
         if self.selected is None and not self.files:
             return self.cache
         return prepare_cache(self.files, self.cache)
@@ -229,7 +229,7 @@ def _request(
     step_seconds: float | None,
     **facts: Any,
 ) -> Request:
-    """Return a request about so many cells an epoch, once it is known that it can be met."""
+    """Return a request about ``n_drawn`` cells an epoch, or raise if it cannot be met."""
     batch_size, ranks, sampler = facts["batch_size"], facts["ranks"], facts["sampler"]
     is_sampler = hasattr(sampler, "sample_relative") and not isinstance(sampler, type)
     if sampler not in SAMPLERS and not is_sampler:

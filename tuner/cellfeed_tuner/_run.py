@@ -1,4 +1,4 @@
-"""A search and what follows: the choice, the comparison with the files, the explanation."""
+"""One run of ``autotune``: preparation, search, choice, comparison with the files, explanation."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -50,9 +50,9 @@ _LEAST_STEP_SECONDS = 1e-6
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A run of ``autotune``, phase by phase; Ctrl-C leaves what was found by then.
+    """A run of ``autotune``, phase by phase; after Ctrl-C, it keeps what was found by then.
 
-    The budget began when `time.perf_counter` said ``started``; the process is not started yet.
+    The budget began at ``started``, by `time.perf_counter`.
     """
 
     request: Request
@@ -76,7 +76,7 @@ class Run:
     _n_cells_compared: int = field(default=0, init=False)
 
     def prepare(self) -> None:
-        """Find out what is known without measuring: the machine, entropies, earlier runs."""
+        """Collect what is known without measuring: the machine, entropies, earlier runs."""
         request, self._date = self.request, datetime.now(UTC).astimezone()
         self.on_progress("machine", 0, 1)
         self._machine = describe_machine(request.files)
@@ -135,10 +135,10 @@ class Run:
         )
 
     def _step_seconds(self) -> float:
-        """Return the median over rounds of the seconds that a step takes on a minibatch.
+        """Return the median time of a training step, in seconds.
 
-        The first round, in which a model is made or compiled, does not count. The smallest fetches
-        are read.
+        The first round, which may make or compile a model, does not count. Fetches are the
+        smallest of the grid.
         """
         request = self.request
         smallest = min(
@@ -161,14 +161,14 @@ class Run:
             limit_seconds=limit_seconds(STEP_SECONDS),
         )
         if not found.round_seconds:
-            msg = f"no training step came to its end: {found.failure or 'it takes too long'}"
+            msg = f"no training step ended: {found.failure or 'it takes too long'}"
             raise ParameterError(msg)
         computing = np.subtract(found.round_seconds, found.round_waiting_seconds)
         seconds = float(np.median(computing)) / smallest.minibatches_per_round
         return max(_LEAST_STEP_SECONDS, seconds)
 
     def search(self) -> None:
-        """Search, choose, and say what the choice rests on."""
+        """Search, choose, and explain."""
         try:
             self._search.run(self._grid)
             self._search.survey()
@@ -185,7 +185,7 @@ class Run:
                 self._choose(is_late=True)
 
     def result(self, strategy: SamplingStrategy | None) -> AutotuneResult:
-        """Return all that was found by now, with the strategy as the user made it."""
+        """Return what was found, with the strategy as the user passed it."""
         request, measured = self.request, self._search.measurements
         faults, results = measured.faults, self._results()
         recommended = None if faults else self._recommended
@@ -224,7 +224,7 @@ class Run:
         )
 
     def _results(self) -> list[ConfigurationResult]:
-        """Return what is known of each; of ranges, and without a plan, of what was measured."""
+        """Return the results of all configurations, or of measured ones if they are not listed."""
         search = self._search
         is_listed = search.space is None and search.requirements.is_planned
         return search.results(self._grid if is_listed or not search.timed else search.timed)
@@ -259,7 +259,7 @@ class Run:
         )
 
     def _read_ahead(self) -> None:
-        """Choose how many fetches to read ahead of a server."""
+        """Choose how many fetches to read ahead from a server."""
         request, recommended = self.request, self._recommended
         if recommended is None or request.cache != "remote":
             return
@@ -277,7 +277,7 @@ class Run:
             fetch_bytes=request.ranks.n_local * fetch_size * request.dataset.stored_bytes_per_cell,
             memory_bytes=memory_bytes,
         )
-        # Who makes data sets with a depth of their own has chosen it.
+        # A `make_dataset` with a depth of its own has chosen it.
         if "prefetch" not in getattr(self._search.measurements.make_dataset, "keywords", {}):
             ahead.run(depths)
         self._prefetch_results, best = ahead.results(), ahead.best()
@@ -291,16 +291,15 @@ class Run:
             self._n_cells_compared = compared
 
     def _explain(self) -> None:
-        """Find where the time goes, and, for shuffled blocks, what other storage may give."""
+        """Find the bottleneck and, for shuffled blocks, whether other storage would be faster."""
         request, recommended, selected = self.request, self._recommended, self.request.selected
-        # What other loaders, and several ranks, do meanwhile is not counted.
+        # Other loaders, and several ranks, have no counters.
         if recommended is None or selected is None or request.ranks.n_local > 1:
             return
         if self._search.measurements.faults:
             return
         self.on_progress("explain", 0, 1)
-        # How other strategies would read another layout is not known, nor how servers would; and
-        # where a state of caches could not be had, nothing is known of the disk.
+        # How other strategies, or servers, would read another layout is not known.
         is_known = selected.strategy is None and self._found_cache != "remote"
         already_shuffled = self._order is not None and self._order.already_shuffled
         self._explained = explain_throughput(

@@ -1,20 +1,5 @@
 """Numbers that decide what a search proposes, races and chooses, and where each comes from."""
 
-__all__ = [
-    "ALONE", "ANY_SCALE", "AROUND", "AROUND_STEP",
-    "BY_OTHERS", "BY_SIZE", "CLOSE", "DEPARTURE", "DEPTH_ROUNDS",
-    "DOUBTED_GAIN", "ENOUGH_WORLDS", "FEWEST_DEPTH_TURNS", "FEWEST_PRODUCTS", "FINALIST_SHARE",
-    "FIRST_LIMIT_SHARE", "FIRST_TRIALS", "HALVINGS", "JITTER", "KNOWN", "LEAST_CHANCE",
-    "LEAST_FIRST_LIMIT_SECONDS", "LEAST_REPLICATE_LIMIT_SECONDS", "LEAST_TURNS", "LIMIT_SHARE",
-    "MOST_BYTES_AHEAD", "MOST_DEPTH_TURNS", "MOST_DRAWN", "MOST_LISTED", "MOST_REPLAYED",
-    "NEED_MARGIN", "NEXT_TO_NOTHING", "NOISES", "NOISE_WIDTH", "NOTHING", "NOT_AHEAD",
-    "NO_WEIGHT", "N_DRAWS", "N_WORLDS", "OF_SIZES", "OPTIMISM", "PRICES", "PROPOSE_UNTIL",
-    "RANDOM_TRIALS", "REACH", "SAME_MEMORY_SHARE", "SERIAL",
-    "SHARE_PER_DOUBLING", "SIGNIFICANT_BITS", "SIZE_STEP", "SLACK_SECONDS", "SURVEY_UNTIL",
-    "TURNS_UNTIL_WITH_STEP", "TURN_ROUNDS", "TURN_VARIANCES",
-    "UNKNOWN_CELLS_PER_SECOND", "USUAL_NOISE", "WORKER_STEP",
-]  # fmt: skip
-
 # What a configuration costs before it is measured
 
 PRICES = {
@@ -34,14 +19,14 @@ NOT_AHEAD = 0.5
 """What is added to the logarithm of a cost at most, divided by the fetches of an epoch, since the
 first fetch is not read ahead. Chosen."""
 BY_SIZE = 0.1
-"""Standard deviation by which a cost departs from the sum with each doubling of the fetch. Chosen:
+"""Standard deviation by which a cost deviates from the sum with each doubling of the fetch. Chosen:
 buffers outgrow caches, and memory is slow to get."""
-DEPARTURE, ALONE, OF_SIZES, REACH, CLOSE = 0.15, 0.25, 0.5, 3.0, 0.5
-"""Standard deviation by which a cost departs otherwise; shares of its variance that neighbours do
+DEVIATION, ALONE, OF_SIZES, REACH, CLOSE = 0.15, 0.25, 0.5, 3.0, 0.5
+"""Standard deviation by which a cost deviates otherwise; shares of its variance that neighbours do
 not have in common, and that do not depend on workers; and doublings over which the rest, and the
 part of one alone, fade. Chosen."""
 BY_OTHERS = 0.5
-"""Standard deviation by which a cost departs with each combination of other settings. Chosen: the
+"""Standard deviation by which a cost deviates with each combination of other settings. Chosen: the
 sum says nothing of them."""
 ANY_SCALE = 3.0
 """Standard deviation of the unit of time, as a logarithm. Chosen: nothing is known of it."""

@@ -1,4 +1,4 @@
-"""What a configuration costs: a sum of terms of unknown prices, weighed by a few looks."""
+"""The cost of a configuration: a sum of terms with unknown prices, which measurements weight."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from cellfeed_tuner._planning._constants import (
     BY_OTHERS,
     BY_SIZE,
     CLOSE,
-    DEPARTURE,
+    DEVIATION,
     ENOUGH_WORLDS,
     HALVINGS,
     JITTER,
@@ -36,7 +36,7 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """How a collection lies in storage, as far as that is known.
+    """How a collection is stored, as far as that is known.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is known of one configuration's cost: a mean of looks, and its relative error."""
+    """The measured cost of a configuration: a mean of replicates, and its relative error."""
 
     seconds_per_cell: float
     error: float
@@ -80,7 +80,7 @@ def distinct(
 
 
 class CostModel:
-    """Seconds per cell over a set of configurations, with what is not known of them.
+    """Seconds per cell of a set of configurations, with their uncertainty.
 
     A fetch of n = m f cells consists of B = max(1, n / b) blocks of rows that lie together. Its
     cost is a sum of terms, each a price times a count: the fetch itself (1); the different files
@@ -88,20 +88,19 @@ class CostModel:
     ``1 + (b - 1) / c`` chunks of c rows); blocks, each a seek; and cells. Workers divide a part of
     the sum; transfer between processes costs a price per cell, and so does each worker.
 
-    Prices are drawn many times: each draw is a world, and looks weigh worlds by their likelihood.
-    Where looks leave too few, as much of their likelihood as leaves enough weighs worlds, and the
-    rest conditions the normal distribution with their mean and covariance. By what a sum does not
-    express, the logarithms of neighbours depart together: a Gaussian process over the logarithms of
-    the settings.
+    Prices are drawn many times. Each draw is a world, and replicates weight the worlds by their
+    likelihood. If too few worlds would be left, a power of the likelihood that leaves enough
+    weights them, and the rest of it conditions the normal distribution with their mean and
+    covariance. Deviations from the sum are a Gaussian process over the logarithms of the settings.
 
     Parameters
     ----------
     configurations
-        What is to be predicted.
+        Those to predict.
     batch_size
         Cells of a minibatch.
     geometry
-        What is known of the storage.
+        How the collection is stored.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class CostModel:
     ) -> None:
         self._place = {each: number for number, each in enumerate(configurations)}
         self._worlds = self.worlds(configurations, batch_size, geometry)
-        self._departures = _departures(configurations) + ANY_SCALE**2
+        self._deviations = _deviations(configurations) + ANY_SCALE**2
 
     @staticmethod
     def worlds(
@@ -119,7 +118,7 @@ class CostModel:
         return _worlds(configurations, batch_size, geometry)
 
     def mean(self) -> NDArray[np.float64]:
-        """Return the mean of the logarithms of costs before any look, up to a constant."""
+        """Return the prior mean of the logarithms of costs, up to a constant."""
         mean: NDArray[np.float64] = self._worlds.mean(axis=0)
         return mean
 
@@ -131,7 +130,7 @@ class CostModel:
         Parameters
         ----------
         observations
-            What was measured; may be empty, and the scale then means nothing.
+            Measured costs; without any, the scale is arbitrary.
 
         Returns
         -------
@@ -140,7 +139,7 @@ class CostModel:
         rows = np.array([self._place[each] for each in observations], dtype=np.int64)
         seen = np.log([each.seconds_per_cell for each in observations.values()])
         errors = np.array([each.error for each in observations.values()])
-        apart = self._departures[:, rows]
+        apart = self._deviations[:, rows]
         known = apart[rows] + np.diag(errors**2 + JITTER)
         misfit = _misfit(known, seen - self._worlds[:, rows])
         share, weights = _weights(misfit)
@@ -154,25 +153,25 @@ class CostModel:
             mean = mean + gain @ (seen - mean[rows])
             covariance = covariance - gain @ covariance[rows]
         gain = np.linalg.solve(known, apart.T).T
-        told = gain @ covariance[rows]
-        covariance = covariance - told - told.T + told[:, rows] @ gain.T
-        return mean + gain @ (seen - mean[rows]), covariance + self._departures - gain @ apart.T
+        known_part = gain @ covariance[rows]
+        covariance = covariance - known_part - known_part.T + known_part[:, rows] @ gain.T
+        return mean + gain @ (seen - mean[rows]), covariance + self._deviations - gain @ apart.T
 
-    def spread(self, looks: Mapping[Configuration, Sequence[float]]) -> float:
-        """Return how much looks (seconds per cell) at one configuration differ, relatively.
+    def spread(self, replicates: Mapping[Configuration, Sequence[float]]) -> float:
+        """Return the relative standard deviation of replicates, in seconds per cell.
 
-        What explains all looks best: those at one configuration differ from each other, and those
-        at its like from what the model makes of them.
+        It is inferred from the differences between replicates of one configuration, and from the
+        deviations of the means from the model.
         """
-        logs = [np.log(each) for each in looks.values()]
-        rows = np.array([self._place[each] for each in looks], dtype=np.int64)
+        logs = [np.log(each) for each in replicates.values()]
+        rows = np.array([self._place[each] for each in replicates], dtype=np.int64)
         numbers = np.array([each.size for each in logs])
         within = float(sum(((each - each.mean()) ** 2).sum() for each in logs))
         freedom = int((numbers - 1).sum())
         apart = np.array([each.mean() for each in logs]) - self._worlds[:, rows]
-        near = self._departures[np.ix_(rows, rows)]
+        near = self._deviations[np.ix_(rows, rows)]
         noises = np.geomspace(*NOISES)
-        # With each look weighed by its number, one basis makes all noises' covariances diagonal.
+        # Weighted by the number of replicates, one basis makes every noise's covariance diagonal.
         scales = np.sqrt(numbers)
         values, basis = np.linalg.eigh(scales[:, None] * near * scales)
         variances = np.maximum(values, 0.0) + noises[:, None] ** 2
@@ -191,7 +190,7 @@ class CostModel:
 
 
 def _misfit(known: NDArray[np.float64], apart: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return squared distances in standard deviations, of deviations of shape (n_worlds, n)."""
+    """Return squared Mahalanobis distances of deviations of shape (n_worlds, n)."""
     if not apart.shape[1]:
         return np.zeros(len(apart))
     found: NDArray[np.float64] = (np.linalg.solve(np.linalg.cholesky(known), apart.T) ** 2).sum(0)
@@ -199,7 +198,7 @@ def _misfit(known: NDArray[np.float64], apart: NDArray[np.float64]) -> NDArray[n
 
 
 def _weights(misfit: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-    """Return the largest share of a likelihood that leaves enough worlds, and their weights."""
+    """Return the largest power of the likelihood that leaves enough worlds, and their weights."""
 
     def weights_at(share: float) -> NDArray[np.float64]:
         weights = np.exp(-0.5 * share * (misfit - misfit.min()))
@@ -222,7 +221,7 @@ def draws_of(
     n_draws: int,
     rng: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Return draws of a normal distribution, shape (n_draws, n), even of a singular one."""
+    """Return draws of a normal distribution, possibly singular, shape (n_draws, n)."""
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     draws: NDArray[np.float64] = mean + rng.standard_normal((n_draws, mean.size)) @ root.T
@@ -265,24 +264,24 @@ def _decades(rng: np.random.Generator, ends: tuple[float, float]) -> NDArray[np.
     return draws
 
 
-def _departures(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
-    """Return the covariance of what configurations cost beside the sum."""
+def _deviations(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
+    """Return the covariance of deviations from the sum."""
     sizes = np.log2([(each.block_size, each.fetch_factor) for each in configurations])
     workers = 2 * np.log2([1 + each.num_workers for each in configurations])
     by_sizes = np.linalg.norm((sizes[:, None] - sizes[None]).reshape(*2 * workers.shape, 2), axis=2)
     by_all = np.hypot(by_sizes, workers[:, None] - workers[None])
     shares = (1 - ALONE - OF_SIZES, OF_SIZES, ALONE)
     parts = (_fading(by_all), _fading(by_sizes), np.exp(-((by_all / CLOSE) ** 2)))
-    departures = sum(share * part for share, part in zip(shares, parts, strict=True))
+    deviations = sum(share * part for share, part in zip(shares, parts, strict=True))
     others = [tuple(each.others.items()) for each in configurations]
     number_of = {each: number for number, each in enumerate(dict.fromkeys(others))}
     numbers = np.array([number_of[each] for each in others])
     by_others = -(numbers[:, None] != numbers).astype(np.float64)  # up to a constant
-    covariance: NDArray[np.float64] = DEPARTURE**2 * departures + BY_OTHERS**2 * by_others
+    covariance: NDArray[np.float64] = DEVIATION**2 * deviations + BY_OTHERS**2 * by_others
     return covariance
 
 
 def _fading(distances: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how alike departures are at such distances, 0 to 1."""
+    """Return the correlation of deviations at such distances, 0 to 1."""
     alike: NDArray[np.float64] = (1 + distances / REACH) * np.exp(-distances / REACH)
     return alike

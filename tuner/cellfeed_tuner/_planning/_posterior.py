@@ -1,6 +1,6 @@
-"""What each candidate may cost, by the cost model and all looks, and so which may be the best.
+"""The distribution of each candidate's cost, given the cost model and all replicates.
 
-The best is the fastest, or the best mixed that is fast enough.
+It says which candidate may be the best: the fastest, or the best mixed that is fast enough.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observatio
 __all__ = ["Goal", "Posterior", "best_mixed", "fastest"]
 
 Goal = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""From logarithms of cells per second, shape (..., n_candidates), to what is to be maximised."""
+"""From logarithms of cells per second, shape (..., n_candidates), to the value to maximize."""
 
 
 def fastest(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -31,7 +31,7 @@ def fastest(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def best_mixed(need: float, shares: Sequence[float]) -> Goal:
-    """Value configurations that give the throughput needed by how well they mix.
+    """Value configurations that have the needed throughput by how well they mix.
 
     Parameters
     ----------
@@ -50,23 +50,23 @@ def best_mixed(need: float, shares: Sequence[float]) -> Goal:
 
     def value(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
         lacking = log_speeds - log(need)
-        # What is too slow is worse than all that is not, and the more so the slower it is.
+        # Any that is too slow is worse than all that are not, and worse the slower it is.
         return np.where(lacking >= 0, mixing, lacking)
 
     return value
 
 
 class Posterior:
-    """What is known of the costs of configurations; it measures nothing itself.
+    """The costs of configurations, as far as they are known.
 
     Parameters
     ----------
     configurations, candidates
-        What can run, and what of it may be chosen: entropy and memory are known before.
+        Those that can run, and those of them that may be chosen by entropy and memory.
     goal_of
-        Gives what is to be maximised over a list of configurations.
+        Returns the goal for a list of configurations.
     model
-        What predicts costs before any look.
+        Predicts costs before any measurement.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Posterior:
     ) -> None:
         self._batch_size, self._geometry, self._new_model = batch_size, geometry, model
         self._goal_of, self._seed = goal_of, seed
-        # Seconds per cell of each look, and how many there were.
-        self._looks: dict[Configuration, tuple[float, ...]] = {}
-        self._n_told = 0
+        # Seconds per cell of each replicate, and how often they were updated.
+        self._replicates: dict[Configuration, tuple[float, ...]] = {}
+        self._n_updates = 0
         # Configurations whose first replicate does not count, and those not doubted again.
         self._taken_back: set[Configuration] = set()
         self._trusted: set[Configuration] = set()
         self._candidates = dict.fromkeys(candidates)
-        # What follows from them, until there are more.
+        # Derived from them, until there are more.
         self._moments: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
         self._values: NDArray[np.float64] | None = None
         self._costs: dict[Configuration, float] = {}
@@ -97,7 +97,7 @@ class Posterior:
 
     @property
     def candidates(self) -> list[Configuration]:
-        """What may still be chosen."""
+        """Configurations that may still be chosen."""
         return list(self._candidates)
 
     def tell(self, configuration: Configuration, seconds_per_cell: Sequence[float]) -> None:
@@ -106,32 +106,32 @@ class Posterior:
             self._set([*self._place, configuration])
         if seconds_per_cell:
             is_doubted = configuration in self._taken_back and len(seconds_per_cell) > 1
-            self._looks.pop(configuration, None)  # the last one measured comes last
-            self._looks[configuration] = tuple(seconds_per_cell[is_doubted:])
-            self._n_told += 1
+            self._replicates.pop(configuration, None)  # the last one measured comes last
+            self._replicates[configuration] = tuple(seconds_per_cell[is_doubted:])
+            self._n_updates += 1
             self._forget()
         else:
             self.withdraw(configuration)
 
     def withdraw(self, configuration: Configuration) -> None:
-        """Leave a configuration out: it has failed, or turned out not to be feasible."""
+        """Leave out a configuration that has failed, or is not feasible after all."""
         self._candidates.pop(configuration, None)
 
     def add(self, candidates: Iterable[Configuration]) -> None:
-        """Take in more candidates; those that are there already change nothing."""
+        """Add new candidates."""
         new = [each for each in candidates if each not in self._place]
         if new:
             self._candidates |= dict.fromkeys(new)
             self._set([*self._place, *new])
 
     def aim_anew(self) -> None:
-        """Ask again what is to be maximised, since more is known of it."""
+        """Update the goal, since more is known about entropies."""
         self._goal = self._goal_of(list(self._place))
         self._forget()
 
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
-        """Return the median cost of each configuration; nothing where nothing is known."""
-        if not self._costs and self._looks:
+        """Return the median cost of each configuration; empty before any measurement."""
+        if not self._costs and self._replicates:
             mean = np.exp(self._known()[0])
             self._costs = dict(zip(self._place, mean.tolist(), strict=True))
         return self._costs
@@ -142,33 +142,33 @@ class Posterior:
         return sqrt(max(0.0, self._known()[1][place, place]))
 
     def most_promising(self, among: Iterable[Configuration]) -> Configuration | None:
-        """Return what most was expected of before any look.
+        """Return the configuration that was expected to be the best before any measurement.
 
-        After one look at the likeliest, most would be expected of those that are most like it.
+        After one measurement, those most similar to it would come next, and little be learnt.
         """
         expected = self._goal(-self._model.mean())
         return max(among, key=lambda each: expected[self._place[each]], default=None)
 
     def leader(self, among: Collection[Configuration]) -> Configuration | None:
-        """Return what is expected to be the best by now."""
+        """Return the configuration that is now expected to be the best."""
         mean = self._drawn().mean(axis=0)
         return max(among, key=lambda each: mean[self._place[each]], default=None)
 
     def challenger(
         self, leader: Configuration, among: Collection[Configuration]
     ) -> Configuration | None:
-        """Return what may surpass the leader by most: in one world of six, by more than that."""
+        """Return the one that may surpass the leader by most, at one standard deviation."""
         values = self._drawn()
         ahead = np.quantile(values - values[:, [self._place[leader]]], OPTIMISM, axis=0)
         return max(among, key=lambda each: ahead[self._place[each]], default=None)
 
     def gains(self, least: float, among: Iterable[Configuration]) -> dict[Configuration, float]:
-        """Return by how much each is expected to be worth more than that."""
+        """Return the expected improvement of each over a value."""
         gains = np.maximum(0.0, self._drawn() - least).mean(axis=0)
         return {each: float(gains[self._place[each]]) for each in among}
 
     def chances(self) -> dict[Configuration, float]:
-        """Return how likely each candidate is the best, measured or not, the likeliest first."""
+        """Return the probability that each candidate is the best, the likeliest first."""
         places = [self._place[each] for each in self._candidates]
         if not places:
             return {}
@@ -186,11 +186,11 @@ class Posterior:
         """
         chances = self.chances()
         for each, chance in chances.items():
-            looks = self._looks.get(each, ())
-            if chance >= LEAST_CHANCE or len(looks) != 1 or each in self._trusted:
+            replicates = self._replicates.get(each, ())
+            if chance >= LEAST_CHANCE or len(replicates) != 1 or each in self._trusted:
                 continue
             self._trusted.add(each)
-            others = {one: looks for one, looks in self._looks.items() if one != each}
+            others = {one: own for one, own in self._replicates.items() if one != each}
             if others and self._gain_over(others, each) >= DOUBTED_GAIN:
                 return each
         return None
@@ -198,10 +198,10 @@ class Posterior:
     def _gain_over(
         self, others: Mapping[Configuration, Sequence[float]], configuration: Configuration
     ) -> float:
-        """Return the gain over the best of others that would be expected without any look."""
+        """Return the gain over the best of others that is expected without measuring it."""
         mean, covariance = self._model.posterior(self._observations(others))
         places = [self._place[each] for each in [*others, configuration]]
-        rng = np.random.default_rng((self._seed, self._n_told))
+        rng = np.random.default_rng((self._seed, self._n_updates))
         logs = np.tile(mean, (N_DRAWS, 1))
         logs[:, places] = draws_of(mean[places], covariance[np.ix_(places, places)], N_DRAWS, rng)
         values = self._goal(-logs)[:, places]
@@ -223,17 +223,17 @@ class Posterior:
 
     def _known(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         if self._moments is None:
-            self._moments = self._model.posterior(self._observations(self._looks))
+            self._moments = self._model.posterior(self._observations(self._replicates))
         return self._moments
 
     def _drawn(self) -> NDArray[np.float64]:
-        """Return draws of what is to be maximised, shape (n_draws, n_configurations).
+        """Return draws of the values to maximize, shape (n_draws, n_configurations).
 
-        Of what promises little, only the mean.
+        Unpromising configurations have their mean in all draws.
         """
         if self._values is None:
             mean, covariance = self._known()
-            rng = np.random.default_rng((self._seed, self._n_told))
+            rng = np.random.default_rng((self._seed, self._n_updates))
             promising = self._goal(-mean + 2 * np.sqrt(np.maximum(0.0, covariance.diagonal())))
             drawn = np.argsort(-promising, kind="stable")[:MOST_DRAWN]
             logs = np.tile(mean, (N_DRAWS, 1))
@@ -242,13 +242,13 @@ class Posterior:
         return self._values
 
     def _observations(
-        self, looks: Mapping[Configuration, Sequence[float]]
+        self, replicates: Mapping[Configuration, Sequence[float]]
     ) -> dict[Configuration, Observation]:
-        """Return what was measured."""
-        if not looks:
+        """Return the mean of each configuration, with its relative error."""
+        if not replicates:
             return {}
-        spread = self._model.spread(looks)
+        spread = self._model.spread(replicates)
         return {
             each: Observation(float(np.exp(np.mean(np.log(costs)))), spread / len(costs) ** 0.5)
-            for each, costs in looks.items()
+            for each, costs in replicates.items()
         }

@@ -1,4 +1,4 @@
-"""The rule: which configuration to use, and why."""
+"""Which configuration to recommend, and why."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ __all__ = ["Choice", "choose", "nearest"]
 
 
 class _Timed(NamedTuple):
-    """A configuration that has a throughput and a memory."""
+    """A configuration with a throughput."""
 
     result: ConfigurationResult
     speed: Estimate
@@ -47,7 +47,7 @@ class _Timed(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A configuration, the sentence that says why it was chosen, and what it was held against."""
+    """A configuration, the reason for it in a sentence, and what it was compared with."""
 
     result: ConfigurationResult
     speed: Estimate
@@ -63,24 +63,19 @@ def choose(
 ) -> Choice | None:
     """Return the configuration to use, or None if none is feasible.
 
-    Without a need, the cheapest (memory, then workers) that is within 2 % of the fastest and
-    cannot be told from it, among those that mix well enough and fit in memory; of several that
-    are as cheap (memory within 5 %), the best mixed. With a need, the best mixed of these whose
-    throughput is at least as high; a need that comes from a training step is dropped if nothing
-    meets it.
+    Feasible configurations mix well enough and fit in memory. Without a need, the choice is the
+    cheapest (memory, then workers) of those within 2 % of the fastest and not significantly slower;
+    of several that are as cheap (memory within 5 %), the best mixed. With a need, it is the best
+    mixed of those that have the throughput; a need that comes from a training step is dropped if
+    nothing meets it.
 
     Parameters
     ----------
-    results
-        What is known of each configuration.
-    constraints
-        What the choice must meet.
     turns
-        What was measured in turns. Where feasible configurations were, the fastest is one of
-        them, and what is clearly slower by their ratios cannot be told to be as fast.
+        Interleaved measurements. If feasible configurations took part, the fastest is one of them.
     costs
-        Seconds per cell that all looks and the cost model together give, which decide what is
-        fastest: looks at the like of a configuration tell of it too. If None, the turns decide.
+        Seconds per cell by the cost model and all replicates, which decide which is the fastest;
+        if None, the turns do.
     """
     feasible = _feasible(results, constraints)
     if not feasible and constraints.step_seconds is not None:
@@ -93,7 +88,7 @@ def choose(
 
 
 def nearest(results: Sequence[ConfigurationResult], constraints: Constraints) -> Nearest | None:
-    """Return what comes nearest to being feasible, or None if nothing was measured."""
+    """Return the configuration closest to being feasible, or None if nothing was measured."""
     timed = _timed(results)
     if not timed:
         return None
@@ -141,7 +136,7 @@ def _log_ratio(wanted: float, given: float) -> float:
 def _as_fast_as_the_fastest(
     finalists: Sequence[_Timed], turns: Turns, costs: Mapping[Configuration, float]
 ) -> list[_Timed]:
-    """Return what cannot be told from the first, the fastest, and is at most 2 % slower."""
+    """Return the fastest, which is the first, and those at most 2 % and not clearly slower."""
     fastest = finalists[0]
     best = fastest.result.configuration
 
@@ -165,7 +160,7 @@ def _as_fast_as_the_fastest(
 def _finalists(
     feasible: Sequence[_Timed], turns: Turns, costs: Mapping[Configuration, float]
 ) -> list[_Timed]:
-    """Return what may be the fastest, that first: what was measured in turns, if anything was."""
+    """Return the candidates in order of speed: those measured in turns, if there are any."""
     timed = {each.result.configuration: each for each in feasible}
     if costs:
         raced = [each for each in timed if each in costs and turns.count(each)]
@@ -176,14 +171,14 @@ def _finalists(
 
 
 def _rivals(chosen: _Timed, finalists: Sequence[_Timed], turns: Turns) -> tuple[Rival, ...]:
-    """Return how the choice compares with each other finalist, the fastest first."""
+    """Return the comparison of the choice with each other finalist, the fastest first."""
     own = chosen.result.configuration
     others = [each.result.configuration for each in finalists if each is not chosen]
     return tuple(rival for each in others if (rival := turns.rival(own, each)) is not None)
 
 
 def _cheapest(alike: Sequence[_Timed]) -> list[_Timed]:
-    """Return those of least memory, or within 5 % of it, that have the fewest workers."""
+    """Return those with the fewest workers among those within 5 % of the least memory."""
     least = min(each.memory for each in alike)
     lean = [each for each in alike if each.memory <= (1 + SAME_MEMORY_SHARE) * least]
     fewest = min(each.num_workers for each in lean)
@@ -224,7 +219,7 @@ def _although_too_slow(
     turns: Turns | None,
     costs: Mapping[Configuration, float] | None,
 ) -> Choice | None:
-    """Return what makes training wait least."""
+    """Return the choice that makes training wait least."""
     unmet = replace(constraints, need_cells_per_second=None, step_seconds=None)
     choice = choose(results, unmet, turns, costs)
     if choice is None:

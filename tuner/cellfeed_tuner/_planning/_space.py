@@ -1,4 +1,4 @@
-"""All that may be chosen: a grid that is listed, or a space too large for that."""
+"""The search space: a grid that is listed, or a space too large for that."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,10 +27,10 @@ _FEW = ("num_workers", "num_threads")
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Every combination of what each setting of a `Configuration` may be, by its name.
+    """Every combination of the values of each setting of a `Configuration`.
 
-    That is whole numbers ascending, of which a `range` stands for all integers in it; anything
-    else in the order that was given.
+    Integers are in ascending order, and a `range` stands for all its integers; other values are in
+    the order given.
 
     Examples
     --------
@@ -49,7 +49,7 @@ class Space:
         workers: Sequence[int] = (0,),
         **others: Sequence[Setting],
     ) -> "Space":
-        """Return the space of values in any order, of which some may be there twice.
+        """Return the space of values in any order, possibly repeated.
 
         Raises
         ------
@@ -69,27 +69,27 @@ class Space:
 
     @property
     def block_sizes(self) -> Sequence[int]:
-        """What the block size may be."""
+        """Values of the block size."""
         return cast("Sequence[int]", self.domains["block_size"])
 
     @property
     def fetch_factors(self) -> Sequence[int]:
-        """What the fetch factor may be."""
+        """Values of the fetch factor."""
         return cast("Sequence[int]", self.domains["fetch_factor"])
 
     @property
     def workers(self) -> Sequence[int]:
-        """What the number of workers may be."""
+        """Values of the number of workers."""
         return cast("Sequence[int]", self.domains["num_workers"])
 
     @property
     def others(self) -> dict[str, Sequence[Setting]]:
-        """What other settings may be."""
+        """Values of the other settings."""
         return dict(list(self.domains.items())[3:])
 
     @property
     def size(self) -> int:
-        """How many configurations there are."""
+        """Number of configurations."""
         return prod(len(each) for each in self.domains.values())
 
     @property
@@ -109,16 +109,16 @@ class Space:
     def coarse_grid(self) -> list[Configuration]:
         """Return a grid of the ends of each range and the powers of 4 between (of 2 for workers).
 
-        Where a size is not one of the values, the nearest one is. Of what is no size, all
-        values are taken.
+        A power that is not one of the values is replaced by the nearest. Settings that are not
+        sizes keep all values.
         """
         return self._product({name: _coarse(name, each) for name, each in self.domains.items()})
 
     def nearest(self, **settings: Setting) -> Configuration:
-        """Return the configuration next to rounded sizes: what is rounded alike is timed once.
+        """Return the configuration nearest to rounded sizes, so that similar ones are timed once.
 
-        Blocks need not divide the fetch: one that straddles two fetches is read in two parts,
-        and both replay and timing count it.
+        Blocks need not divide the fetch: a block that straddles two fetches is read in two parts,
+        which both replay and timing account for.
         """
         return self._configuration(
             _nearest_setting(name, values, settings[name]) for name, values in self.domains.items()
@@ -158,7 +158,7 @@ class Space:
         return list(dict.fromkeys(found))
 
     def ends(self) -> list[Configuration]:
-        """Return the least and the largest of all settings."""
+        """Return the configurations of the least and of the largest values."""
         ends = ((values[place] for values in self.domains.values()) for place in (0, -1))
         return [self._configuration(each) for each in ends]
 
@@ -171,7 +171,7 @@ class Space:
 
 
 def are_sizes(values: Sequence[Setting]) -> bool:
-    """Return whether values are sizes, so that one may be between two others."""
+    """Return whether values are integers, so that others may lie between them."""
     return isinstance(values, range) or all(type(each) is int for each in values)
 
 

@@ -1,4 +1,4 @@
-"""Measurements in turns: how fast configurations are beside each other."""
+"""Interleaved measurements, in turns: how fast configurations are relative to each other."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -29,23 +29,22 @@ Setting = TypeVar("Setting")
 class TurnsOf(Generic[Setting]):
     """Throughputs that were measured in turns.
 
-    In each turn, a few settings are measured one right after the other, in random order, so
-    that what else the machine does meets them alike. The logarithm of a throughput is taken to be
-    that of the setting, plus what the moment does to the whole turn, plus an error. How much
-    moments differ is estimated (by restricted maximum likelihood): where they do not, settings
-    that were in different turns are compared as well as those in one. Errors are taken to be
-    independent from look to look, and turns from each other.
+    In each turn, a few settings are measured one right after the other, in random order, so that
+    the load of the machine affects them alike. The logarithm of a throughput is modelled as an
+    effect of the setting, a random effect of the turn, and an independent error. The variance of
+    turns is estimated by restricted maximum likelihood; if it is small, settings of different
+    turns compare as well as those of one.
     """
 
     _turns: list[dict[Setting, float]] = field(default_factory=list)
-    # What was fitted to them, until there are more.
+    # The fit, until there are more turns.
     _fitted: "_Fit[Setting] | None" = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self._turns)
 
     def note(self, cells_per_second: Mapping[Setting, float]) -> None:
-        """Take note of the throughputs of one turn."""
+        """Add the throughputs of one turn."""
         if cells_per_second:
             self._turns.append(dict(cells_per_second))
             self._fitted = None
@@ -59,7 +58,7 @@ class TurnsOf(Generic[Setting]):
         return sum(one in turn and other in turn for turn in self._turns)
 
     def finalists(self) -> list[Setting]:
-        """Return what was in at least half as many turns as anything, the fastest first."""
+        """Return settings that were in at least half as many turns as any, the fastest first."""
         counts = Counter(each for turn in self._turns for each in turn)
         if not counts:
             return []
@@ -69,7 +68,7 @@ class TurnsOf(Generic[Setting]):
         return sorted(kept, key=lambda each: -fit.effects[fit.place[each]])
 
     def ratio(self, one: Setting, other: Setting) -> Estimate | None:
-        """Return how many times as fast one is as the other, with its 95 % interval.
+        """Return the ratio of two throughputs, with its 95 % interval.
 
         None if they were in no two turns together.
         """
@@ -84,7 +83,7 @@ class TurnsOf(Generic[Setting]):
         return Estimate(exp(difference), exp(difference - half), exp(difference + half))
 
     def is_slower(self, one: Setting, other: Setting) -> bool:
-        """Return whether one is slower than the other, beyond chance."""
+        """Return whether one is significantly slower than the other."""
         ratio = self.ratio(one, other)
         return ratio is not None and ratio.high < 1
 
@@ -107,7 +106,7 @@ class TurnsOf(Generic[Setting]):
         logs = np.array([each for *_, each in rows])
         fits = [_least_squares(settings, turns, logs, share) for share in TURN_VARIANCES]
         likeliest = max(fits, key=lambda each: each.log_likelihood)
-        if likeliest is fits[-1]:  # what turns have in common says nothing of settings
+        if likeliest is fits[-1]:  # the level of a turn says nothing about settings
             likeliest = _least_squares(settings, turns, logs, inf)
         return _Fit(place, likeliest.effects, likeliest.covariance, likeliest.freedom)
 
@@ -117,7 +116,7 @@ class Turns(TurnsOf[Configuration]):
     """Throughputs of configurations."""
 
     def rival(self, configuration: Configuration, other: Configuration) -> Rival | None:
-        """Return how a configuration compares with another; None if too little is known."""
+        """Return the comparison of a configuration with another; None without enough turns."""
         ratio = self.ratio(configuration, other)
         if ratio is None:
             return None
@@ -127,7 +126,7 @@ class Turns(TurnsOf[Configuration]):
 
 @dataclass(frozen=True, slots=True)
 class _Fit(Generic[Setting]):
-    """Effects of settings, up to a constant that all have in common."""
+    """Effects of settings, up to a common constant."""
 
     place: Mapping[Setting, int]
     effects: NDArray[np.float64]
@@ -148,16 +147,16 @@ def _least_squares(
     logs: NDArray[np.float64],
     turn_variance: float,
 ) -> _LeastSquares:
-    """Fit effects of settings, where those of turns have this variance, in errors' variances.
+    """Fit effects of settings, given the variance of turns relative to that of errors.
 
-    The likelihood is the restricted one, of what is left when settings are fitted.
+    The likelihood is restricted: that of the residuals.
     """
     n, n_settings = settings.shape
     n_looks = turns.sum(axis=0)
     shrunk = 1 / (n_looks + (1 / turn_variance if turn_variance else inf))
     apart = np.eye(n) - (turns * shrunk) @ turns.T  # inverse of I + variance T T'
     information = settings.T @ apart @ settings
-    # Where turns differ without end, nothing is known of what all settings have in common.
+    # With infinite variance of turns, the common level of settings is not identified.
     inverse = np.linalg.pinv(information, rcond=NEXT_TO_NOTHING, hermitian=True)
     effects: NDArray[np.float64] = inverse @ settings.T @ apart @ logs
     left = logs - settings @ effects
@@ -169,7 +168,7 @@ def _least_squares(
         _, log_of_information = np.linalg.slogdet(information)
         log_of_errors = -float(np.log1p(turn_variance * n_looks).sum())
         log_likelihood = (log_of_errors - log_of_information - freedom * log(squares)) / 2
-    # Turns that matter are fitted too, and have to be paid for.
+    # Effects of turns cost degrees of freedom, as far as they matter.
     paid = float(shrunk @ n_looks) * (1 - 1 / n_looks.size)
     freedom_left = max(1.0, freedom - min(paid, len(turns.T) - 1))
     return _LeastSquares(effects, squares / freedom * inverse, freedom_left, log_likelihood)

@@ -1,4 +1,4 @@
-"""How many fetches to read ahead of a server, for a configuration that is chosen."""
+"""How many fetches to read ahead from a server, for the chosen configuration."""
 
 import time
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ __all__ = ["PrefetchSearch", "depths_to_measure"]
 def depths_to_measure(
     *, n_fetches: int, fetch_bytes: float, memory_bytes: float, depths: Sequence[int] = PREFETCHES
 ) -> list[int]:
-    """Return which depths, which ascend, differ from each other and fit in memory; the first does.
+    """Return the depths, ascending, that differ in effect and fit in memory; always the first.
 
     Parameters
     ----------
     n_fetches, fetch_bytes
-        Fetches that one process reads in an epoch, and bytes of one of them in storage.
+        Fetches that one process reads in an epoch, and the stored bytes of one.
     memory_bytes
-        What bytes that are read ahead may take.
+        Most bytes to read ahead.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def depths_to_measure(
     return [
         depth
         for less, depth in zip(before, depths, strict=False)
-        # What less would reach too is no other depth.
+        # A depth that a smaller one reaches as well is no other depth.
         if less == 0
         or (
             less < n_fetches - 1
@@ -64,7 +64,7 @@ def depths_to_measure(
 class PrefetchSearch:
     """Measures one configuration at several depths, in turns, until the best is clear.
 
-    There is no time left when `time.perf_counter` is at ``ends``.
+    It stops when `time.perf_counter` reaches ``ends``.
     """
 
     measurements: Measurements
@@ -75,7 +75,7 @@ class PrefetchSearch:
     _measured: dict[int, list[Measurement]] = field(default_factory=dict, init=False)
 
     def run(self, depths: Sequence[int]) -> None:
-        """Measure them; a turn is begun only where there is time for one like the longest."""
+        """Measure in turns, as long as there is time for another one like the longest."""
         rng = np.random.default_rng(self.measurements.seed)
         racing, longest = list(depths), 0.0
         while len(racing) > 1 and len(self._turns) < MOST_DEPTH_TURNS:
@@ -100,7 +100,7 @@ class PrefetchSearch:
                 return
 
     def best(self) -> int | None:
-        """Return the least depth that cannot be told from the fastest and is at most 2 % slower.
+        """Return the least depth that is at most 2 % and not significantly slower than the fastest.
 
         None if depths were not compared.
         """
@@ -112,7 +112,7 @@ class PrefetchSearch:
         return min([fastest, *alike])
 
     def results(self) -> tuple[PrefetchResult, ...]:
-        """Return what was measured of each depth, the least first."""
+        """Return the result of each depth, the least first."""
         found = {depth: pooled(each) for depth, each in sorted(self._measured.items())}
         return tuple(
             PrefetchResult(
@@ -126,14 +126,14 @@ class PrefetchSearch:
         )
 
     def memory_of(self, depth: int) -> int:
-        """Return the highest memory that was seen of a depth."""
+        """Return the peak memory at a depth."""
         return max(each.peak_memory_bytes for each in self._measured[depth])
 
     def _fits(self, depth: int) -> bool:
         return self.memory_of(depth) <= self.memory_bytes
 
     def _racing(self, depths: Sequence[int]) -> list[int]:
-        """Return those that may still be the fastest."""
+        """Return the depths that may still be the fastest."""
         fitting = [each for each in self._turns.finalists() if each in depths and self._fits(each)]
         slower = [each for each in fitting[1:] if self._is_clearly_slower(each, fitting[0])]
         return [each for each in fitting if each not in slower]
@@ -147,6 +147,6 @@ class PrefetchSearch:
         return ratio is not None and ratio.value >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
 
     def _is_decided(self, depths: Sequence[int]) -> bool:
-        """Return whether all that race are known to be as fast as each other."""
+        """Return whether all depths in the race are known to be equally fast."""
         ratios = [self._turns.ratio(each, depths[0]) for each in depths[1:]]
         return all(each is not None and each.low >= 1 - SAME_SPEED_SHARE for each in ratios)

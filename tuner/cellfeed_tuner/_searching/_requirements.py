@@ -1,4 +1,4 @@
-"""What a configuration must meet, as far as that is known without measuring it."""
+"""Constraints, and which configurations meet them before anything is measured."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,22 +19,22 @@ Learn = Callable[[Measurement], bool]
 
 
 def nothing_to_learn(found: Measurement) -> bool:
-    """Know all entropies beforehand."""
+    """Learn nothing: all entropies are known beforehand."""
     del found
     return False
 
 
 class Entropies(Protocol):
-    """Entropy of each label, the first label first, for any `Configuration.plan_settings`."""
+    """Entropy of each label by `Configuration.plan_settings`."""
 
     def __getitem__(self, settings: tuple[Any, ...], /) -> Mapping[str, EntropyBits]:
-        """Return those of one."""
+        """Return the entropies of one configuration, the first label first."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Requirements:
-    """Holds configurations against constraints.
+    """Compares configurations with the constraints.
 
     Parameters
     ----------
@@ -43,8 +43,7 @@ class Requirements:
     is_planned
         Whether entropies are known before anything is measured.
     learn
-        Takes note of what was measured, where entropies are not known before that, and returns
-        whether that is so.
+        Updates entropies with a measurement; returns whether they were unknown before.
     """
 
     n_cells: int
@@ -60,15 +59,15 @@ class Requirements:
         return self.entropies[configuration.plan_settings]
 
     def mixes(self, configuration: Configuration) -> bool:
-        """Return whether every label is mixed as well as is asked for."""
+        """Return whether every label reaches the entropy floor."""
         return self.constraints.mixes(self.share(configuration))
 
     def share(self, configuration: Configuration) -> float:
-        """Return the entropy of the label that is mixed least, as a share of random sampling's."""
+        """Return the entropy of the least mixed label, as a share of random sampling's."""
         return min(each.share_of_random for each in self.entropies_of(configuration).values())
 
     def excesses(self, configuration: Configuration, peak_memory_bytes: int) -> dict[str, float]:
-        """Return by how much what was measured misses each constraint, at most 0 if it meets it."""
+        """Return by how much a configuration misses each constraint; at most 0 if it meets it."""
         constraints = self.constraints
         return {
             "entropy": least_share(constraints.entropy_floor) - self.share(configuration),
@@ -86,13 +85,13 @@ class Requirements:
         )
 
     def goal(self, candidates: Sequence[Configuration]) -> Goal:
-        """Return what a search among candidates is after."""
+        """Return the goal of a search among candidates."""
         need = self.constraints.need_cells_per_second
         if need is None:
             return fastest
         return best_mixed(NEED_MARGIN * need, [self.worth(each) for each in candidates])
 
     def worth(self, configuration: Configuration) -> float:
-        """Return how well a configuration mixes; of what mixes alike, the smaller is better."""
+        """Return how well a configuration mixes, slightly less if it takes more memory."""
         share = round(self.share(configuration) / SAME_ENTROPY_SHARE) * SAME_ENTROPY_SHARE
         return share - SHARE_PER_DOUBLING * log2(configuration.minibatches_in_memory)

@@ -1,4 +1,4 @@
-"""How much time there is."""
+"""The time budget of a search."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ __all__ = ["TimeBudget"]
 
 @dataclass(slots=True)
 class TimeBudget:
-    """Seconds to spend from now on, by a clock."""
+    """Seconds to spend, from now on."""
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -22,19 +22,19 @@ class TimeBudget:
 
     @property
     def spent(self) -> float:
-        """How much is gone, which may be more than there was."""
+        """Seconds spent, possibly more than the budget."""
         return self.clock() - self._start
 
     @property
     def left(self) -> float:
-        """How much is left; negative if more is gone than there was."""
+        """Seconds left; negative if the budget is overspent."""
         return self.seconds - self.spent
 
     @property
     def limit_seconds(self) -> float:
-        """How long one measurement may take before it is stopped."""
+        """After how many seconds a measurement is stopped."""
         return max(LEAST_REPLICATE_LIMIT_SECONDS, LIMIT_SHARE * self.seconds)
 
     def left_until(self, share: float) -> float:
-        """Return how much is left until a share of it is gone."""
+        """Return the seconds left until a share of the budget is spent."""
         return share * self.seconds - self.spent
