@@ -128,7 +128,7 @@ class WithoutTerms(CostModel):
 
 
 SEARCHES: dict[str, dict[str, Any]] = {
-    "no cost terms": {"model": WithoutTerms},
+    "without cost terms": {"model": WithoutTerms},
     "TPE proposes": {"sampler": "tpe"},
 }
 """The search of ``autotune`` with something changed."""
