@@ -21,19 +21,19 @@ README = ROOT / "README.md"
 
 PLATES = "cellfeed on .h5ad plates, block 16, fetch 256, CSR"
 OTHERS = "#0072b2"  # of the palette of Okabe and Ito, as in the notebooks
-# Loader, what it reads, its row in the run, and the row of cellfeed doing the same work.
+# Loader, what both read, its row in the run, and the row of cellfeed doing the same work.
 PAIRS = [
-    ("AnnLoader", "the same files, true random", "AnnLoader, CSR",
+    ("AnnLoader", ".h5ad files, true random", "AnnLoader, CSR",
      "cellfeed on .h5ad plates, block 1, fetch 256, CSR"),
-    ("scDataset 0.3.0", "the same files, blocks of 16",
+    ("scDataset 0.3.0", ".h5ad files, blocks of 16",
      "scDataset, block 16, fetch 256, CSR, 0 workers", PLATES),
-    ("scDataset 0.3.0", "the same files, blocks of 16, dense",
+    ("scDataset 0.3.0", ".h5ad files, blocks of 16, dense",
      "scDataset, block 16, fetch 256, dense made of each minibatch, 0 workers",
      "cellfeed on .h5ad plates, block 16, fetch 256, dense"),
-    ("cellstream 0.11", "its own archive, true random",
+    ("cellstream 0.11", "cellstream's archive, true random",
      "cellstream, 16,384 random cells at a time, CSR",
      "cellfeed on cellstream's archive, block 1, fetch 256, CSR"),
-    ("annbatch 0.3.1", "its own shuffled store, both",
+    ("annbatch 0.3.1", "annbatch's shuffled store",
      "annbatch, chunk 512, preload 32, CSR (defaults but for minibatches of 64)",
      "cellfeed on annbatch's store, block 512, fetch 256, CSR"),
 ]  # fmt: skip
@@ -53,7 +53,7 @@ def table():
     """Return the rows as Markdown, with a line on how they were measured."""
     run, pairs = measured()
     lines = [
-        "| loader | reads | its cells/s | cellfeed's cells/s | speedup |",
+        "| loader | both read | its cells/s | cellfeed's cells/s | speedup |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
     for name, reads, other, ours in pairs:
