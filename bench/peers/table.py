@@ -17,6 +17,8 @@ from targets import Verdict
 
 Row = dict[str, Any]
 
+_NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps an interval on one line of a narrow column
+
 
 def rows_of(results: Results, stores: dict[str, Store]) -> list[Row]:
     """Return one row per entry, ordered by section."""
@@ -199,8 +201,6 @@ def _loaders_table(rows: Sequence[Row], numbers: Mapping[str, str]) -> str:
             _share(row, numbers),
             _interval(row, "first_minibatch_s", ".2f"),
             _gigabytes(row["peak_bytes"]),
-            "none" if row["conversion_s"] is None else f"{row['conversion_s']:.0f} s",
-            _gigabytes(row["store_bytes"]),
         )
         for row in rows
     ]
@@ -211,8 +211,6 @@ def _loaders_table(rows: Sequence[Row], numbers: Mapping[str, str]) -> str:
         "of the limit",
         "first minibatch, s",
         "memory",
-        "conversion",
-        "store size",
     )
     return _table(header, lines)
 
@@ -239,6 +237,7 @@ def _conversions_table(stores: dict[str, Store]) -> str:
         )
         lines.append(
             (
+                STORAGE_NAMES[store.conversion.storage],
                 store.conversion.title,
                 f"failed: {store.error}" if store.error else seconds or "",
                 str(len(store.runs)),
@@ -246,7 +245,8 @@ def _conversions_table(stores: dict[str, Store]) -> str:
                 _gigabytes(store.runs[-1]["disk_bytes"] if store.runs else None),
             )
         )
-    return _table(("conversion", "seconds", "runs", "peak memory", "size on disk"), lines)
+    header = ("store", "conversion", "seconds", "runs", "peak memory", "size on disk")
+    return _table(header, lines, n_text=2)
 
 
 def _targets_table(verdicts: Sequence[Verdict]) -> str:
@@ -269,19 +269,23 @@ def _failed_or(row: Row, figure: str) -> str:
     return f"{figure}; then {reason}" if figure else reason
 
 
-def _interval(row: Row, name: str, form: str, *, unit: str = "") -> str:
+def _interval(row: Row, name: str, form: str) -> str:
     if row[name] is None:
         return ""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return f"{row[name]:{form}}{unit} [{low:{form}}, {high:{form}}]"
+    return f"{row[name]:{form}} [{low:{form}},{_NO_BREAK}{high:{form}}]"
 
 
 def _brackets(estimate: Estimate) -> str:
-    return f"{estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]"
+    return f"{estimate.value:.3g} [{estimate.low:.3g},{_NO_BREAK}{estimate.high:.3g}]"
 
 
 def _share(row: Row, numbers: Mapping[str, str]) -> str:
-    return "" if row["of_limit"] is None else f"{row['of_limit']:.0%} of {numbers[row['limit']]}"
+    return (
+        ""
+        if row["of_limit"] is None
+        else f"{row['of_limit']:.0%} of{_NO_BREAK}{numbers[row['limit']]}"
+    )
 
 
 def _gigabytes(n_bytes: int | None) -> str:
