@@ -174,7 +174,7 @@ class RecordingFiles:
             return files
         known = read_facts(path)
         if known is None:
-            msg = f"{path}: {facts_path(path).name} is missing beside it, so it cannot continue"
+            msg = f"{path}: there is no {facts_path(path).name} beside it, so it cannot continue"
             raise ParameterError(f"{msg}; give another --output")
         changed = [name for name in same if known.get(name) != facts[name]]
         if changed:

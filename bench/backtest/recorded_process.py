@@ -12,7 +12,7 @@ from cellfeed_tuner._measuring._timing import Findings, Round, Started, TimingRe
 __all__ = ["LOOK_SECONDS", "RecordedProcess"]
 
 LOOK_SECONDS = 20.0
-"""What each look takes, by its clock."""
+"""Duration of each measurement, by its clock."""
 
 # Relative spread of the rounds within one measurement, and their number.
 _ROUND_SPREAD, _N_ROUNDS = 0.03, 4

@@ -96,7 +96,7 @@ def replay_command(
     assumes that each block holds one label.
     """
     if plates is not None and distribution is not None:
-        msg = "--plates and --distribution exclude each other; give only one"
+        msg = "--plates and --distribution exclude each other; give one of them"
         raise ParameterError(msg)
     labels = distribution if plates is None else (1.0,) * plates
     recorded = [read_grid(path, distribution=labels, batch_size=batch_size) for path in grids]
