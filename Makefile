@@ -1,15 +1,16 @@
-# Everything runs in .venv, made on first use. Once its packages are there, no network is needed.
+# Everything runs in .venv, which is created on first use. Once its packages are installed, no
+# network is needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Most of what is installed is never imported; the rest is compiled when it is.
+# Most installed modules are never imported; the others are compiled on import.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	-c constraints.txt
 DEMO_CELLS ?= 28000
 PEERS_CELLS ?= 200000
 
-# One target for each notebook, called as its name begins: figure4, table2 and so on.
+# One target per notebook, named after the first word of its file name: figure4, table2 and so on.
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
@@ -39,12 +40,12 @@ types: $(STAMP)
 
 test: check tests
 
-# By a process more than there are cores, since tests often wait, but four at most; each has a
-# thread of linear algebra.
+# One process more than there are cores, since tests often wait, but at most four; each uses one
+# thread for linear algebra.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist=worksteal \
 	--numprocesses=$$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
-# TileDB in processes of its own: beside all else in one, tiledbsoma has crashed now and then.
+# TileDB runs in its own processes: tiledbsoma has crashed now and then beside other tests.
 SOMA = tests/loader/sources/test_conformance_soma.py tests/loader/sources/test_soma.py \
 	tests/loader/sources/test_soma_tiles.py
 
@@ -52,60 +53,60 @@ tests: $(STAMP)
 	$(PYTEST) $(SOMA:%=--ignore=%)
 	$(PYTEST) $(SOMA)
 
-# With ten times as many examples of what hypothesis draws.
+# With ten times as many hypothesis examples.
 thorough: $(STAMP)
 	$(PYTEST) --hypothesis-profile=thorough
 
-# Which branches of loader and tuner the tests take: make coverage [OF=tests/loader/sampling].
-# What they run in other Pythons is not counted.
+# Branch coverage of loader and tuner: make coverage [OF=tests/loader/sampling]. Code that tests run
+# in other Python processes is not counted.
 coverage: $(STAMP)
 	$(PYTEST) --cov --cov-report=term --cov-report=html $(OF)
 
-# The pages, strictly: a warning is an error. The tutorial is run.
+# Build the pages, with warnings as errors. This runs the tutorial.
 docs: $(STAMP)
 	rm -rf docs/_build docs/reference/api
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs=auto docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-# The figures and pictures of the README, from the runs that docs/benchmarks keeps.
+# Regenerate the README's tables and pictures from the runs in docs/benchmarks.
 readme: $(STAMP)
 	$(BIN)/python docs/speed.py
 	$(BIN)/python docs/recommended.py
 
-# The quick profile, once; fails where a benchmark does, or where none measured anything.
+# The quick profile, once; fails if a benchmark fails, or if nothing was measured.
 bench: $(STAMP)
 	$(BIN)/python bench/suite/cli.py check
 
-# The working tree beside a commit: make bench-compare BASE=main [BENCH=REGEX]. Fails where a
-# counter is worse.
+# The working tree against a commit: make bench-compare BASE=main [BENCH=REGEX]. Fails if a counter
+# is worse.
 bench-compare: $(STAMP)
 	@$(BIN)/python bench/suite/cli.py compare '$(or $(BASE),$(error BASE=COMMIT is missing))' \
 		--bench='$(BENCH)'
 
-# The full profile of the last commit, in an environment that asv makes; adds to the history.
+# The full profile of the last commit, in an environment that asv creates; adds to the history.
 bench-full: $(STAMP)
 	CELLFEED_BENCH_PROFILE=full $(BIN)/python bench/suite/cli.py record
 
-# The same work done by other loaders, each in an environment of its own; takes hours.
+# The comparison with other loaders, each in its own environment; takes hours.
 peers: $(STAMP)
 	$(BIN)/cellfeed synthesize demo/peers/plates --cells $(PEERS_CELLS)
 	$(BIN)/python bench/peers/compare.py --collection demo/peers/plates --output demo/peers \
 		$(PEERS_OPTIONS)
 
-# The search on all recorded grids; the table goes into docs/benchmarks/autotune.md.
+# Replay the search on all recorded grids; the table goes into docs/benchmarks/autotune.md.
 replay: $(STAMP)
 	$(BIN)/python -m bench.backtest table
 
-# How long autotune takes, beside the whole grid; half an hour. The table goes there too.
+# Time autotune and the whole grid; takes half an hour. The table goes into the same page.
 autotune-times: $(STAMP)
 	$(BIN)/python -m bench.backtest times demo/times
 
-# What autotune says of other files, beside those files; half an hour.
+# Compare autotune's advice with the result of following it; takes half an hour.
 advice: $(STAMP)
 	$(BIN)/python bench/advice/check.py demo/advice
 
-# Executed in place; the pictures go to demo/figures. CELLFEED_NOTEBOOK_SIZE is small, medium (the
-# default) or large.
+# Execute notebooks in place; the pictures go to demo/figures. CELLFEED_NOTEBOOK_SIZE is small,
+# medium (the default) or large.
 $(FIGURES): $(STAMP)
 	$(BIN)/python notebooks/execute.py $(filter notebooks/$@_% notebooks/$@.ipynb,$(NOTEBOOKS))
 

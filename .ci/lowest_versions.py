@@ -6,7 +6,7 @@ from pathlib import Path
 
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
-tools = {"dev", "docs", "examples"}  # which are not a user's
+tools = {"dev", "docs", "examples"}  # extras that are not for users
 chosen = set(project["dependencies"])
 for name in extras.keys() - tools:
     chosen.update(extras[name])

@@ -1,8 +1,8 @@
-"""Write where the repository is into what is published, before it is built.
+"""Write the repository's address into README.md and pyproject.toml before a build.
 
 ``python .ci/published.py https://github.com/OWNER/NAME v1.2.3`` makes the links of README.md
-absolute, as a package index needs them, and gives pyproject.toml the project's addresses. Neither
-is committed: a checkout does not know where it is from.
+absolute, as a package index needs them, and adds the project's URLs to pyproject.toml. Neither
+is committed: a checkout does not know where it is hosted.
 """
 
 import re
@@ -21,7 +21,7 @@ def with_absolute_links(page: str, home: str, tag: str) -> str:
 
 
 def with_addresses(pyproject: str, home: str, tag: str) -> str:
-    """Return pyproject.toml with the addresses of the project."""
+    """Return pyproject.toml with the project's URLs."""
     urls = {
         "Repository": home,
         "Documentation": f"{home}/tree/{tag}/docs",

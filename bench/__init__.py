@@ -1,5 +1,5 @@
-"""The asv suite: how fast, how much memory, what is read, how well mixed. Lower is better.
+"""The asv suite: speed, memory, bytes read, mixing. Lower is better.
 
-Figures that are tracked (``track_``) are deterministic, and `bench/suite` holds commits against
-them; times and memory advise.
+Tracked figures (``track_``) are deterministic, and `bench/suite` fails a commit that makes them
+worse; times and memory are only reported.
 """

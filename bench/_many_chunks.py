@@ -1,4 +1,4 @@
-"""CSR files of many rows and chunks with hardly anything in them, which take little of a disk."""
+"""CSR files with many rows and chunks but almost no data, so that they take little disk space."""
 
 import os
 import time
@@ -8,11 +8,11 @@ import h5py
 import numpy as np
 
 CHUNK_ELEMENTS = 4
-_LONG_AGO = 3600  # seconds; tables of a file that has just changed are not kept
+_LONG_AGO = 3600  # seconds; tables of a file that has just changed are not cached
 
 
 def write_many_chunks(path: Path, *, n_cells: int, n_chunks: int) -> Path:
-    """Write a CSR matrix of three genes, with so many chunks of values, and of indices."""
+    """Write a CSR matrix of three genes, with given numbers of chunks of values and of indices."""
     n_elements = CHUNK_ELEMENTS * n_chunks
     with h5py.File(path, "w") as file:
         file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
@@ -20,7 +20,7 @@ def write_many_chunks(path: Path, *, n_cells: int, n_chunks: int) -> Path:
             table = file.create_group(name)
             table.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
             table.attrs.update({"_index": "_index", "column-order": np.empty(0, "S1")})
-            # Names that are zero where nothing is written.
+            # The names of arrays that are zero where nothing is written.
             index = table.create_dataset("_index", (n_rows,), "i4", chunks=(n_rows,))
             index.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
         X = file.create_group("X")

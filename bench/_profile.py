@@ -1,7 +1,7 @@
-"""How much is measured: ``CELLFEED_BENCH_PROFILE`` is quick (minutes) or full.
+"""How much to measure: ``CELLFEED_BENCH_PROFILE`` is quick (minutes) or full.
 
-Both measure the same work on the same data; the full profile does so for more parameters, so
-that figures of the two can be compared where they have a parameter in common.
+Both measure the same work on the same data. The full profile covers more parameters, so figures
+of the two can be compared where they share a parameter.
 """
 
 import os
@@ -14,7 +14,7 @@ PROFILES = ("quick", "full")
 
 
 def parameters(*, quick: Sequence[Parameter], full: Sequence[Parameter] = ()) -> list[Parameter]:
-    """Return values of a parameter: those of the quick profile, and in the full one some more."""
+    """Return a parameter's values: those of the quick profile, plus others in the full one."""
     profile = os.environ.get("CELLFEED_BENCH_PROFILE", "quick")
     if profile not in PROFILES:
         msg = f"`CELLFEED_BENCH_PROFILE` must be one of {', '.join(PROFILES)}, but got {profile!r}"
@@ -23,6 +23,6 @@ def parameters(*, quick: Sequence[Parameter], full: Sequence[Parameter] = ()) ->
 
 
 class Sampled:
-    """How often a time is taken: asv's rank test needs 7 samples of each of two commits."""
+    """Return how often to take a time: asv's rank test needs 7 samples of each of two commits."""
 
     rounds, repeat, warmup_time = 2, 5, 0.01

@@ -1,4 +1,4 @@
-"""The same cells in every kind of storage, written once for all benchmarks, always the same."""
+"""The same cells in every storage, written once for all benchmarks and identical in each run."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ STORAGES = (
 
 
 class Stored:
-    """Benchmarks that find the stores written; asv writes them once for all classes of these."""
+    """Base class of benchmarks that read the stores; asv writes them once for all subclasses."""
 
     def setup_cache(self):
         return write_stores(Path.cwd())
@@ -31,7 +31,7 @@ class Stored:
 
 
 def write_stores(root: Path) -> dict[str, Path]:
-    """Write the cells in each kind of storage; the sharded store is shuffled."""
+    """Write the cells to each storage; the sharded store is shuffled."""
     gzip = root / "gzip"
     plates = write_tahoe_like(gzip, n_cells=N_CELLS, n_plates=N_PLATES, seed=0)
     stores = {"CSR gzip": gzip}

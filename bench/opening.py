@@ -1,4 +1,4 @@
-"""Opening a file of many cells and chunks, the first time and again, up to the first rows."""
+"""Open a file of many cells and chunks, the first time and again, up to the first rows."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from cellfeed.synthetic import write_tahoe_like
 CELLS = parameters(quick=[3_000_000], full=[300_000])
 CHUNKS = parameters(quick=[100_000], full=[1_000_000])
 
-# In a process of its own, which has opened another file before, so that nothing else is new to it.
+# In its own process, which has opened another file before, so that only this file is new to it.
 PRIVATE_BYTES = """
 import re, sys
 from pathlib import Path
@@ -35,11 +35,11 @@ before = private_bytes()
 large = opened(sys.argv[2])
 print(private_bytes() - before)
 """
-_ROUNDED_TO = 4 << 20  # so that what else a process does changes nothing
+_ROUNDED_TO = 4 << 20  # so that nothing else in the process interferes
 
 
 class _WithTables(Sampled):
-    """Open with a cache folder of its own."""
+    """Open with its own cache folder."""
 
     def use_a_folder(self):
         self.tables = tempfile.mkdtemp()
@@ -54,7 +54,7 @@ class _WithTables(Sampled):
             os.environ["CELLFEED_CACHE_DIR"] = self.before
 
     def forget(self, opening):
-        """Remove what the opening before has left, if this is to be the first one."""
+        """Remove what the last opening cached, to open for the first time."""
         if opening == "first":
             shutil.rmtree(self.tables, ignore_errors=True)
 
@@ -68,7 +68,7 @@ class FirstMinibatch(_WithTables):
     def setup_cache(self):
         root = Path.cwd() / "plates"
         paths = write_tahoe_like(root, n_cells=4_096, n_plates=4, seed=0)
-        for path in paths:  # what has just changed is not kept
+        for path in paths:  # a file that has just changed is not cached
             os.utime(path, (0, 0))
         return paths
 
@@ -94,7 +94,7 @@ class FirstMinibatch(_WithTables):
 
 
 class Opening(_WithTables):
-    """Open a collection, and read what says where its rows lie."""
+    """Open a collection, and read the tables that say where its rows lie."""
 
     params = (["first", "again"], CELLS, CHUNKS)
     param_names = ("opening", "n_cells", "n_chunks")
@@ -126,9 +126,9 @@ class Opening(_WithTables):
         self.open_as(opening)
 
     def track_private_bytes(self, _root, opening, *_):
-        """Memory of a process that has opened the collection, which no other process shares."""
+        """Private memory of a process that has opened the collection."""
         if not Path("/proc/self/smaps_rollup").exists():
-            msg = "this system does not tell what memory a process shares"
+            msg = "this system does not report the shared memory of a process"
             raise NotImplementedError(msg)
         self.forget(opening)
         command = [sys.executable, "-c", PRIVATE_BYTES, self.small, self.path]

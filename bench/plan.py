@@ -15,7 +15,7 @@ STRATEGIES = {
 
 
 class OpenEpoch(Sampled):
-    """Open an epoch and take one fetch from the middle of it."""
+    """Open an epoch and compute one fetch from the middle of it."""
 
     params = (
         parameters(quick=[1_000_000, 1_000_000_000], full=[30_000_000]),

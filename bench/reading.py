@@ -1,4 +1,4 @@
-"""Minibatches of an epoch, from files that the page cache holds; and what is read for them."""
+"""Minibatches of an epoch from files in the page cache, and the bytes read for them."""
 
 import time
 import timeit
@@ -76,7 +76,7 @@ class _Epoch(Stored, Sampled):
 
 
 class _CountedEpoch(_Epoch):
-    """Count what an epoch reads, which does not depend on threads."""
+    """Count the reads of an epoch, which do not depend on threads."""
 
     def track_bytes_read(self, *_):
         return self.asked_of_the_system("read_chars") / N_CELLS
@@ -102,17 +102,17 @@ class _CountedEpoch(_Epoch):
     track_read_amplification.unit = "bytes decoded per byte used"
 
     def asked_of_the_system(self, counter):
-        """Return by how much a counter that the kernel keeps of this process grows in an epoch."""
+        """Return by how much a kernel counter of this process grows in an epoch."""
         process = psutil.Process()
         if not hasattr(process, "io_counters"):
-            msg = "this system does not count what a process reads"
+            msg = "this system has no counter of the bytes that a process reads"
             raise NotImplementedError(msg)
-        self.time_epoch()  # what is read once is read now
+        self.time_epoch()  # everything read once is read now
         self.dataset.set_epoch(0)
         before = getattr(process.io_counters(), counter)
         self.time_epoch()
         after = getattr(process.io_counters(), counter)
-        # To ask is to read as well.
+        # Reading the counter is itself a read.
         asking = getattr(process.io_counters(), counter) - after
         return after - before - asking
 
@@ -134,7 +134,7 @@ class Storage(_CountedEpoch):
 
 
 class Sizes(_CountedEpoch):
-    """Block size x fetch factor, of the files as they usually are."""
+    """Block size x fetch factor, for files as they usually are."""
 
     params = (
         parameters(quick=[1, 16], full=[4, 64, 256, 1024]),
@@ -157,7 +157,7 @@ class Strategy(_CountedEpoch):
         self.open(stores["CSR gzip"], strategy=STRATEGIES[strategy])
 
     def track_fetch_calls(self, _stores, strategy):
-        """Calls of a function that reads in the loader's place."""
+        """Calls of a function that reads in place of the loader."""
         calls = []
         dataset = CellDataset(
             np.arange(N_CELLS),
@@ -175,7 +175,7 @@ class Strategy(_CountedEpoch):
 
 
 class Output(_Epoch):
-    """What minibatches carry: as stored, made dense, or cast."""
+    """Contents of minibatches: as stored, made dense, or cast."""
 
     params = parameters(quick=["CSR to dense"], full=["CSR to float64", "dense to float64"])
     param_names = ("output",)
@@ -186,7 +186,7 @@ class Output(_Epoch):
 
 
 class Normalization(_Epoch):
-    """Totals normalised and the logarithm taken, by the threads that decode or for a minibatch."""
+    """Totals normalised and the logarithm taken, by the decoding threads or per minibatch."""
 
     params = parameters(quick=list(NORMALIZATIONS))
     param_names = ("normalization",)
@@ -196,7 +196,7 @@ class Normalization(_Epoch):
 
 
 class Parallelism(_Epoch):
-    """Threads and worker processes; the memory is that of the process that trains."""
+    """Threads and worker processes; memory is that of the training process."""
 
     params = (parameters(quick=[1, 2], full=[4]), parameters(quick=[0, 1], full=[2]))
     param_names = ("num_threads", "num_workers")
@@ -206,7 +206,7 @@ class Parallelism(_Epoch):
 
 
 class Statistics(_Epoch):
-    """What the counters of `CellDataset.statistics` cost."""
+    """The cost of the counters of `CellDataset.statistics`."""
 
     def setup(self, stores):
         if not hasattr(CellDataset, "statistics"):
@@ -215,8 +215,8 @@ class Statistics(_Epoch):
         self.open(stores["CSR gzip"])
 
     def track_share_of_epoch(self, _stores):
-        """Time of counting, and of asking the clock for each chunk, beside that of an epoch."""
-        # Here, since commits are compared that had no counters.
+        """Time to count, and to read the clock for each chunk, compared with an epoch."""
+        # Imported here, since compared commits may have no counters.
         from cellfeed._chunks import Counter, Counters  # noqa: PLC0415
 
         def timed():

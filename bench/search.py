@@ -1,4 +1,4 @@
-"""The search of ``autotune``, played on recorded grids."""
+"""The search of ``autotune``, replayed on recorded grids."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ FLOOR, N_SEEDS = 0.99, 10
 
 
 def grid_path(name):
-    """Return where a grid is: those that were published are beside the notebooks."""
+    """Return the path of a grid: the published ones are beside the notebooks."""
     folder = PUBLISHED if name.startswith("published_") else GRIDS
     return folder / f"{name}.csv"
 

@@ -1,4 +1,4 @@
-"""An epoch read from a web server of this machine: what is asked for, and what that costs."""
+"""An epoch read from a web server on this machine: the requests, and what they cost."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for the servers of the tests
 
 
 class _FixedGap:
-    """In the place of what measures the way to a server."""
+    """Stands in for the measurement of the link to a server."""
 
     def __init__(self, gap):
         self.worthwhile_gap = gap
@@ -24,7 +24,7 @@ class _FixedGap:
 
 
 class Served(Stored, Sampled):
-    """Read an epoch over HTTP; the bytes of gaps depend on the machine, and are not counted."""
+    """Read an epoch over HTTP; bytes of gaps depend on the machine, and are not counted."""
 
     params = parameters(quick=[16], full=[1, 64])
     param_names = ("block_size",)
@@ -34,7 +34,7 @@ class Served(Stored, Sampled):
 
         self.pages = tempfile.mkdtemp()
         self.before = os.environ.get("CELLFEED_CACHE_DIR")
-        os.environ["CELLFEED_CACHE_DIR"] = self.pages  # every server is a new one, but for its port
+        os.environ["CELLFEED_CACHE_DIR"] = self.pages  # every server is new, except for its port
         folder = stores["CSR gzip"]
         self.server = WebServer(folder)
         self.server.__enter__()
@@ -62,13 +62,13 @@ class Served(Stored, Sampled):
         self.time_epoch(*arguments)
 
     def track_opening_requests(self, *_):
-        """Requests until it is known where chunks lie."""
+        """Requests until the locations of chunks are known."""
         return self.n_opening
 
     track_opening_requests.unit = "requests"
 
     def track_requests(self, *_):
-        """Requests where only ranges that touch are joined."""
+        """Requests if only adjacent ranges are joined."""
         return self.read_with_gaps(0)[0]
 
     track_requests.unit = "requests per epoch"
@@ -79,19 +79,19 @@ class Served(Stored, Sampled):
     track_bytes.unit = "bytes per cell"
 
     def track_requests_over_gaps(self, *_):
-        """Requests where gaps of 64 KiB are read in vain."""
+        """Requests if ranges up to 64 KiB apart are joined."""
         return self.read_with_gaps(1 << 16)[0]
 
     track_requests_over_gaps.unit = "requests per epoch"
 
     def track_amplification(self, *_):
-        """Bytes with such gaps, over those without."""
+        """Bytes with such gaps, over bytes without."""
         return self.read_with_gaps(1 << 16)[1] / self.read_with_gaps(0)[1]
 
     track_amplification.unit = "bytes received per byte wanted"
 
     def read_with_gaps(self, gap):
-        """Return requests of an epoch and their bytes, joined over gaps of so many bytes."""
+        """Return an epoch's requests and their bytes, joining ranges up to this far apart."""
         from cellfeed._remote import _scheduler  # noqa: PLC0415 - where obstore is
 
         newest = list(_scheduler._schedulers.values())[-1]  # noqa: SLF001 - no public way

@@ -1,4 +1,4 @@
-"""Start: a fresh interpreter, until what is asked of it is there."""
+"""Start: a fresh interpreter, until a statement has run."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from bench._profile import parameters
 
 AUTOTUNE = "from cellfeed_tuner._commands._autotune_cli import main; main({})"
 STARTS = {
-    "import torch, anndata": "import torch, anndata",  # what a training script has anyway
+    "import torch, anndata": "import torch, anndata",  # a training script has imported this anyway
     "import cellfeed": "import cellfeed",
     "all of cellfeed": "from cellfeed import *",
     "autotune --help": AUTOTUNE.format(["--help"]),
@@ -26,7 +26,7 @@ atexit.register(count)
 
 
 class Start:
-    """Run a statement in an interpreter of its own, from files that the page cache holds."""
+    """Run a statement in its own interpreter, from files in the page cache."""
 
     rounds, repeat, number, warmup_time = 2, 4, 1, 0  # seconds each
     in_processes_of_its_own = True

@@ -1,4 +1,4 @@
-"""The JSON Schema of autotune.json, which the reference shows."""
+"""The JSON Schema of autotune.json, shown in the reference."""
 
 import msgspec
 

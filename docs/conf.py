@@ -1,4 +1,4 @@
-"""The pages of cellfeed: `make docs` builds them, and fails of a warning."""
+"""The pages of cellfeed: `make docs` builds them, with warnings as errors."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
-# The tutorial is run in a folder of its own; the notebooks are shown as they are stored.
+# The tutorial runs in its own folder; notebooks are shown as stored.
 nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
@@ -69,7 +69,7 @@ python_use_unqualified_type_names = True
 
 
 def copy_notebooks(_app):
-    """Bring the notebooks, with what they show, to where pages are."""
+    """Copy the notebooks, with their outputs, to the pages."""
     target = ROOT / "docs" / "benchmarks" / "notebooks"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
@@ -85,12 +85,12 @@ def write_schema(_app):
 
 
 def link_notebooks(_app, _page, source):
-    """Link the notebooks that were brought, where pages in a checkout link the folder's."""
+    """Link the copied notebooks where pages in a checkout link the folder's."""
     source[0] = source[0].replace("](../../notebooks/", "](notebooks/")
 
 
 def setup(app):
-    """Tell Sphinx what to do first, and with each page."""
+    """Register what Sphinx does first, and with each page."""
     app.connect("config-inited", lambda app, _config: copy_notebooks(app))
     app.connect("config-inited", lambda app, _config: write_schema(app))
     app.connect("source-read", link_notebooks)

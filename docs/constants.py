@@ -1,4 +1,4 @@
-"""The page of the tuner's constants, from what stands beside each: `python docs/constants.py`."""
+"""The page of the tuner's constants, from their docstrings: `python docs/constants.py`."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ Every number that decides what `autotune` measures, chooses and says, and where 
 
 
 def documented(path):
-    """Yield the names, the value and the text of each constant of a module."""
+    """Yield the names, the value and the docstring of each constant of a module."""
     source = path.read_text()
     body = ast.parse(source).body
     for node, text in pairwise(body):

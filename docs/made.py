@@ -1,4 +1,4 @@
-"""What a picture of these pages was made from, kept in the picture itself."""
+"""Record in a picture which files it was drawn from."""
 
 import hashlib
 from pathlib import Path
@@ -7,7 +7,7 @@ from PIL import Image
 
 
 def fingerprint(paths):
-    """Return a digest of files: data, and the code that draws them."""
+    """Return a digest of files: the data, and the code that draws them."""
     found = hashlib.blake2b(digest_size=8)
     for path in paths:
         found.update(Path(path).read_bytes())
@@ -15,11 +15,11 @@ def fingerprint(paths):
 
 
 def save(figure, picture, *, of):
-    """Write a picture, and in it the fingerprint of what it was made from."""
+    """Write a figure, with the fingerprint of the files that it was drawn from."""
     figure.savefig(picture, metadata={"Comment": fingerprint(of)})
 
 
 def is_of_today(picture, *, of):
-    """Whether a picture was made from files as they are."""
+    """Whether a picture was drawn from the files as they are now."""
     with Image.open(picture) as image:
         return image.info.get("Comment") == fingerprint(of)

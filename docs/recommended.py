@@ -1,6 +1,6 @@
-"""What the README and the page on tuning show of `make demo`: `python docs/recommended.py`.
+"""The output of `make demo` in the README and on the tuning page: `python docs/recommended.py`.
 
-It is made from the result of a run, docs/benchmarks/demo.json. Nothing is measured here.
+It comes from the result of one run, docs/benchmarks/demo.json. Nothing is measured here.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ SHOWN = re.compile(r"(<!-- python docs/recommended.py -->\n).*?(<!-- end -->)", 
 
 
 def printed(result):
-    """Return the lines that the command prints of a result, up to the code to paste."""
+    """Return the lines that the command prints for a result, up to the code to paste."""
     with contextlib.redirect_stdout(io.StringIO()) as stdout:
         print_report(result, Path("autotune.json"))
     answer, _, _ = stdout.getvalue().partition("\nTo train with it:")
@@ -38,7 +38,7 @@ def first(lines, reason):
 
 
 def with_answer(page, *, whole):
-    """Return a page with what was printed in its place: all of it, or the choice and its reason."""
+    """Return the page with the output filled in: all of it, or only the choice and its reason."""
     result = AutotuneResult.load(MEASURED)
     lines = printed(result)
     if not whole:
@@ -50,7 +50,7 @@ def with_answer(page, *, whole):
     )
     shown = "\n".join(["```", *lines, "```", "", how])
     text, n = SHOWN.subn(lambda match: f"{match[1]}{shown}\n{match[2]}", page)
-    assert n == 1, "a page has one place for what autotune prints"
+    assert n == 1, "the page must have exactly one block of autotune's output"
     return text
 
 

@@ -13,7 +13,7 @@ from cellfeed_tuner.plots._style import BOUND, STYLE
 PICTURE = Path(__file__).parent / "images" / "shuffling.png"
 N_CELLS, N_PLATES, BLOCK, BATCH, FETCH_FACTOR = 128, 4, 8, 16, 4
 COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7"]  # of Okabe and Ito's palette
-# The order of a seed in which the first fetch has blocks of all plates.
+# A seed with which the first fetch has blocks of all plates.
 SEED = 7
 
 
@@ -25,13 +25,13 @@ def plan_of(fetch_factor):
 
 
 def delivered(plan):
-    """Return the rows of an epoch in the order in which they leave."""
+    """Return the rows of an epoch in the order in which they are delivered."""
     fetches = [plan.fetch(i) for i in range(plan.n_fetches)]
     return np.concatenate([each.rows[each.order] for each in fetches])
 
 
 def draw_cells(axes, rows, *, group, height=1.0):
-    """Draw cells by plate, in groups with a gap between them."""
+    """Draw cells coloured by plate, in groups with a gap between them."""
     gap = 1.0
     for place, row in enumerate(rows):
         x = place + gap * (place // group)
@@ -43,7 +43,7 @@ def draw_cells(axes, rows, *, group, height=1.0):
 
 
 def frame(axes, group, n_groups, width):
-    """Draw a box around each ``n_groups`` groups."""
+    """Draw a box around every ``n_groups`` groups."""
     for k in range(N_CELLS // (group * n_groups)):
         x = k * n_groups * (group + 1) - 0.4
         axes.add_patch(
@@ -53,7 +53,7 @@ def frame(axes, group, n_groups, width):
 
 
 def lines_between(figure, above, below, order):
-    """Draw a line from each block of storage that the first fetch reads to its place."""
+    """Draw a line from each block that the first fetch reads to its position in the epoch."""
     for place, block in enumerate(order[: BATCH * FETCH_FACTOR // BLOCK]):
         figure.add_artist(
             ConnectionPatch(
@@ -68,10 +68,10 @@ def draw():
     in_blocks = plan.rows_at(np.arange(N_CELLS))
     n_blocks = BATCH * FETCH_FACTOR // BLOCK
     titles = [
-        f"1  Storage: {N_PLATES} plates, one after the other, cut into blocks of {BLOCK} cells",
-        f"2  Blocks in random order; a fetch (box) is {n_blocks} of them, each read in one piece",
-        f"3  A fetch is shuffled in memory, and leaves as {FETCH_FACTOR} minibatches of {BATCH}",
-        f"With a fetch factor of 1, each minibatch has the cells of {BATCH // BLOCK} blocks only",
+        f"1  On disk: {N_PLATES} plates, one after the other, cut into blocks of {BLOCK} cells",
+        f"2  Blocks in random order; a fetch (box) is {n_blocks} blocks, each read in one piece",
+        f"3  The fetch is shuffled in memory and split into {FETCH_FACTOR} minibatches of {BATCH}",
+        f"With a fetch factor of 1, each minibatch has cells from only {BATCH // BLOCK} blocks",
     ]
     with mpl.rc_context(STYLE | {"font.size": 10, "axes.titlesize": 10.5}):
         figure = Figure(figsize=(10, 4.9))
@@ -82,7 +82,7 @@ def draw():
             all_axes, titles, shown, [BLOCK, BLOCK, BATCH, BATCH], strict=True
         ):
             draw_cells(axes, rows, group=group)
-            # Below, so that lines between the first two rows meet no words.
+            # Below the cells, so that the lines between the first two rows cross no text.
             below = axes is not all_axes[0]
             axes.set_title(title, pad=9, y=-0.62 if below else 1.0)
         all_axes[3].title.set_color(BOUND)

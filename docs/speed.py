@@ -1,6 +1,6 @@
-"""The front door's picture and table of speed, from a run of `make peers`: `python docs/speed.py`.
+"""The README's speed figure and table, from a run of `make peers`: `python docs/speed.py`.
 
-Each row is a loader beside cellfeed doing the same work. Nothing is measured here.
+Each row compares a loader with cellfeed doing the same work. Nothing is measured here.
 """
 
 import json
@@ -21,19 +21,19 @@ README = ROOT / "README.md"
 
 PLATES = "cellfeed on .h5ad plates, block 16, fetch 256, CSR"
 OTHERS = "#0072b2"  # of the palette of Okabe and Ito, as in the notebooks
-# Loader, what it reads, its row of the run, and the row of cellfeed that is like it.
+# Loader, what both read, its row in the run, and the row of cellfeed doing the same work.
 PAIRS = [
-    ("AnnLoader", "the same files, true random", "AnnLoader, CSR",
+    ("AnnLoader", ".h5ad files, true random", "AnnLoader, CSR",
      "cellfeed on .h5ad plates, block 1, fetch 256, CSR"),
-    ("scDataset 0.3.0", "the same files, blocks of 16",
+    ("scDataset 0.3.0", ".h5ad files, blocks of 16",
      "scDataset, block 16, fetch 256, CSR, 0 workers", PLATES),
-    ("scDataset 0.3.0", "the same files, blocks of 16, dense",
+    ("scDataset 0.3.0", ".h5ad files, blocks of 16, dense",
      "scDataset, block 16, fetch 256, dense made of each minibatch, 0 workers",
      "cellfeed on .h5ad plates, block 16, fetch 256, dense"),
-    ("cellstream 0.11", "its own archive, true random",
+    ("cellstream 0.11", "cellstream's archive, true random",
      "cellstream, 16,384 random cells at a time, CSR",
      "cellfeed on cellstream's archive, block 1, fetch 256, CSR"),
-    ("annbatch 0.3.1", "its own shuffled store, both",
+    ("annbatch 0.3.1", "annbatch's shuffled store",
      "annbatch, chunk 512, preload 32, CSR (defaults but for minibatches of 64)",
      "cellfeed on annbatch's store, block 512, fetch 256, CSR"),
 ]  # fmt: skip
@@ -41,7 +41,7 @@ TABLE = re.compile(r"(<!-- python docs/speed.py -->\n).*?(<!-- end -->)", re.DOT
 
 
 def measured():
-    """Return what is said of the run, and for each pair the other's row and ours."""
+    """Return the description of the run, and for each pair the other loader's row and ours."""
     run = json.loads(MEASURED.read_text())
     rows = {row["name"]: row for row in run["rows"]}
     return run["run"], [
@@ -50,10 +50,10 @@ def measured():
 
 
 def table():
-    """Return the rows in Markdown, and how they were measured."""
+    """Return the rows as Markdown, with a line on how they were measured."""
     run, pairs = measured()
     lines = [
-        "| loader | reads | its cells/s | cellfeed's | faster by |",
+        "| loader | both read | its cells/s | cellfeed's cells/s | speedup |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
     for name, reads, other, ours in pairs:
@@ -65,21 +65,21 @@ def table():
         )
     machine, _, _ = run["machine"].partition(", ")
     how = (
-        f"Medians of {run['rounds']} interleaved rounds, cold, with the smallest and largest "
-        f"ratio; {machine}, {run['date']}."
+        f"Medians of {run['rounds']} interleaved rounds, page cache cold, with the smallest and "
+        f"largest ratio in brackets; {machine}, {run['date']}."
     )
     return "\n".join([*lines, "", how])
 
 
 def with_table(page):
-    """Return a page with the table in its place."""
+    """Return the page with the table filled in."""
     text, n = TABLE.subn(lambda match: f"{match[1]}{table()}\n{match[2]}", page)
-    assert n == 1, "the README has one place for the table of speed"
+    assert n == 1, "the README must have exactly one speed table"
     return text
 
 
 def draw():
-    """Return bars in pairs, with the smallest and the largest round."""
+    """Return a bar chart of the pairs, with whiskers to the smallest and largest round."""
     run, pairs = measured()
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9, 3.9), layout="constrained")
@@ -98,7 +98,7 @@ def draw():
         axes.legend(bars, ["cellfeed, the same work", "the other loader"], loc="center right")
         figure.supxlabel(
             f"{run['collection']}. {run['machine'].split(', Linux')[0]}; {run['date']}.\n"
-            f"Minibatches of 64, as CSR if not dense, page cache cold; median of {run['rounds']} "
+            f"Minibatches of 64, CSR unless dense, page cache cold; medians of {run['rounds']} "
             "interleaved rounds, whiskers to the smallest and largest.",
             x=0.01, ha="left", fontsize=7.5, color=BOUND,
         )  # fmt: skip

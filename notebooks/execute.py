@@ -17,7 +17,7 @@ FIGURES = Path("demo/figures")
 
 
 def execute(path):
-    """Return the notebook with the outputs of all its cells, which are new."""
+    """Return the notebook, newly executed, with the outputs of all its cells."""
     notebook = nbformat.read(path, as_version=4)
     folder = {"metadata": {"path": str(path.parent)}}
     NotebookClient(notebook, resources=folder, record_timing=False).execute()
@@ -44,7 +44,7 @@ def main():
         except CellExecutionError as error:
             if error.ename != "SystemExit":
                 raise
-            sys.exit(f"{path.name}: {error.evalue}")  # it says itself what it lacks
+            sys.exit(f"{path.name}: {error.evalue}")  # the error says what is missing
         nbformat.write(notebook, path)
         shown = pictures(notebook)
         for number, picture in enumerate(shown, start=1):

@@ -1,9 +1,10 @@
-"""What `autotune` says of other files, beside those files: `python bench/advice/check.py FOLDER`.
+"""Compare the advice of `autotune` with the result of following it.
 
-Two collections of the same cells, in gzip as anndata writes it and in lzf with large chunks, are
-tuned. Every advice that comes of that is taken: the shuffled copy is written, or the files with
-other chunks. Both are then measured by turns with the settings that the advice is about. What
-decompression is said to take is held against files that are not compressed, from the page cache.
+``python bench/advice/check.py FOLDER`` tunes two collections of the same cells: in gzip as anndata
+writes it, and in lzf with large chunks. It follows every advice: it writes the shuffled copy, or
+the files with other chunks, and measures both in interleaved rounds, with the settings of the
+advice. It compares the reported time for decompression with uncompressed files, from the page
+cache.
 """
 
 from collections.abc import Iterator
@@ -21,25 +22,25 @@ from cellfeed_tuner import AutotuneResult, Configuration, Estimate, StorageAdvic
 from cellfeed_tuner._interval import mean_with_interval
 
 LARGE_CHUNK = 1 << 16  # elements
-# Few and small, so that there is time for the stages even on a slow machine.
+# Few and small, so that the stages can be timed even on a slow machine.
 GRID: dict[str, Any] = {"block_sizes": [16], "fetch_factors": [64], "workers": [0]}
 
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--cells", default=28_000, show_default=True)
-@click.option("--budget", default=40.0, show_default=True, help="Of each run of autotune.")
-@click.option("--rounds", default=6, show_default=True, help="Of both, by turns.")
-@click.option("--seconds", default=3.0, show_default=True, help="Of each measurement.")
+@click.option("--budget", default=40.0, show_default=True, help="Seconds of each autotune run.")
+@click.option("--rounds", default=6, show_default=True, help="Interleaved rounds.")
+@click.option("--seconds", default=3.0, show_default=True, help="Seconds of each measurement.")
 def main(folder: Path, cells: int, budget: float, rounds: int, seconds: float) -> None:
-    """Write collections to FOLDER, and print what is promised beside what is measured."""
+    """Write collections to FOLDER, and print what the advice promises and what was measured."""
     gzip = folder / "gzip"
     if not gzip.is_dir():
         write_tahoe_like(gzip, n_cells=cells)
     lzf, plain = (folder / name for name in ("lzf", "plain"))
     rewrite(gzip, lzf, compression="lzf", chunk=LARGE_CHUNK)
     rewrite(gzip, plain)
-    click.echo("| collection | said | promised | measured, as often as there were rounds |")
+    click.echo("| collection | advice | promised | measured, in each round |")
     click.echo("|---|---|---|---|")
     for files in (gzip, lzf):
         for rows in (
@@ -51,7 +52,7 @@ def main(folder: Path, cells: int, budget: float, rounds: int, seconds: float) -
 
 
 def rewrite(source: Path, to: Path, *, compression: str | None = None, chunk: int = 24_000) -> None:
-    """Write files with the same cells, compressed and divided in another way."""
+    """Write files with the same cells, with another compression and other chunks."""
     if to.is_dir():
         return
     to.mkdir()
@@ -84,7 +85,7 @@ def _advice(files: Path, budget: float, rounds: int, seconds: float) -> Iterator
 
 
 def _taken(advice: StorageAdvice, files: Path, collection: Collection) -> Path:
-    """Take the advice, and return where."""
+    """Follow the advice, and return the path of the new store."""
     if advice.action == "preshuffle":
         shuffled = files.with_suffix(".zarr")
         return shuffled if shuffled.exists() else preshuffle(files, shuffled).path
@@ -99,7 +100,7 @@ def _taken(advice: StorageAdvice, files: Path, collection: Collection) -> Path:
 def _stage(
     files: Path, plain: Path, budget: float, rounds: int, seconds: float
 ) -> Iterator[tuple[str, ...]]:
-    """Yield what files give that need no decompression; both are in the page cache."""
+    """Yield files that need no decompression; both are in the page cache."""
     collection = open_collection(files, obs=["plate"])
     result = autotune(collection, label="plate", budget=budget, fresh=True, cache="warm", **GRID)
     now, found = _chosen(result), result.bottleneck
@@ -125,7 +126,7 @@ def _ratio(
     rounds: int,
     seconds: float,
 ) -> Estimate:
-    """Return how many times as fast the other is, measured by turns."""
+    """Return how many times as fast the other is, measured in interleaved rounds."""
     logarithms = []
     for number in range(rounds):
         speeds = {}

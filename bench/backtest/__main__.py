@@ -1,4 +1,4 @@
-"""Searches played on recorded grids: ``python -m bench.backtest COMMAND``, from the repository."""
+"""Replay searches on recorded grids: ``python -m bench.backtest COMMAND``, from the repository."""
 
 import click
 from bench.backtest.grids import grids_command
@@ -10,7 +10,7 @@ from bench.backtest.times import times_command
 
 @click.group()
 def main() -> None:
-    """Record whole grids, and play the search of autotune on them."""
+    """Record whole grids, and replay the search of autotune on them."""
 
 
 for each in (record_command, replay_command, grids_command, table_command, times_command):

@@ -1,4 +1,4 @@
-"""Simpler searches, with as many looks, to hold the search of ``autotune`` against."""
+"""Simpler searches with as many measurements, to compare with the search of ``autotune``."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ __all__ = ["BASELINES", "SEARCHES", "SIMPLER", "Baseline"]
 _N_LARGEST = 6
 # Standard deviation of the logarithm of a cost with each doubling of a setting.
 _SLOPE, _N_WORLDS = 0.3, 2000
-# What mixes too little costs no time, so that it might be proposed without end.
+# Configurations that mix too little cost no time, and might be proposed without end.
 _MOST_PROPOSED = 200
 
 Baseline = Callable[[Measurements, Sequence[Configuration], int], Configuration]
@@ -29,7 +29,7 @@ Baseline = Callable[[Measurements, Sequence[Configuration], int], Configuration]
 def six_largest(
     measurements: Measurements, candidates: Sequence[Configuration], seed: int
 ) -> Configuration:
-    """Measure the six with the largest fetches times blocks in turns, those without workers."""
+    """Measure the six with the largest fetches and blocks in turns, without workers."""
     racing, rng = _alone(candidates), np.random.default_rng(seed)
     racing.sort(key=lambda each: (each.fetch_factor * each.block_size, each.fetch_factor))
     racing = racing[-_N_LARGEST:]
@@ -43,7 +43,7 @@ def tpe(
     measurements: Measurements, candidates: Sequence[Configuration], seed: int
 ) -> Configuration:
     """Measure what Optuna's tree-structured Parzen estimator proposes."""
-    # Not above, since who imports this need not wait for Optuna, which only this needs.
+    # Imported here, since only this function needs Optuna.
     import optuna  # noqa: PLC0415
 
     from cellfeed_tuner._quiet_optuna import quiet  # noqa: PLC0415
@@ -75,9 +75,9 @@ def tpe(
 def halving(
     measurements: Measurements, candidates: Sequence[Configuration], seed: int
 ) -> Configuration:
-    """Measure half as many as there are looks, drawn at random, and again the faster half."""
+    """Measure half as many as there are measurements, at random; then the faster half, again."""
     rng = np.random.default_rng(seed)
-    # What a look takes is not known before the first.
+    # The time of a measurement is unknown before the first.
     racing = [candidates[place] for place in rng.permutation(len(candidates)).tolist()]
     measurements.take(racing[0])
     n_looks = round(measurements.budget.seconds / measurements.budget.spent)
@@ -94,7 +94,7 @@ def halving(
 def at_random(
     measurements: Measurements, candidates: Sequence[Configuration], seed: int
 ) -> Configuration:
-    """Measure as many as there is time for, drawn at random."""
+    """Measure random configurations until the budget is spent."""
     rng = np.random.default_rng(seed)
     while measurements.budget.left > 0:
         _measure(measurements, [candidates[int(rng.integers(len(candidates)))]])
@@ -104,19 +104,19 @@ def at_random(
 def largest(
     measurements: Measurements, candidates: Sequence[Configuration], seed: int
 ) -> Configuration:
-    """Measure nothing: the largest fetch, of these the largest block, without workers."""
+    """Measure nothing: choose the largest fetch, then the largest block, without workers."""
     del measurements, seed
     return max(_alone(candidates), key=lambda each: (each.fetch_factor, each.block_size))
 
 
 class WithoutTerms(CostModel):
-    """Knows of no cost but how it changes with each doubling of a setting, up or down."""
+    """A cost model that only knows how costs change with each doubling of a setting."""
 
     @staticmethod
     def worlds(
         configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> NDArray[np.float64]:
-        """Return logarithms of costs at slopes drawn at random, shape (n_worlds, n)."""
+        """Return the logarithms of costs for slopes drawn at random, shape (n_worlds, n)."""
         del batch_size, geometry
         settings = [
             (each.block_size, each.fetch_factor, 1 + each.num_workers) for each in configurations
@@ -128,7 +128,7 @@ class WithoutTerms(CostModel):
 
 
 SEARCHES: dict[str, dict[str, Any]] = {
-    "no cost terms": {"model": WithoutTerms},
+    "without cost terms": {"model": WithoutTerms},
     "TPE proposes": {"sampler": "tpe"},
 }
 """The search of ``autotune`` with something changed."""
@@ -147,7 +147,7 @@ BASELINES = (*SEARCHES, *SIMPLER)
 
 
 def _alone(candidates: Sequence[Configuration]) -> list[Configuration]:
-    """Return those without workers; all if there are none."""
+    """Return the configurations without workers, or all if there are none."""
     return [each for each in candidates if each.num_workers == 0] or list(candidates)
 
 

@@ -1,4 +1,4 @@
-"""The two files of a recording: what was measured, as CSV; and on what, as JSON beside it."""
+"""The two files of a recording: the measurements as CSV, and the circumstances as JSON."""
 
 import csv
 import json
@@ -34,19 +34,19 @@ class Row:
     Parameters
     ----------
     run
-        Which run, from 0.
+        Number of the run, from 0.
     configuration
         The settings.
     cells_per_second
         Mean throughput of its rounds.
     entropy_bits
-        Expected label entropy of its minibatches, by the plan over the real labels.
+        Expected label entropy of its minibatches, from the plan over the real labels.
     n_rounds
-        Rounds of whole fetches that were timed.
+        Number of timed rounds, of whole fetches.
     round_spread
-        Standard deviation of their time, relative to the mean.
+        Standard deviation of the rounds' times, relative to their mean.
     peak_memory_bytes
-        Highest memory of the process and its workers.
+        Peak memory of the process and its workers.
     """
 
     run: int
@@ -58,7 +58,7 @@ class Row:
     peak_memory_bytes: int
 
     def to_csv(self) -> tuple[object, ...]:
-        """Return its values in the order of the columns."""
+        """Return its values in column order."""
         settings = self.configuration
         return (
             self.run,
@@ -75,16 +75,16 @@ class Row:
 
 @dataclass(slots=True, kw_only=True)
 class Sitting:
-    """One call that measured, from its beginning until it was done or interrupted.
+    """One call that measured, until it finished or was interrupted.
 
     Parameters
     ----------
     began
         Date and time.
     load
-        Load average of the machine's last minute before it began.
+        Load average of the machine in the minute before it began.
     seconds
-        What measuring took.
+        How long it measured.
     n_measured
         How many rows it added.
     """
@@ -96,17 +96,17 @@ class Sitting:
 
 
 def facts_path(path: Path) -> Path:
-    """Return where the facts lie that belong to a recorded grid."""
+    """Return the path of the facts that belong to a recorded grid."""
     return path.with_suffix(".json")
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:
-    """Return the facts beside a recorded grid, or None if there are none.
+    """Return the facts of a recorded grid, or None if there are none.
 
     Raises
     ------
     FormatError
-        What lies there is no JSON, or not of a recording.
+        The file is not JSON, or not a recording.
     """
     beside = facts_path(path)
     if not beside.is_file():
@@ -124,14 +124,14 @@ def read_facts(path: Path) -> dict[str, Any] | None:
 
 @dataclass(slots=True, kw_only=True)
 class RecordingFiles:
-    """What is recorded so far; every row is on disk as soon as it is known.
+    """A recording in progress; every row is written to disk immediately.
 
     Parameters
     ----------
     path
         The CSV file.
     facts
-        What is measured, and on what; plain values.
+        What is measured and under which circumstances; plain values.
     done
         Runs and configurations that are measured.
     left_out
@@ -148,23 +148,23 @@ class RecordingFiles:
 
     @classmethod
     def open(cls, path: Path, facts: Mapping[str, Any], same: Sequence[str]) -> Self:
-        """Take up what lies there, or begin.
+        """Continue an existing recording, or begin one.
 
         Parameters
         ----------
         path
             The CSV file.
         facts
-            What is to be measured, and on what.
+            What is to be measured and under which circumstances.
         same
-            The names of facts that must be those of what lies there.
+            Names of facts that must equal those of an existing recording.
 
         Raises
         ------
         ParameterError
-            Something else lies there.
+            A different recording exists at the path.
         FormatError
-            What lies there cannot be read.
+            The existing recording cannot be read.
         """
         if not path.exists():
             files = cls(path=path, facts=facts)
@@ -174,13 +174,13 @@ class RecordingFiles:
             return files
         known = read_facts(path)
         if known is None:
-            msg = f"{path}: there is no {facts_path(path).name} beside it, so it cannot be taken up"
+            msg = f"{path}: there is no {facts_path(path).name} beside it, so it cannot continue"
             raise ParameterError(f"{msg}; give another --output")
         changed = [name for name in same if known.get(name) != facts[name]]
         if changed:
             name = changed[0]
             msg = (
-                f"{path}: was begun with another {name} ({known.get(name)}, now {facts[name]}); "
+                f"{path}: was recorded with another {name} ({known.get(name)}, now {facts[name]}); "
                 "delete it, or give another --output"
             )
             raise ParameterError(msg)
@@ -194,17 +194,17 @@ class RecordingFiles:
 
     @property
     def seconds(self) -> float:
-        """What measuring has taken so far."""
+        """Seconds spent measuring so far."""
         return sum(each.seconds for each in self.sittings)
 
     def add(self, row: Row) -> None:
-        """Keep a row."""
+        """Write a row."""
         with self.path.open("a", newline="") as file:
             csv.writer(file).writerow(row.to_csv())
         self.done.add((row.run, row.configuration))
 
     def save(self) -> None:
-        """Keep all but the rows."""
+        """Write everything but the rows."""
         facts = dict(self.facts) | {
             "left_out": [dict(each) | {"why": why} for each, why in sorted(self.left_out.items())],
             "sittings": [asdict(each) for each in self.sittings],

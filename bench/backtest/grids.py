@@ -1,4 +1,4 @@
-"""Recording the grids of bench/grids anew, on this machine."""
+"""Record the grids of bench/grids on this machine."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ N_DENSE_GENES, N_RUNS = 2000, 2
 
 @contextmanager
 def busy_cores(n: int) -> Iterator[None]:
-    """Keep so many cores busy meanwhile."""
+    """Keep this many cores busy in the meantime."""
     spin = [sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(spin) for _ in range(n)]
     try:
@@ -48,7 +48,7 @@ def plates(n_cells: int) -> Callable[[Path], Path]:
 def shuffled_store(n_cells: int) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         path = folder / f"shuffled-{n_cells}.zarr"
-        if not (path / "zarr.json").exists():  # what is written last
+        if not (path / "zarr.json").exists():  # written last
             run(cellfeed, "preshuffle", plates(n_cells)(folder), path)
         return path
 
@@ -82,7 +82,7 @@ def as_dense(adata: ad.AnnData, path: Path) -> None:
 def every_other_plate(
     name: str, write: Callable[[ad.AnnData, Path], None]
 ) -> Callable[[Path], Path]:
-    """Make one file or store of every other plate."""
+    """Make a file or store from every second plate."""
 
     def make(folder: Path) -> Path:
         path = folder / name
@@ -159,9 +159,9 @@ GRIDS = {
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.argument("names", nargs=-1, metavar="[NAME...]")
 def grids_command(*, folder: Path, names: tuple[str, ...]) -> None:
-    """Record the grids of bench/grids anew; what was interrupted is taken up.
+    """Record the grids of bench/grids again; an interrupted recording continues.
 
-    Collections are made in FOLDER where they are not there yet.
+    Collections are written to FOLDER unless they exist.
     """
     for name in names or GRIDS:
         grid = GRIDS[name]

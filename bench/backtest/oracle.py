@@ -1,4 +1,4 @@
-"""What looks can tell at most to one who knows the six best but not which is which."""
+"""The best that measurements can do if the six fastest are known, but not which is which."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -20,11 +20,11 @@ _N_BEST = 6
 def oracle(
     measurements: Measurements, candidates: Sequence[Configuration], seed: int
 ) -> Configuration:
-    """Tell the six fastest apart, whose throughputs and errors of looks are known.
+    """Tell the six fastest apart, given their throughputs and the noise of measurements.
 
-    Only their order is not: all permutations are equally likely before the first look, and each
-    look weighs them by its likelihood. The next look is at one of the two that are the likeliest
-    to be a good choice, at that with fewer looks; the choice is the likeliest.
+    Only their order is unknown: all permutations are equally likely at first, and each measurement
+    reweights them by its likelihood. Measure next whichever of the two likeliest good choices has
+    fewer measurements; choose the likeliest in the end.
     """
     process, rng = measurements.process, np.random.default_rng(seed)
     assert isinstance(process, RecordedProcess)
@@ -37,7 +37,7 @@ def oracle(
     rng.shuffle(best)
     while True:
         weights = np.exp(log_likelihood - log_likelihood.max())
-        # What is as likely as something else comes in random order.
+        # Ties come in random order.
         order: list[int] = np.lexsort((rng.random(len(best)), -(weights @ is_good))).tolist()
         if measurements.budget.left <= 0:
             return best[order[0]]

@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks/autotune.md that a command writes."""
+"""Tables in docs/benchmarks/autotune.md that commands write."""
 
 import re
 from pathlib import Path

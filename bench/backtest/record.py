@@ -1,4 +1,4 @@
-"""Measuring a whole grid, in several interleaved runs."""
+"""Measure a whole grid, in several interleaved runs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -46,9 +46,9 @@ from cellfeed_tuner._subject._selected import Selected
 
 __all__ = ["Recording", "record"]
 
-# What a throughput rests on at least, over all runs together.
+# The least a throughput is computed from, over all runs together.
 _LEAST_ROUNDS = 8
-# What must be the same where a recording is taken up again.
+# Facts that must be equal to continue a recording.
 _SAME = (
     "fingerprints",
     "label",
@@ -63,20 +63,20 @@ _SAME = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What a recording has come to.
+    """A recording, as far as it got.
 
     Parameters
     ----------
     path
-        The CSV file; a JSON file of that name lies beside it.
+        The CSV file; a JSON file of the same name lies beside it.
     n_configurations
         Size of the grid.
     n_runs
-        How often each of them was measured that can be.
+        How often each configuration that can be measured was measured.
     left_out
         Configurations that cannot be measured, and why.
     seconds
-        What measuring took, earlier calls included.
+        Time spent measuring, including earlier calls.
     """
 
     path: Path
@@ -102,57 +102,55 @@ def record(
     note: str = "",
     on_progress: Progress = silent,
 ) -> Recording:
-    """Measure every configuration of a grid, to play searches on it; see `replay`.
+    """Measure every configuration of a grid, to replay searches on it; see `replay`.
 
-    The grid is measured as often as there are runs, each time in another random order, so that
-    what changes meanwhile meets all configurations alike. A row is written as soon as it is
-    measured: the same call takes up what was interrupted, and one with more runs adds to what
-    there is.
+    The grid is measured once per run, each time in another random order, so that changes of the
+    machine's load affect all configurations alike. Each row is written as soon as it is measured:
+    the same call continues an interrupted recording, and a call with more runs adds to it.
 
     Parameters
     ----------
     collection
-        What is read, opened with ``obs=[label]``.
+        The collection, opened with ``obs=[label]``.
     label
-        The obs column that minibatches should be mixed by.
+        The obs column that minibatches should mix.
     output
-        The CSV file to write, one row for each run of each configuration: ``run``,
+        The CSV file to write, one row per run of a configuration: ``run``,
         ``block_size``, ``fetch_factor``, ``num_workers``, ``cells_per_second``,
-        ``entropy_bits`` (expected from the plan over the labels), ``n_rounds``,
-        ``round_spread`` (standard deviation of the rounds' time, relative) and
-        ``peak_memory_bytes``. A JSON file of that name beside it says on what it was measured.
+        ``entropy_bits`` (expected, from the plan over the labels), ``n_rounds``,
+        ``round_spread`` (standard deviation of the rounds' times, relative) and
+        ``peak_memory_bytes``. A JSON file of the same name describes the circumstances.
     runs
         How often to measure the grid.
     batch_size
         Cells of a minibatch.
     block_sizes, fetch_factors, workers
-        The grid. Workers are 0 and the powers of two up to the usable cores if None, and 0 alone
-        of files on servers. A `range`
-        stands for all integers in it.
+        The grid. If None, workers are 0 and the powers of two up to the usable cores, or only 0
+        for files on servers. A `range` stands for all integers in it.
     memory
-        Most bytes for the buffers; what is available now if None.
+        Most bytes for the buffers; if None, what is available now.
     cache
-        "cold" drops the files' pages again and again, "warm" reads all files first; None for
-        "cold", or "remote" of files on servers.
+        "cold" drops the files' pages before each measurement, "warm" reads all files first; None
+        is "cold", or "remote" for files on servers.
     seed
-        Seed of plans and of the orders.
+        Seed of the plans and of the orders.
     note
-        What else there is to say of the circumstances, such as what the machine is busy with.
+        A remark on the circumstances, such as what else the machine is doing.
     on_progress
-        Called with how far each run has come.
+        Called with the progress of each run.
 
     Raises
     ------
     ColumnError
         The collection was opened without the label, or it has fewer than two values.
     ParameterError
-        A size is below what it may be, there are more than 2,000 configurations, the collection
-        is too small to time anything, "warm" was asked of files that do not fit in memory, or
-        something else lies at ``output``.
+        A size is too small, there are more than 2,000 configurations, the collection is too small
+        to time anything, "warm" was requested for files that do not fit in memory, or a different
+        recording exists at ``output``.
     FormatError
-        A file is damaged, or what lies at ``output`` is.
+        A file is damaged, or the recording at ``output`` is.
     MeasuringError
-        The process in which configurations are timed has died.
+        The process that times configurations died.
     """
     if runs < 1:
         msg = f"`runs >= 1` must hold, but got runs={runs}"
@@ -176,7 +174,7 @@ def record(
     }
     files = RecordingFiles.open(Path(output), facts, _SAME)
     files.left_out |= _impossible(grid, collection, batch_size, memory)
-    with MeasuringProcess(collection) as process:  # its imports go on beside the next lines
+    with MeasuringProcess(collection) as process:  # imports continue alongside the next lines
         plans = BlockPlans(len(collection), batch_size=batch_size, seed=seed)
         mixing = Mixing([column], None, plans, entropy_floor=DEFAULT_ENTROPY_FLOOR)
         mixing.replay(grid, on_progress)
@@ -215,7 +213,7 @@ def _listed(space: Space) -> list[Configuration]:
 def _impossible(
     grid: Sequence[Configuration], collection: Collection, batch_size: int, memory: int | None
 ) -> dict[Configuration, str]:
-    """Return what cannot run at all, and why."""
+    """Return the configurations that cannot run at all, and why."""
     reasons = {
         each: obstacle(
             each,
@@ -230,12 +228,12 @@ def _impossible(
 
 
 def _facts(collection: Collection, label: Label, batch_size: int) -> dict[str, Any]:
-    """Return what is measured and on what, without paths."""
+    """Return what is measured and under which circumstances, without paths."""
     machine, versions = describe_machine(collection.files), versions_fingerprint()
     counted = {label.name: label.counted}
     dataset = asdict(describe_dataset(Selected.of(collection), counted, batch_size))
     paths = dataset.pop("paths")
-    # Which names paths; and all are visited, by cellfeed.
+    # It names paths; and all cells are visited, by cellfeed.
     del dataset["slow_reading"], dataset["selection"], dataset["loader"]
     return {
         "schema": SCHEMA,

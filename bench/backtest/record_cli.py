@@ -1,4 +1,4 @@
-"""Recording a grid from the command line."""
+"""Record a grid from the command line."""
 
 from collections import Counter
 from pathlib import Path
@@ -22,12 +22,12 @@ __all__ = ["record_command"]
 @click.option("--label", required=True, metavar="COLUMN", help="obs column to mix minibatches by.")
 @click.option("--output", required=True, metavar="GRID.csv",
               type=click.Path(dir_okay=False, path_type=Path),
-              help="Where to write; what was begun there is taken up.")  # fmt: skip
+              help="File to write; an interrupted recording there continues.")  # fmt: skip
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(min=1),
               help="How often to measure the grid, each time in another order.")  # fmt: skip
 @click.option("--element", "elements", default=("X",), show_default="X", multiple=True,
               metavar="NAME",
-              help="What is read, such as layers/counts; may be given several times.")  # fmt: skip
+              help="Element to read, such as layers/counts; may be repeated.")  # fmt: skip
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
 @click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),
@@ -39,17 +39,18 @@ __all__ = ["record_command"]
 @click.option("--memory", type=ByteSize(), show_default="what is available",
               help="Most memory for buffers, such as 8GB.")  # fmt: skip
 @click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
-              help="State of the page cache to measure in; not of files on servers.")  # fmt: skip
+              help="State of the page cache to measure in; not for files on servers.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the plans and the orders.")
 @click.option("--note", default="", metavar="TEXT",
-              help="What else to keep of the circumstances.")  # fmt: skip
+              help="A remark on the circumstances to store.")  # fmt: skip
 def record_command(
     *, paths: tuple[str, ...], label: str, elements: tuple[str, ...], output: Path, **settings: Any
 ) -> None:
-    """Measure the whole grid, to play searches on; this takes long.
+    """Measure the whole grid, to replay searches on it; this takes long.
 
-    Each row of GRID.csv is one run of one configuration, and is written as soon as it is
-    measured. GRID.json says on what. What was interrupted is taken up by the same command.
+    Each row of GRID.csv is one run of one configuration, written as soon as it is
+    measured. GRID.json describes the circumstances. The same command continues an
+    interrupted recording.
     """
     collection = open_collection(paths, obs=[label], elements=elements)
     try:
@@ -59,8 +60,7 @@ def record_command(
             )
     except KeyboardInterrupt:
         interrupted(
-            f"Interrupted. {output} holds what was measured so far, and the same command goes on "
-            "from there."
+            f"Interrupted. {output} holds the measurements so far; the same command continues."
         )
     click.echo(_summary(recording))
 

@@ -1,4 +1,4 @@
-"""A recorded grid, read again."""
+"""Read a recorded grid."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -27,24 +27,24 @@ _USUAL_SPREAD = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedGrid:
-    """Throughputs of block shuffling that were recorded once.
+    """Throughputs of block shuffling that were recorded before.
 
     Parameters
     ----------
     configurations
-        What was measured.
+        The measured configurations.
     runs
-        Cells per second of the runs of each, shape (number of its runs,).
+        Cells per second in each run of each, shape (number of its runs,).
     entropies
-        Minibatch label entropy of each in bits.
+        Minibatch label entropy of each, in bits.
     random_entropy
-        That of true random sampling.
+        Entropy of true random sampling, in bits.
     batch_size
         Cells of a minibatch.
     peak_memory_bytes
-        Highest memory of each; None where that was not recorded.
+        Peak memory of each; None if not recorded.
     geometry
-        How what was read lies in storage, as far as that was recorded.
+        How the collection lies in storage, as far as that was recorded.
     """
 
     configurations: tuple[Configuration, ...]
@@ -59,26 +59,26 @@ class RecordedGrid:
         return len(self.configurations)
 
     def cells_per_second(self) -> dict[Configuration, float]:
-        """Return the throughput of each over all of its runs."""
+        """Return the throughput of each configuration over all of its runs."""
         means = [float(1 / np.mean(1 / each)) for each in self.runs]
         return dict(zip(self.configurations, means, strict=True))
 
     def feasible(self, floor: float) -> list[Configuration]:
-        """Return what mixes well enough, as a search takes it."""
+        """Return the configurations that mix well enough, by the rule of the search."""
         least = least_share(floor) * self.random_entropy
         pairs = zip(self.configurations, self.entropies, strict=True)
         return [configuration for configuration, entropy in pairs if entropy >= least]
 
     def replicate_spread(self) -> float:
-        """Return how much runs of one configuration differ, relative to their mean.
+        """Return the spread of runs of one configuration, relative to their mean.
 
-        Over all configurations; 5 % where each was run once.
+        Estimated over all configurations; 5 % if each was run once.
         """
         seen = seen_spread(each.tolist() for each in self.runs)
         return _USUAL_SPREAD if seen is None else seen
 
     def memory_bytes(self, configuration: Configuration) -> int:
-        """Return the highest memory of a configuration; not in bytes if it was not recorded."""
+        """Return the peak memory of a configuration; if not recorded, a size proportional to it."""
         if self.peak_memory_bytes is None:
             return configuration.minibatches_in_memory * self.batch_size
         return int(self.peak_memory_bytes[self.configurations.index(configuration)])
@@ -92,18 +92,18 @@ def read_grid(
     Parameters
     ----------
     path
-        A table with columns ``block_size``, ``fetch_factor``, ``cells_per_second``, and where
-        known ``num_workers`` (else 0) and ``entropy_bits``. Rows without a block size or a fetch
-        factor are left out, and where there is a column ``strategy``, all but "BlockShuffling".
-        Several rows of one configuration are several runs of it. What `record` has written
-        beside it is used too: the entropy of random sampling, how the collection lies in
-        storage, and the batch size; and of its columns, ``peak_memory_bytes``.
+        A table with columns ``block_size``, ``fetch_factor``, ``cells_per_second``, and optionally
+        ``num_workers`` (default 0) and ``entropy_bits``. Rows without a block size or a fetch
+        factor are skipped, and if there is a column ``strategy``, all rows but "BlockShuffling".
+        Several rows of one configuration are several runs of it. If `record` wrote it, its column
+        ``peak_memory_bytes`` and the file beside it are used too: the entropy of random sampling,
+        how the collection lies in storage, and the batch size.
     distribution
         Label frequencies or counts, shape (K,). With it, random sampling's entropy is the exact
-        expectation, and so is that of every configuration where none is recorded. Without it,
+        expectation, and so is that of every configuration if none is recorded. Without it,
         random sampling's is what was recorded at block size 1, or else the highest.
     batch_size
-        Cells of a minibatch, where that was not recorded.
+        Cells of a minibatch, if not recorded.
 
     Raises
     ------

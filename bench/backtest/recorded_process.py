@@ -1,4 +1,4 @@
-"""What answers as a measuring process would, from a recorded grid."""
+"""A measuring process that answers from a recorded grid."""
 
 from dataclasses import dataclass, field
 
@@ -12,30 +12,31 @@ from cellfeed_tuner._measuring._timing import Findings, Round, Started, TimingRe
 __all__ = ["LOOK_SECONDS", "RecordedProcess"]
 
 LOOK_SECONDS = 20.0
-"""What each look takes, by its clock."""
+"""Duration of each measurement, by its clock."""
 
-# Relative spread of the rounds of one look, and how many it has.
+# Relative spread of the rounds within one measurement, and their number.
 _ROUND_SPREAD, _N_ROUNDS = 0.03, 4
-# Nearly all of a look's time goes to what comes before the rounds.
+# Nearly all of a measurement's time goes to what comes before the rounds.
 _ROUND_SECONDS = 1e-3
 
 
 @dataclass(slots=True, kw_only=True)
 class RecordedProcess:
-    """A machine on which configurations are as fast as they were recorded.
+    """A machine on which configurations are as fast as recorded.
 
-    Its clock goes on by the same with each look, however long rounds take: what is played is a
-    search of so many looks. Each look is off by an error of its own, all alike in size: nothing
-    is gained by measuring in turns, which on a real machine cancels what the moment does.
+    Its clock advances by the same amount with each measurement, however long rounds take: the
+    replayed search has a given number of measurements. Each measurement has an independent error
+    of the same size, so measuring in turns gains nothing here; on a real machine it cancels what
+    the machine does at the moment.
 
     Parameters
     ----------
     grid
-        What was recorded.
+        The recording.
     spread
-        Relative spread of looks.
+        Relative spread of measurements.
     rng
-        Where chance comes from.
+        The random generator.
 
     Attributes
     ----------
@@ -47,7 +48,7 @@ class RecordedProcess:
     spread: float
     rng: np.random.Generator
     now: float = field(default=0.0, init=False)
-    # Seconds per cell; of the fastest, they are a millisecond a minibatch.
+    # Seconds per cell; of the fastest, they are a millisecond per minibatch.
     _costs: dict[Configuration, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +57,7 @@ class RecordedProcess:
         self._costs = {each: unit / speed for each, speed in speeds.items()}
 
     def seconds_per_cell(self) -> dict[Configuration, float]:
-        """Return what a cell takes at each configuration by this clock, without any error."""
+        """Return the time per cell of each configuration by this clock, without any error."""
         return dict(self._costs)
 
     def clock(self) -> float:
@@ -64,7 +65,7 @@ class RecordedProcess:
         return self.now
 
     def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
-        """Return what a process reports that times a configuration; it is never stopped."""
+        """Return what a process that times a configuration reports; it is never stopped."""
         del limit_seconds
         configuration = request.configuration
         cells = configuration.minibatches_per_round * request.batch_size

@@ -1,4 +1,4 @@
-"""Measuring what a recording still lacks."""
+"""Measure what a recording still lacks."""
 
 import os
 import time
@@ -19,7 +19,7 @@ from cellfeed_tuner._progress import Progress, silent
 
 __all__ = ["Recorder", "Request"]
 
-# One run of one configuration that takes longer is stopped.
+# A run of a configuration that takes longer is stopped.
 _LIMIT_SECONDS = 120.0
 
 
@@ -32,7 +32,7 @@ class Request:
     label, batch_size, cache, seed
         What is measured; see `record`.
     least_rounds
-        Rounds without which there is no throughput.
+        Fewest rounds for a throughput.
     """
 
     label: str
@@ -42,7 +42,7 @@ class Request:
     least_rounds: int
 
     def of(self, configuration: Configuration, number: int) -> TimingRequest:
-        """Return what to time, for the measurement of that number."""
+        """Return the request to time, for the measurement with that number."""
         return TimingRequest(
             configuration=configuration,
             batch_size=self.batch_size,
@@ -56,20 +56,20 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorder:
-    """Measures what is missing, and keeps it.
+    """Measures what is missing, and stores it.
 
     Parameters
     ----------
     process
         Where configurations run.
     files
-        What is there already, and where to keep the rest.
+        What is recorded already, and where to store the rest.
     entropies
         Label entropy in bits for each (block size, fetch factor).
     request
         What all measurements have in common.
     on_progress
-        Called with how far each run has come.
+        Called with the progress of each run.
     clock
         A clock, in seconds.
     """
@@ -82,7 +82,7 @@ class Recorder:
     clock: Callable[[], float] = time.monotonic
 
     def measure(self, grid: Sequence[Configuration], n_runs: int) -> None:
-        """Measure the grid as often as that, except for what was measured already."""
+        """Measure the grid this many times, except what was measured already."""
         sitting = Sitting(
             began=datetime.now(UTC).isoformat(timespec="seconds"), load=os.getloadavg()[0]
         )
@@ -134,7 +134,7 @@ class Recorder:
         )
 
     def _problem(self, found: Measurement) -> str:
-        """Return why there is no throughput, or nothing."""
+        """Return why there is no throughput, or None."""
         if found.failure:
             return f"failed: {found.failure}"
         if found.delivery_fault:

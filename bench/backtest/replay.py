@@ -1,4 +1,4 @@
-"""The search on a recorded grid, again and again, and how good its choices are."""
+"""Replay the search on a recorded grid many times, and report how good its choices are."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,9 +25,9 @@ from cellfeed_tuner._searching._time_budget import TimeBudget
 
 __all__ = ["DEFAULT_LOOKS", "Remembered", "Replay", "replay"]
 
-# How many looks a default `autotune` takes, as measured on two cores, cold.
+# How many measurements a default `autotune` takes, counted on two cores, cold.
 DEFAULT_LOOKS = tuple(range(10, 17))
-_MEMORY_BYTES = 1 << 60  # a recording does not say how much there was, so none is too much
+_MEMORY_BYTES = 1 << 60  # recordings do not say how much there was, so nothing is too much
 _LABEL = "label"
 
 
@@ -40,24 +40,24 @@ class Replay:
     floor
         Least entropy, as a share of true random sampling's.
     spread
-        Relative spread of replicates that was played.
+        Relative spread of replicates in the replay.
     n_configurations, n_feasible
-        Size of the grid, and how many configurations of it mix well enough.
+        Size of the grid, and how many of its configurations mix well enough.
     best
-        The fastest of these; None if there are none.
+        The fastest feasible configuration; None if there is none.
     best_cells_per_second
         Its recorded throughput.
     chosen
-        What the search chose with each seed; None where it came to no choice.
+        The search's choice with each seed; None if it made none.
     regrets
-        By which share of the best that is slower, with each seed; 1 where there is none.
+        By which share of the best the choice is slower, with each seed; 1 if there is none.
     undecided
-        Whether it said that it was undecided between what it chose and something that is at most
+        Whether it reported being undecided between its choice and a configuration that is at most
         5 % slower than the best, with each seed.
     shares_measured
         Share of the grid that was measured, with each seed.
     n_replicates
-        How often anything was measured, with each seed.
+        Number of measurements, with each seed.
     baseline_regrets
         Regrets of simpler searches with as much time, by name.
     """
@@ -76,9 +76,9 @@ class Replay:
     baseline_regrets: Mapping[str, tuple[float, ...]]
 
     def share_within(self, baseline: str | None = None) -> float:
-        """Return in which share of searches the choice is at most 5 % slower than the best.
+        """Return the share of searches whose choice is at most 5 % slower than the best.
 
-        Of the search of `autotune`, or of a simpler one.
+        For the search of `autotune`, or for a simpler one.
         """
         regrets = self.regrets if baseline is None else self.baseline_regrets[baseline]
         return sum(each <= GOOD_REGRET for each in regrets) / max(1, len(regrets))
@@ -104,32 +104,33 @@ def replay(
     spread: float | None = None,
     baselines: Sequence[str] = (),
 ) -> list[Replay]:
-    """Search a recorded grid again and again, and compare what is chosen with the best.
+    """Search a recorded grid many times, and compare the choices with the best.
 
-    It is the search that runs on a disk, with the rule by which it chooses: what is played is
-    how far off each look is. What mixes too little is known before, and never measured.
+    This is the search that runs on a disk, with the rule by which it chooses; only the errors of
+    measurements are simulated. Configurations that mix too little are known beforehand, and never
+    measured.
 
     Parameters
     ----------
     grid
-        What was recorded.
+        The recording.
     floors
         Least entropies, as shares of true random sampling's.
     looks
-        How many looks a search has: the first search the first number, the next one the next, and
-        so on again from the first.
+        How many measurements a search has: the first number for the first search, the next for
+        the second, and so on, cyclically.
     n_seeds
         How many searches to run at each floor.
     spread
-        Relative spread of looks; if None, that of the grid's runs, and 5 % where there is
-        one run only.
+        Relative spread of measurements; if None, that of the grid's runs, or 5 % if there is
+        only one run.
     baselines
-        Simpler searches to hold it against, with as many looks, by their names in `BASELINES`.
+        Simpler searches to compare with, with as many measurements, by their names in `BASELINES`.
 
     Raises
     ------
     ParameterError
-        A floor is not within 0 and 1, there are no seeds, or no looks.
+        A floor is not within 0 and 1, there are no seeds, or no measurements.
     """
     for floor in floors:
         if not 0 <= floor <= 1:
@@ -146,13 +147,13 @@ def replay(
 
 
 class Remembered(CostModel):
-    """Draws the worlds of a grid once, since they are the same in each search of it."""
+    """Draws the worlds of a grid once, since every search on it has the same."""
 
     @staticmethod
     def worlds(
         configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> NDArray[np.float64]:
-        """Return what was drawn before, or draw it."""
+        """Return the worlds drawn before, or draw them."""
         return _worlds(tuple(configurations), batch_size, geometry)
 
 
@@ -165,7 +166,7 @@ def _worlds(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What came of one search."""
+    """The outcome of one search."""
 
     chosen: Configuration | None
     undecided_between: tuple[Configuration, ...]
@@ -186,7 +187,7 @@ def _replay_at(
     seeds = range(n_seeds if feasible else 0)
 
     def measured(seed: int) -> Measurements:
-        # Apart from the planner's chance, so that the two have nothing to do with each other.
+        # Seeded apart from the planner's generator, so that the two are independent.
         rng = np.random.default_rng((seed, 1))
         process = RecordedProcess(grid=grid, spread=spread, rng=rng)
         return _measurements(process, looks[seed % len(looks)], seed)

@@ -1,4 +1,4 @@
-"""Playing the search on recorded grids from the command line."""
+"""Replay the search on recorded grids from the command line."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,18 +21,18 @@ __all__ = ["replay_command"]
 
 _LEAST_WIDTH = 160
 _EXPLAINED = """
-floor: least entropy, as a share of random sampling's; feasible: what has it; best: the fastest of
-these, block size x fetch factor, workers; noise: relative spread of looks, as played; autotune: how
-many of its searches chose something within 5 % of the best; undecided: how many said so, and named
-what is; the rest: the same search without the terms of its cost model, or with Optuna's TPE sampler
-proposing; the six configurations with the largest fetches and blocks, without workers, in turns;
-the largest of them, unmeasured; Optuna's TPE sampler; successive halving; drawing at random; and
-one who knows the six fastest and their throughputs, but not which is which; all with as many
-looks"""
+floor: least entropy, as a share of random sampling's; feasible: configurations that reach it; best:
+the fastest of these, block size x fetch factor, workers; noise: relative spread of measurements in
+the replay; autotune: share of its searches that chose a configuration within 5 % of the best;
+undecided: searches that reported being undecided with such a configuration; then other searches
+with as many measurements: the same search without the terms of its cost model, or with Optuna's TPE
+sampler proposing; the six configurations with the largest fetches and blocks, without workers, in
+turns; the largest of them, unmeasured; Optuna's TPE sampler; successive halving; random draws; and
+a search that knows the six fastest and their throughputs, but not which is which"""
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
-    """Numbers that are not negative, separated by commas."""
+    """Non-negative numbers, separated by commas."""
 
     name = "X,X,..."
 
@@ -60,20 +60,20 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
               show_default="0.9,0.95,0.99",
               help="Least entropies, as shares of true random sampling's.")  # fmt: skip
 @click.option("--looks", type=click.IntRange(min=1),
-              show_default=f"{DEFAULT_LOOKS[0]} to {DEFAULT_LOOKS[-1]}, one after the other",
-              help="How many looks each search takes.")  # fmt: skip
+              show_default=f"{DEFAULT_LOOKS[0]} to {DEFAULT_LOOKS[-1]}, cyclically",
+              help="How many measurements each search takes.")  # fmt: skip
 @click.option("--seeds", default=100, show_default=True, type=click.IntRange(min=1),
               help="How many searches to run at each floor.")  # fmt: skip
 @click.option("--spread", type=click.FloatRange(min=0),
-              help="Relative spread of looks; if not given, that of the recorded runs, and "
-              "0.05 where there is one run only.")  # fmt: skip
+              help="Relative spread of measurements; default: that of the recorded runs, or "
+              "0.05 if there is only one run.")  # fmt: skip
 @click.option("--plates", type=click.IntRange(min=2),
-              help="Number of labels, all as frequent.")  # fmt: skip
+              help="Number of labels, all equally frequent.")  # fmt: skip
 @click.option("--distribution", type=_Numbers(float("inf")),
               help="Frequencies or counts of the labels.")  # fmt: skip
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the table as Markdown.")
 def replay_command(
     *,
@@ -88,15 +88,15 @@ def replay_command(
     as_json: bool,
     as_markdown: bool,
 ) -> None:
-    """Play the search on recorded grids, and compare what it chooses with the best.
+    """Replay the search on recorded grids, and compare its choices with the best.
 
     GRID.csv is what `record` wrote, or has the columns block_size, fetch_factor,
-    num_workers (0 if absent) and cells_per_second, and entropy_bits where that is known. Without
-    entropies, the exact expectation for --plates or --distribution is used, and each block is
-    taken to hold one label.
+    num_workers (0 if absent), cells_per_second and, if known, entropy_bits. Without
+    entropies, the exact expectation for --plates or --distribution is used, which
+    assumes that each block holds one label.
     """
     if plates is not None and distribution is not None:
-        msg = "--plates and --distribution say the same; give one of them"
+        msg = "--plates and --distribution exclude each other; give one of them"
         raise ParameterError(msg)
     labels = distribution if plates is None else (1.0,) * plates
     recorded = [read_grid(path, distribution=labels, batch_size=batch_size) for path in grids]

@@ -24,7 +24,7 @@ _NONE = "-"
 
 
 def replay_rows(replays: Mapping[str, Sequence[Replay]]) -> list[list[str]]:
-    """Return a row for each grid and floor, in the order of the headings, and for all together.
+    """Return a row for each grid and floor, in the order of the headings, and the overall rows.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def replay_rows(replays: Mapping[str, Sequence[Replay]]) -> list[list[str]]:
 
 
 def markdown_table(rows: Iterable[Sequence[str]]) -> str:
-    """Return rows as a table in Markdown."""
+    """Return rows as a Markdown table."""
     aligned = ["---" if each in _LEFT_ALIGNED else "---:" for each in HEADINGS]
     return "\n".join("| " + " | ".join(row) + " |" for row in (HEADINGS, aligned, *rows))
 

@@ -1,4 +1,4 @@
-"""The search on all recorded grids, as a table of docs/benchmarks/autotune.md."""
+"""The search on all recorded grids, as a table in docs/benchmarks/autotune.md."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from bench.backtest.replay_table import markdown_table, replay_rows
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "notebooks" / "figures" / "data"
-# How much looks differ, relative to their mean: on a quiet machine, and on a busy one.
+# Spread of measurements, relative to their mean: on a quiet machine, and on a busy one.
 NOISES = (0.05, 0.15)
 FLOORS, N_SEEDS = (0.95, 0.99), 70
 
@@ -19,7 +19,7 @@ FLOORS, N_SEEDS = (0.95, 0.99), 70
 @click.command("table")
 @click.option("--seeds", default=N_SEEDS, show_default=True, type=click.IntRange(min=1))
 def table_command(*, seeds: int) -> None:
-    """Play the search on all recorded grids, and put the table into the documentation."""
+    """Replay the search on all recorded grids, and put the table into the documentation."""
     paths = [
         *sorted((ROOT / "bench" / "grids").glob("*.csv")),
         *sorted(PUBLISHED.glob("published_tahoe_*.csv")),
@@ -28,7 +28,7 @@ def table_command(*, seeds: int) -> None:
     for path in paths:
         click.echo(f"{path.stem} ...")
         grid = read_grid(path)
-        # A floor at which as much is feasible as at the one before is the same search.
+        # A floor with as many feasible configurations as the one before is the same search.
         floors = {len(grid.feasible(floor)): floor for floor in reversed(FLOORS)}
         found[path.stem] = [
             each

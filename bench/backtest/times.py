@@ -1,4 +1,4 @@
-"""How long a default `autotune` takes, beside the whole grid.
+"""How long a default `autotune` takes, compared with measuring the whole grid.
 
 Both run as commands, on the collection of `make demo` and on 200,000 cells. The table goes into
 docs/benchmarks/autotune.md.
@@ -56,7 +56,7 @@ def _row(name: str, n_cells: int, folder: Path) -> dict[str, str]:
 
 
 def _best(grid: Path, floor: float) -> str:
-    """Return what was fastest in the recording among what mixes well enough."""
+    """Return the fastest recorded configuration among those that mix well enough."""
     random = json.loads(grid.with_suffix(".json").read_text())["random_entropy_bits"]
     measured = pd.read_csv(grid)
     mixed = measured[measured["entropy_bits"] >= least_share(floor) * random]
@@ -72,7 +72,7 @@ def _settings(row: dict[str, int] | pd.Series) -> str:
 
 
 def _run(*command: object) -> float:
-    """Run a command, and return how long it took, in seconds."""
+    """Run a command, and return the seconds it took."""
     start = time.perf_counter()
     subprocess.run([*map(str, command)], check=True, cwd=ROOT)
     return time.perf_counter() - start

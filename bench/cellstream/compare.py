@@ -1,10 +1,10 @@
-"""cellfeed beside cellstream's own `gather_rows` on one archive: cells/s, in turns.
+"""Compare cellfeed with cellstream's own `gather_rows` on one archive: cells/s, in turns.
 
-Run with an archive, or a folder of .h5ad, which is converted first and timed. Each turn reads for
-a second with one or two threads: random cells, 64 or 1,024 at a time, as they were drawn or
-sorted, by `gather_rows`; minibatches of as many cells by `CellDataset`, from blocks of 1 and 16.
-All is warm, unless ``--cold``, which drops the archive's pages before each turn. Ratios count,
-not figures.
+Takes an archive, or a folder of .h5ad files, which it converts first and times. Each turn reads
+for a second with one or two threads: random cells, 64 or 1,024 at a time, as drawn or sorted, with
+`gather_rows`; and minibatches of as many cells with `CellDataset`, from blocks of 1 and 16.
+The page cache is warm; with ``--cold``, the archive's pages are dropped before each turn. Compare
+ratios, not absolute figures.
 """
 
 import argparse
@@ -49,9 +49,9 @@ def minibatches(path, size, threads, *, block_size, fetch, seed):
 
 
 def rates_of(turn, seconds, *, first, least):
-    """Return cells/s, and cells per second of a processor, of at least so many after the first."""
+    """Return cells/s, and cells per second of processor time, over at least this many cells."""
     n = 0
-    while n < first:  # all is open then, and memory is used again
+    while n < first:  # everything is open then, and memory is reused
         n += next(turn)
     start, used, n = time.perf_counter(), time.process_time(), 0
     while n < least or time.perf_counter() - start < seconds:
@@ -77,7 +77,7 @@ def drop(path):
 
 
 def converted(folder):
-    """Write an archive of all files of a folder beside it, and say what that took."""
+    """Write an archive of all files of a folder beside it, and print how long that took."""
     out = folder.with_suffix(".csad")
     files, parts, start = sorted(folder.glob("*.h5ad")), [], time.perf_counter()
     for file in files:
@@ -109,7 +109,7 @@ def main():
         rates = {}
         for seed in range(options.rounds):
             for name, turn in contenders(path, size, threads, options.fetch, seed).items():
-                # Cold, only what is new may be read.
+                # Cold, only cells that were not read before count.
                 first = 0 if options.cold else 4 * options.fetch
                 if options.cold:
                     drop(path)
@@ -120,7 +120,7 @@ def main():
 
 
 def report(what, rates):
-    """Print medians, and ratios to whichever way to gather was faster in the same round."""
+    """Print medians, and ratios to the faster way to gather in the same round."""
     gathers = list(rates.values())[:2]
     best = [[max(pair) for pair in zip(*both, strict=True)] for both in zip(*gathers, strict=True)]
     for name, each in rates.items():
@@ -132,7 +132,7 @@ def report(what, rates):
         wall, processor = (statistics.median(ratio) for ratio in zip(*ratios, strict=True))
         sys.stdout.write(
             f"{what}, {name}: {own[0]:,.0f}/s, {wall:.2f}; "
-            f"{own[1]:,.0f} for a second of a processor, {processor:.2f}\n"
+            f"{own[1]:,.0f} per second of processor time, {processor:.2f}\n"
         )
         sys.stdout.flush()
 

@@ -1,12 +1,12 @@
-"""Codecs for column indices and counts: bytes and nanoseconds a non-zero, in turns.
+"""Compare codecs for column indices and counts: bytes and nanoseconds per non-zero, in turns.
 
-Run with .h5ad files. Their cells are taken in a random order, as a shuffled store has them, each
-with ascending columns; log-normalized values become the counts that they were made of. Indices
-and counts are encoded by what numcodecs has, chunk by chunk, and decoded by C libraries and
-compiled code to int32 and float32, in memory that stays in the cache. In each round each
-candidate has a turn with one thread and one with two. Beside them are cellstream's frames of the
-same cells: their bytes, and the time that `gather_rows` takes for all of them in the order of the
-archive. A nanosecond is one of a processor, unless it says wall; ratios count.
+Takes .h5ad files. Their cells are taken in random order, as in a shuffled store, each with
+ascending columns; log-normalized values are converted back to counts. Indices and counts are
+encoded chunk by chunk with the codecs of numcodecs, and decoded by C libraries and compiled code
+to int32 and float32, in memory that stays in the cache. In each round each candidate has a turn
+with one thread and one with two. They are compared with cellstream's frames of the same cells:
+their bytes, and the time of `gather_rows` for all of them in archive order. Nanoseconds are
+processor time unless marked wall; compare ratios.
 """
 
 import argparse
@@ -46,7 +46,7 @@ LEAST = 4_000_000  # non-zeros decoded in a turn
 
 @numba.njit(nogil=True, cache=True)
 def to_columns(decoded, n, out, is_joined, is_sum):
-    """Unsigned integers of 16 bits, or their two planes of bytes, become int32 columns."""
+    """Convert unsigned 16-bit integers, or their two planes of bytes, to int32 columns."""
     narrow = carray(native.pointer(decoded.ctypes.data), (n,), np.uint16)
     total = np.uint16(0)
     if is_joined and is_sum:
@@ -67,7 +67,7 @@ def to_columns(decoded, n, out, is_joined, is_sum):
 
 @numba.njit(nogil=True, cache=True)
 def to_counts(decoded, n, out, is_joined, offset):
-    """Unsigned integers of 16 bits, or their two planes of bytes, become float32 counts."""
+    """Convert unsigned 16-bit integers, or their two planes of bytes, to float32 counts."""
     narrow = carray(native.pointer(decoded.ctypes.data), (n,), np.uint16)
     if is_joined:
         for i in range(n):
@@ -79,7 +79,7 @@ def to_counts(decoded, n, out, is_joined, offset):
 
 @numba.njit(nogil=True, cache=True)
 def finish(how, decoded, n, out, out_float):
-    """Decoded bytes become int32 columns, or float32 counts."""
+    """Convert decoded bytes to int32 columns, or float32 counts."""
     if how == COPY:
         native.copy_bytes(out.ctypes.data, decoded.ctypes.data, n * 4)
     elif how < COPY:
@@ -113,7 +113,7 @@ def decode(
 
 
 class Candidate:
-    """Chunks of one array, encoded, and how they are decoded."""
+    """The encoded chunks of one array, and how to decode them."""
 
     def __init__(self, codecs, kind, how, values, n):
         self.kind, self.how, self.n, self.itemsize = kind, how, n, values.itemsize
@@ -127,7 +127,7 @@ class Candidate:
             stored.append(np.frombuffer(bytes(memoryview(encoded).cast("B")), np.uint8))
         self.starts = np.cumsum([0, *map(len, stored)])
         self.payload = np.concatenate(stored)
-        # A shard's index has 16 bytes for a chunk.
+        # A shard's index has 16 bytes per chunk.
         self.bytes = (len(self.payload) + 16 * n_chunks) / (n_chunks * n)
         self.buffers = [self._buffers() for _ in range(2)]
 
@@ -146,11 +146,11 @@ class Candidate:
         found = self.buffers[0][2 if self.how >= TO_FLOAT else 1]
         found = found.view(np.float32) if self.how == COPY else found
         if not np.array_equal(found, self.expected):
-            sys.exit("a chunk does not come back")
+            sys.exit("a decoded chunk differs")
 
 
 class Pcodec(Candidate):
-    """What pcodec makes of an array, by its Python functions."""
+    """An array encoded by pcodec, through its Python functions."""
 
     def __init__(self, values, n):
         n_chunks = len(values) // n
@@ -170,7 +170,7 @@ class Pcodec(Candidate):
 
 
 def candidates(indices, counts, n):
-    """Yield name and candidate, in chunks of n; of indices first."""
+    """Yield names and candidates, in chunks of n; indices first."""
     delta, planes = Delta(np.uint16), Shuffle(2)
     bits, blosc = Blosc.BITSHUFFLE, functools.partial(Blosc, shuffle=Blosc.SHUFFLE)
     less_one = FixedScaleOffset(1, 1, "<f4", "<u2")
@@ -204,7 +204,7 @@ def candidates(indices, counts, n):
 
 
 def cells_of(paths):
-    """Return the cells as CSR of counts, in a random order, with sorted columns."""
+    """Return the cells as CSR of counts, in random order, with sorted columns."""
     parts = []
     for path in paths:
         X = sp.csr_matrix(ad.read_h5ad(path).X)
@@ -213,7 +213,7 @@ def cells_of(paths):
             least = np.minimum.reduceat(np.expm1(X.data), X.indptr[:-1])
             X.data = np.expm1(X.data) / np.repeat(least, np.diff(X.indptr))
             if np.abs(X.data - np.round(X.data)).max() > 0.05:
-                sys.exit(f"{path}: values are no log-normalized counts")
+                sys.exit(f"{path}: values are not log-normalized counts")
             X.data = np.round(X.data).astype(np.float32)
         parts.append(X)
     X = sp.vstack(parts, "csr")
@@ -232,7 +232,7 @@ class Archive:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             write_cell_archive(ad.AnnData(X[:1]), path.with_name("cell.csad"))
-        # What does not grow with the cells, such as names of genes, does not count.
+        # Exclude what does not grow with the cells, such as gene names.
         fixed = path.with_name("cell.csad").stat().st_size
         self.nnz, self.bytes = X.nnz, (path.stat().st_size - fixed) / X.nnz
 
@@ -244,7 +244,7 @@ class Archive:
 
 
 def turn(candidate, threads, pool):
-    """Return ns a non-zero: of a processor, and on the wall."""
+    """Return ns per non-zero: processor time, and wall time."""
     start, used, n = time.perf_counter(), time.process_time(), 0
     if isinstance(candidate, Archive):
         while n < LEAST:
@@ -272,7 +272,7 @@ def main():
     parser.add_argument("--grep", default="", help="only candidates with this in their names")
     options = parser.parse_args()
     X = cells_of(options.paths)
-    sys.stdout.write(f"{X.shape[0]:,} cells, {X.nnz / X.shape[0]:,.0f} non-zeros a cell\n")
+    sys.stdout.write(f"{X.shape[0]:,} cells, {X.nnz / X.shape[0]:,.0f} non-zeros per cell\n")
     indices, counts = X.indices.astype(np.uint16), X.data.astype(np.float32)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         tried = {}

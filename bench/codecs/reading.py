@@ -1,9 +1,9 @@
-"""Shuffled stores beside a cellstream archive of the same cells: cells/s, in turns.
+"""Compare shuffled stores with a cellstream archive of the same cells: cells/s, in turns.
 
 Run from the root of the repository, as ``python -m bench.codecs.reading ARCHIVE STORE ...``.
-Each turn reads for a second with two threads, pages in memory: minibatches by `CellDataset`, from
-blocks and from single cells, and as many random cells by cellstream's `gather_rows`, sorted, which
-is its fastest. Ratios to `gather_rows` of the same round count.
+Each turn reads for a second with two threads, from a warm page cache: minibatches with
+`CellDataset`, from blocks and from single cells, and as many random cells with cellstream's
+`gather_rows`, sorted, which is its fastest. Compare ratios to `gather_rows` of the same round.
 """
 
 import argparse
@@ -49,13 +49,13 @@ def main():
 
 
 def report(rates):
-    """Print medians, and of the ratios to `gather_rows` in the same round smallest and largest."""
+    """Print medians, and smallest and largest ratios to `gather_rows` in the same round."""
     wall, used = (
         {name: [rate[k] for rate in each] for name, each in rates.items()} for k in (0, 1)
     )
     for name in rates:
         parts = [name]
-        for unit, figures in (("cells/s", wall), ("cells per second of a processor", used)):
+        for unit, figures in (("cells/s", wall), ("cells per second of processor time", used)):
             first = figures["gather_rows"]
             ratios = [mine / other for mine, other in zip(figures[name], first, strict=True)]
             parts.append(

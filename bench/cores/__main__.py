@@ -1,11 +1,11 @@
-"""What of a fetch one thread does, and on how many cores that would be all that counts.
+"""What part of a fetch runs in one thread, and how many cores that part would keep busy.
 
 Run from the root of the repository, as ``python -m bench.cores PLATE ...`` on Linux. Epochs with
-different numbers of threads take turns, files in the page cache; the system says how long each
-thread ran. Planning, setting the decoders to work, and making minibatches are done by one thread
-each, which share Python's lock: what these three take together is the serial part. The model lets
-all else be divided evenly among the cores, and no core is ever idle for another reason. It has
-been measured on no machine with as many cores.
+different numbers of threads take turns, from a warm page cache; the system reports how long each
+thread ran. Planning, dispatching to the decoders, and making minibatches run in one thread each
+and share the GIL: their total is the serial part. The model divides everything else evenly among
+the cores and assumes that no core idles for another reason. It has not been verified on a machine
+with many cores.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import torch
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 
-STAGES = ("planning", "setting to work", "minibatches", "decoding")
+STAGES = ("planning", "dispatching", "minibatches", "decoding")
 SERIAL = STAGES[:3]
 
 
@@ -47,13 +47,13 @@ def main():
         )
         for n in options.threads
     }
-    for dataset in datasets.values():  # every chunk is checked once, and memory is taken
+    for dataset in datasets.values():  # every chunk is verified once, and memory is allocated
         microseconds(dataset)
     rounds = {n: [] for n in datasets}
     for _ in range(options.rounds):
         for n, dataset in datasets.items():
             rounds[n].append(microseconds(dataset))
-    say(f"{len(collection):,} cells; processor time of a cell in us, median [range] of rounds")
+    say(f"{len(collection):,} cells; processor time per cell in us, median [range] of rounds")
     say(f"{'threads':>8}" + "".join(f"{stage:>24}" for stage in (*STAGES, "serial share")))
     for n, measured in rounds.items():
         figures = [figure([each[stage] for each in measured]) for stage in STAGES]
@@ -63,7 +63,7 @@ def main():
 
 
 def microseconds(dataset):
-    """Return what a cell takes in each stage, in an epoch."""
+    """Return the processor time per cell of each stage in an epoch, in us."""
     planning = dataset.statistics().planning
     minibatches, n_cells = iter(dataset), 0
     before = ran()
@@ -97,7 +97,7 @@ def serial(stages):
 
 
 def model(measured, cores):
-    """Print what more cores would give, if nothing but the serial part stood in the way."""
+    """Print what more cores would give if only the serial part limited them."""
     one = statistics.median(serial(each) for each in measured)
     whole = statistics.median(sum(each.values()) for each in measured)
     say(f"\nmodel: {1e6 / one:,.0f} cells/s at most, from {whole / one:.0f} cores on")

@@ -1,8 +1,8 @@
-"""Buffered and direct reads of the same files in turns, each epoch from cold.
+"""Compare buffered and direct reads of the same files in turns, each epoch from cold.
 
     python -m bench.direct_io FOLDER [--blocks 16,64,512] [--rounds 5] [--batches 1000]
 
-Says cells/s, processor time a cell, and what share of the files the page cache holds afterwards.
+Prints cells/s, processor time per cell, and the share of the files in the page cache afterwards.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def say(text):
 
 
 def epoch(dataset, files, n_batches):
-    """Return seconds, seconds of processors, cells, and the share of the files that is cached."""
+    """Return seconds, processor seconds, cells, and the cached share of the files."""
     drop_pages(files)
     n_cells, cpu, start = 0, time.process_time(), time.perf_counter()
     iterator = iter(dataset)
@@ -61,7 +61,7 @@ def main():
             order = random.sample(list(datasets), 2)
             for direct in order:
                 one = epoch(datasets[direct], files, given.batches)
-                if number:  # the first reads tables
+                if number:  # the first reads the tables
                     found[direct].append(one)
         ratios = [
             (a[0] / a[2]) / (b[0] / b[2]) for a, b in zip(found[False], found[True], strict=True)
@@ -72,8 +72,8 @@ def main():
             left = max(share for *_, share in rounds)
             say(
                 f"block {block_size:4} {NAMES[direct]:8} {median(rates):8,.0f} "
-                f"[{min(rates):,.0f}, {max(rates):,.0f}] cells/s, {cpu:.1f} us of processors a "
-                f"cell, {left:.1%} of the files in the page cache"
+                f"[{min(rates):,.0f}, {max(rates):,.0f}] cells/s, {cpu:.1f} us of processor time "
+                f"per cell, {left:.1%} of the files in the page cache"
             )
         say(
             f"block {block_size:4} direct / buffered: {median(ratios):.2f} "

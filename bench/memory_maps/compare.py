@@ -1,10 +1,9 @@
-"""cellfeed beside HuggingFace's and BioNeMo's own loading of uncompressed cells, in turns.
+"""Compare cellfeed with HuggingFace's and BioNeMo's own loading of uncompressed cells, in turns.
 
-Run with the folder of some .h5ad plates, of which the same cells are written once as a HuggingFace
-data set and as a folder of BioNeMo SCDL. Each loader delivers minibatches of 64 cells for one
-epoch, or some seconds of it, in a process of its own, one after the other and round after round:
-cold, with the files dropped from the page cache before, or warm, read once before. Ratios count,
-not figures.
+Takes a folder of .h5ad plates, and writes their cells once as a HuggingFace dataset and once as a
+folder of BioNeMo SCDL. Each loader delivers minibatches of 64 cells for one epoch, or some seconds
+of it, in its own process, one after the other and round after round: cold, with the files dropped
+from the page cache before, or warm, read once before. Compare ratios, not absolute figures.
 """
 
 import argparse
@@ -16,13 +15,13 @@ from pathlib import Path
 
 BATCH = 64
 LOADERS = {
-    # Single cells at random, as users of a DataLoader have them.
+    # Random single cells, as with a plain DataLoader.
     "HuggingFace, DataLoader": """
         dataset = datasets.load_from_disk(arrow).with_format("numpy")
         sampler = Random(len(dataset), 64)
         loader = DataLoader(dataset, batch_size=None, sampler=sampler, collate_fn=csr)
     """,
-    # Blocks of 16 cells in fetches of 64 minibatches, as scDataset has them.
+    # Blocks of 16 cells in fetches of 64 minibatches, as with scDataset.
     "HuggingFace, fetches": """
         dataset = datasets.load_from_disk(arrow).with_format("numpy")
         loader = CellDataset(dataset, BlockShuffling(16), batch_size=64, fetch_factor=64,
@@ -105,7 +104,7 @@ def main():
 
 
 def written(plates, scratch):
-    """Return the folders of both copies, which are written if they are not there."""
+    """Return the folders of both copies, writing those that are missing."""
     import anndata as ad  # noqa: PLC0415 - nothing of this is needed twice
     import datasets  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415

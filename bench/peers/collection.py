@@ -1,4 +1,4 @@
-"""The cells that every loader has to deliver: where they are, and how to know them again."""
+"""The cells that every loader has to deliver: where they are, and how to recognise them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,11 +7,11 @@ import h5py
 import numpy as np
 
 CELLS_PER_READ = 5_000
-DECIMALS = 3  # sums in another order differ beyond
+DECIMALS = 3  # sums in another order differ beyond this
 
 
 class CollectionError(Exception):
-    """The folder cannot be compared on; the message says why."""
+    """The folder cannot be used for a comparison; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Collection:
     n_cells, n_genes, n_nonzero, n_bytes
         Size of all plates together.
     fingerprints
-        Number of non-zeros and total of each cell, shape (n_cells, 2).
+        Number of non-zeros and total count of each cell, shape (n_cells, 2).
     """
 
     folder: Path
@@ -41,11 +41,11 @@ class Collection:
 
     @property
     def identity(self) -> list:
-        """Name, size and time of every plate: a store made of others is made anew."""
+        """Name, size and time of every plate: a store made from others is rebuilt."""
         return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in self.plates]
 
     def describe(self) -> str:
-        """Say in a few words what it is."""
+        """Describe the collection in one line."""
         return (
             f"{self.n_cells:,} cells x {self.n_genes:,} genes in {len(self.plates)} plates, "
             f"{self.n_nonzero / self.n_cells:,.0f} non-zeros per cell, {self.n_bytes / 1e9:.2f} GB"
@@ -53,7 +53,7 @@ class Collection:
 
 
 def open_collection(folder: Path, label: str) -> Collection:
-    """Look at a folder of plates, and take the fingerprint of each cell."""
+    """Open a folder of plates, and compute the fingerprint of each cell."""
     plates = tuple(sorted(folder.resolve().glob("*.h5ad")))
     if not plates:
         raise CollectionError(f"a folder of .h5ad files is needed, but there is none in `{folder}`")
@@ -100,18 +100,18 @@ def _fingerprints(X: h5py.Group) -> np.ndarray:
 def what_is_wrong(
     collection: Collection, delivered: np.ndarray, seen: dict, *, batch_size: int, output: str
 ) -> str | None:
-    """Say what is wrong with the minibatches of a loader, None if nothing is.
+    """Return what is wrong with the minibatches of a loader, or None.
 
     Parameters
     ----------
     collection
         The cells.
     delivered
-        Number of non-zeros and total of each cell that came, shape (n, 2).
+        Number of non-zeros and total count of each delivered cell, shape (n, 2).
     seen
         Shapes and kinds of the minibatches.
     batch_size
-        Cells that a minibatch must have, but for one at the end of the epoch.
+        Cells that a minibatch must have, except one at the end of the epoch.
     output
         "CSR" or "dense".
     """

@@ -2,7 +2,7 @@
 
 ``python bench/peers/compare.py --collection FOLDER --output FOLDER`` makes an environment for
 each peer and the stores that some of them need, checks what each loader delivers, times all of
-them in turns, and writes tables and a picture.
+them in interleaved rounds, and writes tables and a picture.
 """
 
 import datetime as dt
@@ -31,14 +31,14 @@ CONVERSION_SECONDS = 7200
 
 
 class OneLineError(click.ClickException):
-    """A mistake of the user: one line, and exit code 2."""
+    """A user error: one line, and exit code 2."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for.
+    """The command-line options.
 
     Attributes
     ----------
@@ -71,23 +71,25 @@ class Plan:
     help="Folder for tables, picture, logs and stores.",
 )
 @click.option("--rounds", "n_rounds", default=5, show_default=True, help="Timed rounds.")
-@click.option("--seconds", default=10.0, show_default=True, help="How long an epoch is followed.")
+@click.option("--seconds", default=10.0, show_default=True, help="Seconds timed of each epoch.")
 @click.option("--peers", default=None, metavar="A,B", help="Only these peers; default: all.")
 @click.option(
-    "--label", default="plate", show_default=True, help="Column of obs that loaders deliver too."
+    "--label", default="plate", show_default=True, help="obs column that loaders deliver too."
 )
-@click.option(
-    "--only", default="", metavar="REGEX", help="Only rows whose names match this somewhere."
-)
+@click.option("--only", default="", metavar="REGEX", help="Only rows whose names contain a match.")
 @click.option(
     "--conversions",
     "n_conversions",
     default=1,
     show_default=True,
-    help="How often each conversion is measured; stores are kept and their times too.",
+    help="How often to measure each conversion; stores and their times are kept.",
 )
-@click.option("--timeout", default=300.0, show_default=True, help="Seconds until a job is ended.")
-@click.option("--seed", default=0, show_default=True, help="Order of entries, seeds of loaders.")
+@click.option(
+    "--timeout", default=300.0, show_default=True, help="Seconds after which a job is ended."
+)
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of the order of entries and of loaders."
+)
 @click.option(
     "--environments",
     default=DEFAULT_FOLDER,
@@ -98,7 +100,7 @@ class Plan:
     "--python312",
     default=None,
     type=click.Path(path_type=Path),
-    help="A Python 3.12, where neither PATH nor pyenv has one.",
+    help="A Python 3.12, if neither PATH nor pyenv has one.",
 )
 def main(
     *,
@@ -120,7 +122,7 @@ def main(
     for name, value in (("rounds", n_rounds), ("seconds", seconds), ("timeout", timeout)):
         if value <= 0:
             raise OneLineError(f"`--{name} > 0` must hold, but got {value}")
-    say("Looking at the collection ...")
+    say("Reading the collection ...")
     try:
         collection = open_collection(folder, label)
         output.mkdir(parents=True, exist_ok=True)
@@ -133,7 +135,7 @@ def main(
 
 
 def choose(peers: str | None, only: str) -> list[Entry]:
-    """Return the entries of some peers, separated by commas, whose names match a pattern."""
+    """Return the entries of the given peers, separated by commas, whose names match a pattern."""
     entries = all_entries()
     known = sorted({entry.peer for entry in entries})
     wanted = set(known if peers is None else peers.split(","))
@@ -145,14 +147,14 @@ def choose(peers: str | None, only: str) -> list[Entry]:
         raise OneLineError(f"`--only` must be a regular expression, but {error}") from error
     chosen = [entry for entry in entries if entry.peer in wanted and pattern.search(entry.name)]
     if not chosen:
-        raise OneLineError(f"`--only` must choose rows, but no name matches `{only}`")
+        raise OneLineError(f"`--only` must match rows, but no name matches `{only}`")
     return chosen
 
 
 def convert(
     plan: Plan, collection: Collection, entries: list[Entry], interpreters: Interpreters
 ) -> Stores:
-    """Make the stores that entries read, taking turns, until each was measured often enough."""
+    """Make the stores that entries read, in turns, until each was measured often enough."""
     needed = {entry.storage for entry in entries if not entry.is_limit}
     stores = Stores(
         plan.output / "stores", collection, [each for each in CONVERSIONS if each.storage in needed]
@@ -179,7 +181,7 @@ def compare(
     interpreters: Interpreters,
     stores: Stores,
 ) -> str:
-    """Check and time every entry, and return the tables; what is known is written each round."""
+    """Check and time every entry, and return the tables; results are written after each round."""
     readable = [entry for entry in entries if entry.storage in {*stores.all, "h5ad", None}]
     results = {entry.name: Result(entry) for entry in readable}
     runner = Runner(
@@ -202,7 +204,7 @@ def compare(
 
 
 def describe_run(plan: Plan, collection: Collection, runner: Runner, n_rounds: int) -> dict:
-    """Return what the tables say about how they came to be."""
+    """Return the circumstances that the tables state."""
     return {
         "collection": collection.describe(),
         "label": collection.label,
@@ -217,7 +219,7 @@ def describe_run(plan: Plan, collection: Collection, runner: Runner, n_rounds: i
 
 
 def describe_machine() -> str:
-    """Say what this process may use."""
+    """Describe the resources that this process may use."""
     return (
         f"{len(os.sched_getaffinity(0))} cores of {processor()}, "
         f"{psutil.virtual_memory().total / 1e9:.0f} GB of memory, "
@@ -235,7 +237,7 @@ def processor() -> str:
 
 
 def write(output: Path, run: dict, results: dict[str, Result], stores: Stores) -> str:
-    """Write tables and picture, and return the tables for people."""
+    """Write tables and picture, and return the tables as Markdown."""
     rows = table.rows_of(results, stores.all)
     held = verdicts(results, stores.all)
     text = table.markdown(run=run, rows=rows, stores=stores.all, verdicts=held)
@@ -257,14 +259,14 @@ def _draw(path: Path, rows: list[table.Row], run: dict) -> None:
     sys.path.append(str(ROOT))
     from notebooks.figures import loaders_figure  # noqa: PLC0415
 
-    # Rows of worker processes compare cellfeed with nobody.
+    # Rows of worker processes compare cellfeed with no other loader.
     shown = pd.DataFrame(row for row in rows if row["section"] != PROCESSES)
     if shown.loc[shown["peer"] != "machine", "cells_per_s"].notna().any():
         loaders_figure(shown, caption=table.caption(run)).savefig(path)
 
 
 def say(message: str) -> None:
-    """Say on stderr what goes on."""
+    """Print progress on stderr."""
     click.echo(message, err=True)
 
 

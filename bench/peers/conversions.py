@@ -1,4 +1,4 @@
-"""Make the stores that some loaders need, and measure what that costs."""
+"""Make the stores that some loaders need, and measure the cost."""
 
 import json
 import os
@@ -25,15 +25,15 @@ class Conversion:
     Attributes
     ----------
     storage
-        What entries read it as.
+        The storage that entries read.
     title
         Name in the table.
     environment
-        Whose interpreter makes it, None for the project's own.
+        Whose interpreter makes it; None is the project's own.
     suffix
-        Of the store's folder.
+        Suffix of the store's folder.
     codec
-        Of `cellfeed preshuffle`, which makes it; None where ``convert_<storage>.py`` does.
+        Codec of `cellfeed preshuffle`, which makes it; None if ``convert_<storage>.py`` does.
     """
 
     storage: str
@@ -43,7 +43,7 @@ class Conversion:
     codec: str | None = None
 
     def command(self, interpreter: Path, collection: Collection, target: Path) -> list:
-        """Return what makes the store."""
+        """Return the command that makes the store."""
         if self.codec is not None:
             cellfeed = Path(sys.executable).parent / "cellfeed"
             return [cellfeed, "preshuffle", f"--codec={self.codec}", collection.folder, target]
@@ -63,7 +63,7 @@ CONVERSIONS = (
 
 @dataclass
 class Store:
-    """A store and what it cost each time that it was made.
+    """A store, and what it cost each time it was made.
 
     Attributes
     ----------
@@ -72,9 +72,9 @@ class Store:
     path
         Its folder.
     runs
-        Seconds, peak of memory and bytes on disk of each run.
+        Seconds, peak memory and bytes on disk of each run.
     error
-        Why it cannot be made, None if it can.
+        Why it cannot be made; None if it can.
     """
 
     conversion: Conversion
@@ -96,9 +96,9 @@ class Stores:
     folder
         Where they are kept, each with a record beside it.
     collection
-        What they are made of.
+        The cells in them.
     conversions
-        Which of them are wanted.
+        Which ones to make.
     """
 
     def __init__(self, folder: Path, collection: Collection, conversions: list[Conversion]):
@@ -106,12 +106,12 @@ class Stores:
         self.all = {each.storage: self._open(each) for each in conversions}
 
     def path(self, storage: str | None) -> Path:
-        """Return where cells are read from in some form."""
+        """Return the folder of cells in some storage."""
         in_store = storage in self.all
         return self.all[storage].path if in_store else self._collection.folder
 
     def why_not(self, storage: str | None) -> str | None:
-        """Say why cells cannot be read in some form, None if they can."""
+        """Return why cells cannot be read from some storage, or None."""
         store = self.all.get(storage)
         if store is None or store.is_there:
             return None
@@ -143,7 +143,7 @@ class Stores:
             watch_memory=True,
         )
         flush_start = time.perf_counter()
-        os.sync()  # a store is made when it is on disk
+        os.sync()  # a store counts as made when it is on disk
         if outcome.error is not None:
             store.error = outcome.error
             shutil.rmtree(new, ignore_errors=True)

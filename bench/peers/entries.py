@@ -1,4 +1,4 @@
-"""What is compared: loaders with their settings, floors, and the limits of the machine."""
+"""The entries of the comparison: loaders with their settings, floors, and the machine's limits."""
 
 from dataclasses import dataclass, field, replace
 
@@ -45,9 +45,9 @@ class Entry:
     batch_size
         Cells of a minibatch.
     limits
-        Names of the entries that bound it from above.
+        Names of the entries that are its upper limits.
     versus
-        Name of the entry of cellfeed that does the same work.
+        Name of cellfeed's entry that does the same work.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Entry:
 
     @property
     def is_limit(self) -> bool:
-        """Whether this is what the machine can do rather than a loader."""
+        """Whether this is a limit of the machine rather than a loader."""
         return self.section == MACHINE
 
     @property
@@ -152,7 +152,7 @@ def _cellfeed(
 def _cellfeed_on_plates() -> list[Entry]:
     return [
         _cellfeed("h5ad", 16, 256),
-        # No fetch touches fewer chunks than whole ones.
+        # Whole chunks are the fewest that any fetch can touch.
         _cellfeed("h5ad", 16, 256, aligned=True, limits=(decompression("h5ad"), disk("h5ad"))),
         _cellfeed("h5ad", 256, 256),
         _cellfeed("h5ad", 1024, 64),
@@ -222,7 +222,7 @@ def _scdataset() -> list[Entry]:
 
 
 def _cellstream() -> list[Entry]:
-    """Return random cells by its own gather: of each minibatch, or of a fetch, which are sorted."""
+    """Return random cells by its own gather: for each minibatch, or for a fetch, sorted."""
     return [
         Entry(
             name=f"cellstream, {fetch_factor * BATCH_SIZE:,} random cells at a time, CSR",
@@ -254,8 +254,8 @@ def _annloader() -> list[Entry]:
 
 
 def _annbatch() -> list[Entry]:
-    # 512 and 32 are its defaults, and make a buffer of 256 minibatches of 64 cells. Of its other
-    # default, minibatches of one cell, its documentation makes no use either.
+    # 512 and 32 are its defaults, and make a buffer of 256 minibatches of 64 cells. Its other
+    # default, minibatches of one cell, is not used in its documentation either.
     settings = [
         (512, 32, BATCH_SIZE, "CSR", "defaults but for minibatches of 64"),
         (512, 32, 1, "CSR", "all defaults, minibatches of 1"),

@@ -1,5 +1,5 @@
-"""What ends a row of the comparison, and not the comparison."""
+"""A failure that ends a row of the comparison, but not the comparison."""
 
 
 class FailedError(Exception):
-    """A peer cannot be installed, started or believed; the message says why in one line."""
+    """A peer cannot be installed or started, or delivers wrong cells; the message is one line."""

@@ -1,6 +1,7 @@
-"""Which code measured: its fingerprint stays with the figures, and a test holds it against today's.
+"""A fingerprint of the measuring code, stored with the figures and compared by a test.
 
-It is of what times loaders and sums up rounds; entries that come and go change no other's figures.
+It covers the code that times loaders and summarises rounds; adding or removing an entry does not
+change the figures of others.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ MODULES = (
 
 
 def measuring_code() -> str:
-    """Return the fingerprint of the code that measures."""
+    """Return the fingerprint of the measuring code."""
     found = hashlib.blake2b(digest_size=8)
     for name in MODULES:
         found.update((HERE / name).read_bytes())

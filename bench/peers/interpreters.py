@@ -18,16 +18,16 @@ INSTALL_SECONDS = 3600
 
 
 class Interpreters:
-    """Finds, and where needed makes, the interpreter of each environment.
+    """Finds the interpreter of each environment, making the environment if needed.
 
     Parameters
     ----------
     folder
         Where the environments are.
     pythons
-        Where the Python of a version is, as ``{"3.12": path}``; others are looked for.
+        Where the Python of a version is, as ``{"3.12": path}``; others are searched for.
     say
-        Called with what takes a while.
+        Called before steps that take a while.
     """
 
     def __init__(self, folder: Path, pythons: dict[str, Path], say: Callable[[str], None]):
@@ -40,7 +40,7 @@ class Interpreters:
         Raises
         ------
         FailedError
-            It cannot be made. Asked again, it fails again without another attempt.
+            It cannot be made. Later calls fail again without another attempt.
         """
         if environment is None:
             return Path(sys.executable)
@@ -75,7 +75,7 @@ class Interpreters:
             return find_python(version)
         python = self._pythons[version]
         if version_of(python) != version:
-            raise FailedError(f"a Python {version} is needed, but `{python}` is none")
+            raise FailedError(f"a Python {version} is required, but `{python}` is none")
         return python
 
 
@@ -91,7 +91,7 @@ def find_python(version: str) -> Path:
 
 
 def version_of(python: Path) -> str | None:
-    """Return which Python this is, None if it does not run: pyenv puts stand-ins on PATH."""
+    """Return the version of a Python, or None if it does not run: pyenv puts shims on PATH."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
         answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Run a command in a process group of its own, watch its memory, and end all of it."""
+"""Run a command in its own process group, watch its memory, and end the whole group."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ import psutil
 
 POLL_SECONDS = 0.05
 SAMPLE_SECONDS = 0.2
-LEAST_AVAILABLE_BYTES = 1_500_000_000  # less, and the kernel might end somebody else's process
+LEAST_AVAILABLE_BYTES = 1_500_000_000  # with less, the kernel might kill another process
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Outcome:
     seconds
         From start to end of the process.
     peak_bytes
-        Most memory of the process and its descendants; None where it was not watched.
+        Peak memory of the process and its descendants; None if not watched.
     output
-        What it printed.
+        Its standard output.
     error
         Why it failed, in one line; None if it did not.
     """
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def run(command: list, *, timeout: float, log: Path, watch_memory: bool) -> Outcome:
-    """Run a command to its end, or to a reason to end it.
+    """Run a command until it ends or has to be ended.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def run(command: list, *, timeout: float, log: Path, watch_memory: bool) -> Outc
     log
         Where its standard error goes; its standard output goes beside it.
     watch_memory
-        Whether to look at its memory several times a second, which costs it a little time.
+        Whether to read its memory several times a second, which costs it a little time.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     output = log.with_suffix(".out")
@@ -79,7 +79,7 @@ def run(command: list, *, timeout: float, log: Path, watch_memory: bool) -> Outc
 def _attend(
     process: subprocess.Popen, deadline: float, *, watch_memory: bool
 ) -> tuple[str | None, int | None]:
-    """Wait for the end of a process; return why it has to be ended, and its peak of memory."""
+    """Wait for a process to end; return why it has to be ended, and its peak memory."""
     peak_bytes, next_sample = 0, 0.0
     while True:
         now = time.perf_counter()
@@ -98,7 +98,7 @@ def _attend(
 
 
 def _end_group(process: subprocess.Popen) -> None:
-    """End what is left of the group: a stuck peer, or workers that outlive it."""
+    """End the rest of the group: a stuck peer, or workers that outlive it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -107,8 +107,8 @@ def _end_group(process: subprocess.Popen) -> None:
 def tree_memory_bytes(pid: int) -> int:
     """Return the memory of a process and its descendants.
 
-    What several of them share counts once: the proportional share of each is summed. A process
-    alone has what is resident of it, which is had at less cost.
+    Shared memory counts once: each process contributes its proportional share. For a single
+    process, this is its resident memory, which is cheaper to read.
     """
     try:
         process = psutil.Process(pid)
@@ -125,6 +125,6 @@ def tree_memory_bytes(pid: int) -> int:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that says something."""
+    """Return the last line that is not empty."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line), "")

@@ -1,15 +1,15 @@
-"""The comparison as tables: markdown for people, CSV and JSON for programs."""
+"""The comparison as tables: Markdown for readers, CSV and JSON for programs."""
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import figures
 from conversions import Store
-from entries import MACHINE, SECTIONS, STORAGE_NAMES
+from entries import LIMITS, MACHINE, PROCESSES, SECTIONS, STORAGE_NAMES, all_entries
 from figures import Results
 from intervals import Estimate, interval_name, median_with_interval
 from rounds import Result
@@ -17,9 +17,11 @@ from targets import Verdict
 
 Row = dict[str, Any]
 
+_NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps an interval on one line of a narrow column
+
 
 def rows_of(results: Results, stores: dict[str, Store]) -> list[Row]:
-    """Return one row per entry, in the order of sections."""
+    """Return one row per entry, ordered by section."""
     order = sorted(results.values(), key=lambda result: SECTIONS.index(result.entry.section))
     return [_row(result, results, stores) for result in order]
 
@@ -72,7 +74,7 @@ def write_json(
     stores: dict[str, Store],
     verdicts: Sequence[Verdict],
 ) -> None:
-    """Write everything that was measured, round by round."""
+    """Write all measurements, round by round."""
     document = {
         "run": run,
         "rows": rows,
@@ -89,36 +91,70 @@ def write_json(
 def markdown(
     *, run: dict, rows: Sequence[Row], stores: dict[str, Store], verdicts: Sequence[Verdict]
 ) -> str:
-    """Return the tables as people read them."""
-    parts = ["# cellfeed and other loaders", *_introduction(run)]
+    """Return the page: the answer first, then how it was measured, then every row."""
+    limits = _by_speed(row for row in rows if row["section"] == MACHINE)
+    numbers = {row["name"]: f"L{number}" for number, row in enumerate(limits, start=1)}
+    parts = [
+        "# cellfeed and other loaders",
+        _PURPOSE,
+        f"{run['collection']}. {run['machine']}. {run['date']}. (`make peers`)",
+    ]
+    if summary := _summary_table(rows):
+        parts += ["## Summary", _SUMMARY, summary]
+    parts += ["## Targets", _TARGETS, _targets_table(verdicts), *_method(run)]
     for section in SECTIONS:
-        chosen = [row for row in rows if row["section"] == section]
-        if chosen:
-            chosen.sort(key=lambda row: -(row["cells_per_s"] or 0))
-            table = _limits_table(chosen) if section == MACHINE else _loaders_table(chosen)
-            parts += [f"## {section[0].upper()}{section[1:]}", table]
+        chosen = _by_speed(row for row in rows if row["section"] == section)
+        if chosen and section != MACHINE:
+            parts += [_heading(section), _loaders_table(chosen, numbers)]
+    if limits:
+        parts += [_heading(MACHINE), _limits_table(limits, numbers)]
     if stores:
         parts += ["## Conversions", _conversions_table(stores)]
-    return "\n\n".join([*parts, "## Targets", _targets_table(verdicts)]) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
-def _introduction(run: dict) -> list[str]:
-    how = (
-        f"Median of {count_rounds(run)}, in brackets the {interval_name(run['rounds'])}. In each "
-        "round every entry runs once, in random order, in a process of its own, on pages that the "
-        f"kernel was made to forget ({run['cache']}). The clock runs from asking for an epoch to "
-        f"its end, or to the end of the fetch in which {run['seconds']:g} s are over; importing "
-        "and opening are not timed. Memory is the most that processes and workers had together, "
-        "in a round of its own that is not timed, and in which every cell was held against the "
-        "plates. The limit is the lowest of what decompression, disk and memory allow for the "
-        f"same work. Ratios are of the same rounds. Every loader delivers `{run['label']}` of each "
-        "cell too, slices by hand do not."
-    )
-    return [f"{run['collection']}. {run['machine']}. {run['date']}.", how]
+_PURPOSE = (
+    "How fast cellfeed delivers minibatches, compared with other loaders that do the same work and "
+    "with the machine's limits."
+)
+_SUMMARY = (
+    "The fastest row of each loader for each kind of work, and cellfeed's row for the same files "
+    "or store, block size and output."
+)
+_TARGETS = (
+    'What we set out to reach, as a ratio of speeds. "Within the interval" means that the rounds '
+    "do not settle it."
+)
+
+
+def _heading(section: str) -> str:
+    return f"## {section[0].upper()}{section[1:]}"
+
+
+def _by_speed(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: -(row["cells_per_s"] or 0))
+
+
+def _method(run: dict) -> list[str]:
+    points = {
+        "Rounds": f"Figures are medians of {count_rounds(run)}, with the "
+        f"{interval_name(run['rounds'])} in brackets. In each round every entry runs once, in "
+        "random order, in its own process. Ratios are taken within rounds.",
+        "Page cache": f"Cold: {run['cache']}.",
+        "Time": "The clock runs from the request for an epoch to its end, or to the end of the "
+        f"fetch in which {run['seconds']:g} s have passed. Importing and opening are not timed.",
+        "Memory": "The peak of the process and its workers together, in an untimed round that also "
+        "compares every delivered cell with the plates.",
+        "Limits": "The share is of the lowest of what decompression, disk and memory allow for the "
+        "same work. [The machine's limits](#the-machines-limits) lists them as L1, L2 and so on.",
+        "Work": f"Every loader also delivers `{run['label']}` of each cell; plain slices do not.",
+    }
+    listed = "\n".join(f"- **{point}.** {text}" for point, text in points.items())
+    return ["## How it was measured", listed]
 
 
 def caption(run: dict) -> str:
-    """Return what a picture of the loaders has below it."""
+    """Return the caption of the figure of all loaders."""
     return (
         f"{run['collection']}. {run['machine']}. {run['date']}. Minibatches of 64 cells; median of "
         f"{count_rounds(run)} with the {interval_name(run['rounds'])}; page cache {run['cache']}."
@@ -126,47 +162,70 @@ def caption(run: dict) -> str:
 
 
 def count_rounds(run: dict) -> str:
-    """Say how many rounds there were."""
+    """Return the number of rounds in words."""
     return "1 round" if run["rounds"] == 1 else f"{run['rounds']} rounds"
 
 
-def _loaders_table(rows: Sequence[Row]) -> str:
+def _summary_table(rows: Sequence[Row]) -> str:
+    """Return the fastest row of each other loader in each section beside cellfeed's, or ""."""
+    by_name = {row["name"]: row for row in rows}
+    versus = {entry.name: entry.versus for entry in all_entries()}
+    fastest: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        if row["peer"] in {"cellfeed", LIMITS} or row["section"] == PROCESSES:
+            continue
+        if row["cellfeed_is_times_as_fast"] is not None:
+            best = fastest.setdefault((row["section"], row["peer"]), row)
+            if row["cells_per_s"] > best["cells_per_s"]:
+                fastest[row["section"], row["peer"]] = row
+    lines = [
+        (
+            row["section"],
+            row["name"],
+            f"{row['cells_per_s']:,.0f}",
+            f"{by_name[versus[row['name']]]['cells_per_s']:,.0f}",
+            _interval(row, "cellfeed_is_times_as_fast", ".3g"),
+        )
+        for row in fastest.values()
+    ]
+    header = ("work", "loader", "its cells/s", "cellfeed's cells/s", "speedup")
+    return _table(header, lines, n_text=2) if lines else ""
+
+
+def _loaders_table(rows: Sequence[Row], numbers: Mapping[str, str]) -> str:
     lines = [
         (
             row["name"],
             _failed_or(row, _interval(row, "cells_per_s", ",.0f")),
-            _interval(row, "cellfeed_is_times_as_fast", ".3g", unit=" x"),
-            _share(row),
-            _interval(row, "first_minibatch_s", ".2f", unit=" s"),
+            _interval(row, "cellfeed_is_times_as_fast", ".3g"),
+            _share(row, numbers),
+            _interval(row, "first_minibatch_s", ".2f"),
             _gigabytes(row["peak_bytes"]),
-            "none" if row["conversion_s"] is None else f"{row['conversion_s']:.0f} s",
-            _gigabytes(row["store_bytes"]),
         )
         for row in rows
     ]
     header = (
         "loader",
         "cells/s",
-        "cellfeed is faster by",
+        "cellfeed's speedup",
         "of the limit",
-        "first minibatch",
+        "first minibatch, s",
         "memory",
-        "conversion",
-        "its size on disk",
     )
     return _table(header, lines)
 
 
-def _limits_table(rows: Sequence[Row]) -> str:
+def _limits_table(rows: Sequence[Row], numbers: Mapping[str, str]) -> str:
     lines = [
         (
+            numbers[row["name"]],
             row["name"],
             _failed_or(row, _interval(row, "cells_per_s", ",.0f")),
             _interval(row, "gb_per_s", ".2f"),
         )
         for row in rows
     ]
-    return _table(("limit", "cells/s", "GB/s moved"), lines)
+    return _table(("", "limit", "cells/s", "GB/s moved"), lines, n_text=2)
 
 
 def _conversions_table(stores: dict[str, Store]) -> str:
@@ -178,6 +237,7 @@ def _conversions_table(stores: dict[str, Store]) -> str:
         )
         lines.append(
             (
+                STORAGE_NAMES[store.conversion.storage],
                 store.conversion.title,
                 f"failed: {store.error}" if store.error else seconds or "",
                 str(len(store.runs)),
@@ -185,20 +245,21 @@ def _conversions_table(stores: dict[str, Store]) -> str:
                 _gigabytes(store.runs[-1]["disk_bytes"] if store.runs else None),
             )
         )
-    return _table(("conversion", "seconds", "runs", "most memory", "on disk"), lines)
+    header = ("store", "conversion", "seconds", "runs", "peak memory", "size on disk")
+    return _table(header, lines, n_text=2)
 
 
 def _targets_table(verdicts: Sequence[Verdict]) -> str:
     lines = [
         (
             verdict.text,
-            "" if verdict.ratio is None else _brackets(verdict.ratio),
-            verdict.against,
             verdict.verdict,
+            verdict.against,
+            "" if verdict.ratio is None else _brackets(verdict.ratio),
         )
         for verdict in verdicts
     ]
-    return _table(("target", "measured", "against", ""), lines)
+    return _table(("target", "result", "compared with", "measured"), lines, n_text=3)
 
 
 def _failed_or(row: Row, figure: str) -> str:
@@ -208,26 +269,31 @@ def _failed_or(row: Row, figure: str) -> str:
     return f"{figure}; then {reason}" if figure else reason
 
 
-def _interval(row: Row, name: str, form: str, *, unit: str = "") -> str:
+def _interval(row: Row, name: str, form: str) -> str:
     if row[name] is None:
         return ""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return f"{row[name]:{form}}{unit} [{low:{form}}, {high:{form}}]"
+    return f"{row[name]:{form}} [{low:{form}},{_NO_BREAK}{high:{form}}]"
 
 
 def _brackets(estimate: Estimate) -> str:
-    return f"{estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]"
+    return f"{estimate.value:.3g} [{estimate.low:.3g},{_NO_BREAK}{estimate.high:.3g}]"
 
 
-def _share(row: Row) -> str:
-    return "" if row["of_limit"] is None else f"{row['of_limit']:.0%} of `{row['limit']}`"
+def _share(row: Row, numbers: Mapping[str, str]) -> str:
+    return (
+        ""
+        if row["of_limit"] is None
+        else f"{row['of_limit']:.0%} of{_NO_BREAK}{numbers[row['limit']]}"
+    )
 
 
 def _gigabytes(n_bytes: int | None) -> str:
     return "" if n_bytes is None else f"{n_bytes / 1e9:.2f} GB"
 
 
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def _table(header: Sequence[str], lines: Sequence[Sequence[str]], *, n_text: int = 1) -> str:
+    """Return a Markdown table whose columns after the first ``n_text`` are aligned right."""
     shown = [[cell.replace("|", "/") for cell in line] for line in lines]
-    rules = ["---", *("---:" for _ in header[1:])]
+    rules = ["---" if number < n_text else "---:" for number in range(len(header))]
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, rules, *shown])

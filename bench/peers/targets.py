@@ -1,4 +1,4 @@
-"""What cellfeed sets out to reach, and whether it did."""
+"""cellfeed's targets, and whether they were reached."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from intervals import Estimate, median_with_interval
 
 @dataclass(frozen=True)
 class SpeedTarget:
-    """A ratio of speeds that is to be reached.
+    """A least ratio of speeds.
 
     Attributes
     ----------
     text
-        What is to be reached.
+        The target in words.
     ours
-        Name of the entry of cellfeed.
+        Name of cellfeed's entry.
     theirs
-        Chooses the entries whose fastest it is held against.
+        Selects the entries; the fastest of them is the other side of the ratio.
     least
         The ratio.
     """
@@ -33,12 +33,12 @@ class SpeedTarget:
 
 @dataclass(frozen=True)
 class ConversionTarget:
-    """A ratio of what conversions cost that is not to be exceeded.
+    """A largest ratio of conversion costs.
 
     Attributes
     ----------
     text
-        What is to be reached.
+        The target in words.
     figure
         "seconds" or "peak_bytes".
     most
@@ -57,11 +57,11 @@ class Verdict:
     Attributes
     ----------
     text
-        What was to be reached.
+        The target in words.
     against
-        What it was held against.
+        The other side of the ratio.
     ratio
-        What was measured; None if it was not.
+        The measured ratio; None if not measured.
     verdict
         In words.
     """
@@ -123,7 +123,7 @@ SPEED_TARGETS = (
         "on annbatch's store, with its defaults: at least 1.5 x annbatch",
         cellfeed_name("annbatch", 512, 256, "CSR"), _annbatch_defaults, 1.5,
     ),
-    # Each chunk once: what is decompressed besides what is delivered counts as lost.
+    # Each chunk once: bytes decompressed but not delivered count as a loss.
     SpeedTarget(
         "on plates, blocks of 256: at least 0.85 of decompressing each chunk once",
         cellfeed_name("h5ad", 256, 256, "CSR"), _named(decompression("h5ad")), 0.85,
@@ -152,7 +152,7 @@ CONVERSION_TARGETS = (
 
 
 def verdicts(results: Results, stores: dict[str, Store]) -> list[Verdict]:
-    """Hold every target against what was measured."""
+    """Compare every target with the measurements."""
     return [
         *(_of_speed(target, results) for target in SPEED_TARGETS),
         *(_of_conversion(target, stores) for target in CONVERSION_TARGETS),

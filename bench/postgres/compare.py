@@ -1,12 +1,12 @@
-"""cellfeed beside a data set that selects each minibatch: cells/s from PostgreSQL, in turns.
+"""Compare cellfeed with a dataset that selects each minibatch: cells/s from PostgreSQL, in turns.
 
-Run with .h5ad files. They are loaded into a server of the tests' wheel, which is read through a
-proxy that adds 0 and 150 ms to a round trip. cellfeed reads blocks of 16, with what it does by
-default at a distance. Beside it is what a user would write: a map-style data set whose
-``__getitems__`` asks ``SELECT ... WHERE id = ANY(%s)`` for the same blocks, 64 cells at a time,
-with torch's DataLoader and 0 or 4 workers, and which unpacks rows as fast as cellfeed. Everything
-is in the server's memory; each turn is a process of its own, and reads for some seconds after its
-first 1024 cells. Ratios count, not figures.
+Takes .h5ad files and loads them into the server that the tests use, behind a proxy that adds 0
+and 150 ms of round trip. cellfeed reads blocks of 16 with its defaults for remote storage. It is
+compared with what a user would write: a map-style dataset whose ``__getitems__`` runs ``SELECT
+... WHERE id = ANY(%s)`` for the same blocks, 64 cells at a time, with torch's DataLoader and 0 or
+4 workers, and which unpacks rows as fast as cellfeed. All data are in the server's memory; each
+turn is its own process, and reads for some seconds after its first 1024 cells. Compare ratios, not
+absolute figures.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Servers, the distance to them, and processes that read from them when it is their turn."""
+"""Servers, simulated distances to them, and processes that read from them in turns."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ class Target:
     bucket
         Of an object store; None for a web server.
     options
-        That obstore needs, credentials among them.
+        Options for obstore, including credentials.
     """
 
     url: str
@@ -41,7 +41,7 @@ class Target:
     options: dict = field(default_factory=dict, repr=False)
 
     def paths(self, url: str, names: list[str] | None = None) -> list[str]:
-        """Return the URLs of files, all of them if None, seen through a proxy with its own URL."""
+        """Return the URLs of files, all of them if None, through a proxy with its own URL."""
         base = url if self.bucket is None else f"s3://{self.bucket}"
         return [f"{base}/{name}" for name in (self.names if names is None else names)]
 
@@ -52,7 +52,7 @@ class Target:
 
 @contextmanager
 def served(kind: str, folder: Path, files: list[Path]) -> Iterator[Target]:
-    """Serve files of a folder by a process of its own: the tests' web server, or SeaweedFS."""
+    """Serve the files of a folder from another process: the tests' web server, or SeaweedFS."""
     names = [str(file.relative_to(folder)) for file in files]
     if kind == "web":
         with WebServer.in_process(folder) as url:
@@ -65,19 +65,19 @@ def served(kind: str, folder: Path, files: list[Path]) -> Iterator[Target]:
 
 
 def at_distance(target: Target, round_trip_ms: float) -> AbstractContextManager[DelayingProxy]:
-    """Put a distance before a server; at 0 ms, too, the way is through a proxy."""
+    """Add a round trip before a server; at 0 ms, too, requests pass a proxy."""
     return DelayingProxy(target.url, round_trip_ms / 1000)
 
 
 class Client:
-    """A process that reads epochs, one when it is asked to.
+    """A process that reads epochs, one at a time on request.
 
     Parameters
     ----------
     job
-        Script, with the interpreter before it if that is another one.
+        Script, preceded by the interpreter if that is another one.
     settings
-        What it is told first.
+        Its settings.
     """
 
     def __init__(self, job: list[str], settings: dict) -> None:
@@ -91,11 +91,11 @@ class Client:
         self._say(json.dumps(settings))
 
     def opened(self) -> float:
-        """Wait until it has opened the collection; return the seconds that it took."""
+        """Wait until it has opened the collection; return the seconds that took."""
         return float(self._answer()["seconds"])
 
     def epoch(self, number: int) -> dict:
-        """Return what it took to read an epoch; CPU of servers and proxies with it."""
+        """Return the cost of reading an epoch, including the CPU time of servers and proxies."""
         before = _cpu_of_others()
         self._say(str(number))
         answer = self._answer()
@@ -128,7 +128,7 @@ def client(opened: ExitStack, job: list[str], settings: dict) -> Client:
 
 
 def _cpu_of_others() -> dict[str, float]:
-    """Return the CPU seconds of servers and of proxies so far."""
+    """Return the CPU seconds of servers and proxies so far."""
     found = {"cpu_of_proxy": 0.0, "cpu_of_server": 0.0}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,8 +1,9 @@
-"""How fast is one collection read over distances? Interleaved rounds of epochs.
+"""How fast a collection is read over various distances, in interleaved rounds of epochs.
 
-``python -m bench.remote.distances FOLDER`` serves the .h5ad plates of a folder on loopback, puts
-0, 10, 50 and 150 ms of round trip before the server, and reads epochs in turns, in processes that
-stay: the first epoch of each, in which the number of requests under way grows, is kept apart.
+``python -m bench.remote.distances FOLDER`` serves the .h5ad plates of a folder on loopback, adds
+0, 10, 50 and 150 ms of round trip before the server, and reads epochs in turns, in persistent
+processes. The first epoch of each, in which the number of concurrent requests grows, is reported
+separately.
 """
 
 import json
@@ -18,8 +19,8 @@ from bench.remote.clients import JOBS, Client, at_distance, client, served
 from cellfeed.machine import usable_cpu_count
 
 CAPTION = (
-    "Medians of the epochs after the first, in brackets the smallest and largest; ratios are of "
-    "the same rounds."
+    "Medians of the epochs after the first, with the smallest and largest in brackets; ratios are "
+    "taken within rounds."
 )
 COLUMNS = (
     "server", "round trip", "block", "prefetch", "cells/s", "of 0 ms", "first epoch, cells/s",
@@ -49,11 +50,11 @@ def _numbers(_context: object, _parameter: object, value: str) -> list[int]:
     default="1,2,4,16",
     show_default=True,
     callback=_numbers,
-    help="Beside the default of 8, at the longest round trip, with the first block size.",
+    help="In addition to the default of 8, at the longest round trip, with the first block size.",
 )
-@click.option("--rounds", default=5, show_default=True, help="Timed epochs of each.")
+@click.option("--rounds", default=5, show_default=True, help="Timed epochs of each row.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path),
-              help="JSON of all that was measured.")  # fmt: skip
+              help="JSON file for all measurements.")  # fmt: skip
 def main(
     folder: Path,
     targets: str,
@@ -90,7 +91,7 @@ def _clients(
     blocks: list[int],
     prefetches: list[int],
 ) -> dict[Key, Client]:
-    """Return a process for each row of the table, on its way to open the collection."""
+    """Return a process for each row of the table, already opening the collection."""
     job = [str(JOBS / "read_cellfeed.py")]
     found = dict[Key, Client]()
     local = {"paths": [str(file) for file in files], "options": {}, "prefetch": None}
@@ -111,7 +112,7 @@ def _clients(
 
 
 def table(measured: dict[Key, list[dict]]) -> str:
-    """Return what was measured, as Markdown."""
+    """Return the measurements as Markdown."""
     lines = [
         f"{usable_cpu_count()} cores. {CAPTION}",
         "",

@@ -1,9 +1,10 @@
-"""Who else reads the same cells over a distance? Interleaved rounds, from one server.
+"""Compare other ways to read the same cells over a distance, in interleaved rounds.
 
 ``python -m bench.remote.peers FOLDER`` takes the .h5ad plates of a folder, and writes a shuffled
-zarr store beside them; reads both by cellfeed, by slices of blocks through fsspec + h5py and
-obstore + zarr-python, and by annbatch where ``--annbatch`` names a Python that has it (as
-`bench/peers` makes one). fsspec needs s3fs on an object store: ``--fsspec`` names a Python with it.
+zarr store beside them. It reads both with cellfeed, with slices of blocks through fsspec + h5py
+and obstore + zarr-python, and with annbatch if ``--annbatch`` names a Python that has it (as
+`bench/peers` makes one). On an object store, fsspec needs s3fs: ``--fsspec`` names a Python with
+it.
 """
 
 from contextlib import ExitStack
@@ -28,8 +29,8 @@ OURS, SLICES, ANNBATCH = (
 @click.option("--target", type=click.Choice(["web", "s3"]), default="web", show_default=True)
 @click.option("--round-trips", default="0,50", show_default=True, help="In milliseconds.")
 @click.option("--block", default=16, show_default=True)
-@click.option("--seconds", default=5.0, show_default=True, help="How long slices are followed.")
-@click.option("--rounds", default=3, show_default=True, help="Timed, after one that is not.")
+@click.option("--seconds", default=5.0, show_default=True, help="Seconds timed of slices.")
+@click.option("--rounds", default=3, show_default=True, help="Timed rounds, after an untimed one.")
 def main(
     folder: Path,
     annbatch: str | None,
@@ -92,7 +93,7 @@ def _jobs(plates: list[str], parts: list[str]) -> dict[str, tuple[str, list[str]
 
 def _table(found: dict[tuple[str, str], list[dict]]) -> str:
     lines = [
-        "| loader | round trip | cells/s | cellfeed is faster by | CPU, us/cell | opening |",
+        "| loader | round trip | cells/s | cellfeed's speedup | CPU, us/cell | opening |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for (name, round_trip), (opening, _, *rounds) in found.items():

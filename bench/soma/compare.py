@@ -1,8 +1,8 @@
-"""cellfeed beside TileDB-SOMA-ML on one experiment: cells/s and processor time, in turns.
+"""Compare cellfeed with TileDB-SOMA-ML on one experiment: cells/s and processor time, in turns.
 
-Run with the path of an experiment; both deliver sparse minibatches of 256 cells from contiguous
-blocks of 64, with one label, and read as many cells at a time, a whole epoch
-in a process of its own. Ratios count, not figures.
+Takes the path of an experiment. Both deliver sparse minibatches of 256 cells from contiguous
+blocks of 64, with one label, and read as many cells at a time: a whole epoch in its own process.
+Compare ratios, not absolute figures.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Running asv: on code in the environment at hand, or in environments that asv makes."""
+"""Run asv: on code in this environment, or in environments that asv makes."""
 
 import json
 import os
@@ -17,7 +17,7 @@ SOME_FAILED = 2  # asv's exit status
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """Code to measure in the environment at hand, and where its results go.
+    """Code to measure in this environment, and where its results go.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class Side:
     source
         Folder with ``loader`` and ``tuner``.
     commit
-        The commit that results are noted under.
+        The commit that results are recorded for.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Side:
 
     @property
     def results(self) -> Path:
-        """asv's results of this side alone."""
+        """asv's results of this code alone."""
         return FOLDER / self.name / "results"
 
     def begin(self) -> None:
-        """Forget earlier results, and write asv's configuration."""
+        """Delete earlier results, and write asv's configuration."""
         shutil.rmtree(self.results.parent, ignore_errors=True)
         self.results.mkdir(parents=True)
         folders = {"repo": ROOT, "benchmark_dir": ROOT / "bench", "results_dir": self.results}
@@ -48,7 +48,7 @@ class Side:
         self._configuration.write_text(json.dumps(settings))
 
     def measure(self, *options: str) -> None:
-        """Measure this working tree's suite on the code; samples add to those that are there."""
+        """Measure this working tree's suite on the code; samples are added to existing ones."""
         asv(
             "run", "--python=same", "--show-stderr", "--append-samples",
             f"--config={self._configuration}", f"--set-commit-hash={self.commit}", *options,
@@ -61,15 +61,15 @@ class Side:
 
 
 def asv(*arguments: str, **variables: str) -> None:
-    """Run asv, which says on stderr what it does.
+    """Run asv, which reports progress on stderr.
 
-    It keeps a description of the machine in the home folder, and asks for it where there is none;
-    it gets a home folder here, and one is made out.
+    asv keeps a description of the machine in the home folder, and prompts if there is none; here it
+    gets its own home folder with a default description.
 
     Raises
     ------
     click.ClickException
-        It did not get as far as measuring.
+        It failed before measuring.
     """
     home = Path.home()
     environment = {

@@ -1,6 +1,6 @@
 """The asv suite from the command line: run it, compare two commits, record one.
 
-Verdicts go to stdout, and what asv says meanwhile to stderr.
+Verdicts go to stdout, and asv's progress to stderr.
 """
 
 import os
@@ -41,10 +41,10 @@ def check_command() -> None:
 @click.argument("base")
 @click.option("--bench", default="", metavar="REGEX", help="Only benchmarks whose names match.")
 def compare_command(base: str, bench: str) -> None:
-    """Measure the working tree beside BASE; exit status 1 if a counter got worse.
+    """Measure the working tree against BASE; exit status 1 if a counter got worse.
 
     Both run this working tree's benchmarks in this environment, in the order base, head, head,
-    base, so that what changes on the machine meanwhile falls on both.
+    base, so that changes on the machine affect both alike.
     """
     before = commit_of(base, root=ROOT)
     sides = (
@@ -68,7 +68,7 @@ def compare_command(base: str, bench: str) -> None:
 @main.command("record")
 @click.argument("commits", default="HEAD^!")
 def record_command(commits: str) -> None:
-    """Measure COMMITS (a range of git) with pinned versions, and publish the history as HTML."""
+    """Measure COMMITS (a git range) with pinned versions, and publish the history as HTML."""
     asv("run", "--show-stderr", "--record-samples", commits)
     asv("publish")
     html = os.path.relpath(FOLDER / "html", ROOT)

@@ -1,4 +1,4 @@
-"""The code of a commit, beside the working tree."""
+"""The code of a commit, written beside the working tree."""
 
 import io
 import shutil
@@ -15,7 +15,7 @@ def commit_of(name: str, *, root: Path) -> str:
     Raises
     ------
     click.BadParameter
-        There is none of that name.
+        There is none with that name.
     """
     ended = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if ended.returncode:
@@ -25,12 +25,12 @@ def commit_of(name: str, *, root: Path) -> str:
 
 
 def has_changes(*, root: Path) -> bool:
-    """Return whether the working tree is not what was committed last."""
+    """Return whether the working tree differs from the last commit."""
     return bool(_git(root, "status", "--porcelain").stdout.strip())
 
 
 def source_of(commit: str, folder: Path, *, root: Path) -> Path:
-    """Write the packages of a commit to a folder, unless they are there.
+    """Write the packages of a commit to a folder, unless they exist.
 
     Raises
     ------

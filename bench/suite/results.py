@@ -1,4 +1,4 @@
-"""What asv measured, read from its results."""
+"""Read asv's results."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from typing import Any
 from asv.commands.compare import unroll_result
 from asv.results import iter_results
 
-COUNTER = "track"  # what asv calls the type of a tracked figure
+COUNTER = "track"  # asv's name for the type of a tracked figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,9 @@ class Figure:
     unit
         Its unit.
     value
-        What was measured (of times the median); None if it failed, NaN if it was skipped.
+        The measured value (the median of times); None if it failed, NaN if it was skipped.
     stats, samples
-        asv's statistics of a time, and what they are of; None of anything else.
+        asv's statistics of a time, and its samples; None for other types.
     """
 
     kind: str

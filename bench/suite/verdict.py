@@ -1,4 +1,4 @@
-"""What became of the figures between two commits: counters gate, times and memory advise."""
+"""How figures changed between two commits: counters can fail, times and memory are reported."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,14 +10,14 @@ from asv.util import human_value
 from results import COUNTER, Figure
 from tabulate import tabulate
 
-FACTOR = 1.1  # times and memory have to differ by more
-COUNTER_TOLERANCE = 1e-3  # below it a counter, such as bytes a cell, counts as the same
+FACTOR = 1.1  # times and memory must differ by more than this
+COUNTER_TOLERANCE = 1e-3  # counters, such as bytes per cell, count as equal below this
 HEADINGS = ("before", "after", "ratio", "benchmark")
 NONE = "-"
 
 
 class Change(StrEnum):
-    """What became of a figure."""
+    """How a figure changed."""
 
     WORSE = "worse"
     BETTER = "better"
@@ -37,7 +37,7 @@ class Comparison:
     name
         Benchmark and parameters.
     base, head
-        Its figure before and after; ``base`` is None where there was none.
+        The figure before and after; ``base`` is None if it did not exist.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def gates(self) -> bool:
-        """Whether it is for this that the head must not be merged."""
+        """Whether this change forbids merging the head."""
         change = self.change
         return change is Change.FAILED or (
             self.is_counter and change in (Change.WORSE, Change.LOST)
@@ -59,7 +59,7 @@ class Comparison:
 
     @property
     def change(self) -> Change:
-        """What became of it."""
+        """How it changed."""
         if self.head.value is None:
             return Change.FAILED
         if self.base is None or self.base.value is None:
@@ -81,7 +81,7 @@ class Comparison:
 
 
 def compare(base: Mapping[str, Figure], head: Mapping[str, Figure]) -> list[Comparison]:
-    """Return what became of each figure that was asked of the head."""
+    """Return how each figure changed, for the benchmarks that the head was asked to run."""
     return [
         Comparison(name=name, base=base.get(name), head=figure)
         for name, figure in sorted(head.items())
@@ -102,17 +102,19 @@ def report(comparisons: Sequence[Comparison]) -> str:
     of_counters, of_others = f"of {len(counters)} counters", f"of {len(others)} times and memory"
     return "\n\n".join(
         [
-            *_table(f"{of_counters} are worse, which gates", counters, Change.WORSE),
+            *_table(f"{of_counters} are worse: the change fails", counters, Change.WORSE),
             *_table(f"{of_counters} are better", counters, Change.BETTER),
             *_table(
                 f"{of_others} figures are worse by more than {FACTOR - 1:.0%} (times also by "
-                "asv's rank test), which is advice only",
+                "asv's rank test): reported only",
                 others,
                 Change.WORSE,
             ),
             *_table(f"{of_others} figures are better", others, Change.BETTER),
             *_table(
-                "were measured before and are no more; counters gate", comparisons, Change.LOST
+                "were measured before and are missing now; missing counters fail",
+                comparisons,
+                Change.LOST,
             ),
             *_table("have nothing to compare them with", comparisons, Change.NEW),
             *_table("were skipped", comparisons, Change.SKIPPED),
@@ -149,7 +151,7 @@ def _shown(figure: Figure | None) -> str:
 def _last_line(comparisons: Sequence[Comparison]) -> str:
     if is_accepted(comparisons):
         n_slower = sum(each.change is Change.WORSE for each in comparisons)
-        advice = f"; {n_slower} times and memory figures are, as advice" if n_slower else ""
+        advice = f"; {n_slower} times and memory figures are (reported only)" if n_slower else ""
         n_compared = sum(
             each.is_counter and each.change in (Change.SAME, Change.BETTER) for each in comparisons
         )

@@ -1,12 +1,12 @@
-"""Random windows of a token stream by cellfeed, a NumPy memory map and litdata, in turns.
+"""Random windows of a token stream with cellfeed, a NumPy memory map and litdata, in turns.
 
-``compare.py FOLDER --write 4e9`` writes the same tokens for each under the folder (litdata's with
-``--litdata``, the Python of an environment that has it), and ``compare.py FOLDER`` reads them:
-minibatches of 64 windows of 4,096 tokens of uint16, shuffled, each run in a process of its own, of
-so many windows that none is read twice. Before each run the page cache is told to drop the files
-(posix_fadvise), so that every window comes from the disk, as of a stream that is larger than
-memory; with ``--warm`` all files are read once before. Reads are system calls of the process; a
-memory map makes none, but page faults that wait for the disk. Ratios count, not figures.
+``compare.py FOLDER --write 4e9`` writes the same tokens for each loader to the folder (for
+litdata with ``--litdata``, the Python of an environment that has it). ``compare.py FOLDER`` reads
+them: minibatches of 64 windows of 4,096 uint16 tokens, shuffled, each run in its own process, with
+so many windows that none is read twice. Before each run the files are dropped from the page cache
+(posix_fadvise), so that every window comes from the disk, as with a stream larger than memory;
+with ``--warm`` all files are read once before. Reads are system calls of the process; a memory map
+makes none, but causes page faults that wait for the disk. Compare ratios, not absolute figures.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def main():
 
 
 def write(folder, n_tokens):
-    """Write random tokens in four shards, with a span on each document, and as one file."""
+    """Write random tokens in four shards, with a span per document, and as one file."""
     import numpy as np  # noqa: PLC0415 - after the limits of threads are known
 
     from cellfeed import TokenStreamWriter  # noqa: PLC0415
@@ -152,7 +152,7 @@ def write(folder, n_tokens):
 
 
 def drop(folder):
-    """Have the page cache drop all files of a folder, which are on the disk."""
+    """Drop all files of a folder, which are on disk, from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as opened:
@@ -161,7 +161,7 @@ def drop(folder):
 
 
 def warm(folder):
-    """Have the page cache hold all files of a folder, which must fit."""
+    """Read all files of a folder, which must fit, into the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as opened:

@@ -1,1 +1,1 @@
-"""Other loaders as `cellfeed_tuner.Tunable`, and which of them suits a machine."""
+"""Other loaders as `cellfeed_tuner.Tunable`, and which of them is the fastest on a machine."""

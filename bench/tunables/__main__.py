@@ -1,4 +1,4 @@
-"""Which loader, and with which settings, for some plates on this machine.
+"""Find the fastest loader, with its settings, for some plates on this machine.
 
 python -m bench.tunables PLATE... --label plate
 """
@@ -21,9 +21,9 @@ from cellfeed_tuner._constants import DEFAULT_BUDGET_SECONDS, DEFAULT_ENTROPY_FL
 @click.option("--entropy-floor", default=DEFAULT_ENTROPY_FLOOR, show_default=True,
               help="Least entropy, as a share of true random sampling's.")  # fmt: skip
 @click.option("--loader", "names", multiple=True, type=click.Choice(list(LOADERS)),
-              help="A loader to try; all that are installed if none is given.")  # fmt: skip
+              help="A loader to try; default: all that are installed.")  # fmt: skip
 @click.option("--annbatch-store", type=click.Path(exists=True, path_type=Path),
-              help="Store of the same cells that annbatch has written.")  # fmt: skip
+              help="Store of the same cells, written by annbatch.")  # fmt: skip
 @click.option("--soma-experiment", type=click.Path(exists=True, path_type=Path),
               help="Experiment of the same cells.")  # fmt: skip
 def main(
@@ -37,7 +37,7 @@ def main(
     annbatch_store: Path | None,
     soma_experiment: Path | None,
 ) -> None:
-    """Tune each loader that is installed over the same cells, and print what came of it."""
+    """Tune each installed loader over the same cells, and print the results."""
     stores = {"annbatch": annbatch_store, "TileDB-SOMA-ML": soma_experiment}
     found = tuned(
         plates, label, names=names or tuple(LOADERS), stores=stores, batch_size=batch_size,

@@ -1,4 +1,4 @@
-"""Tunes one loader after the other over the same cells, and says which is the fastest."""
+"""Tune one loader after the other over the same cells, and report which is the fastest."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ LOADERS: dict[str, type[OfPlates] | None] = {
     "AnnLoader": AnnLoader,
     "DataLoader": PlainDataLoader,
 }
-"""What there is to try, None for cellfeed's own."""
+"""The loaders to try; None is cellfeed's own."""
 
 
 def tuned(
@@ -39,7 +39,7 @@ def tuned(
     entropy_floor: float,
     say: Callable[[str], object],
 ) -> dict[str, AutotuneResult]:
-    """Return what ``autotune`` finds of each loader that is there.
+    """Return the result of ``autotune`` for each loader that is installed.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def tuned(
     budget, entropy_floor
         As in ``autotune``, for each.
     say
-        Called with why a loader is left out, or failed.
+        Called with the reason if a loader is skipped, or failed.
     """
     found = dict[str, AutotuneResult]()
     for name in names:
@@ -79,7 +79,7 @@ def tuned(
 
 
 def table(results: Mapping[str, AutotuneResult]) -> str:
-    """Return a line for each loader, the fastest choice first, in Markdown."""
+    """Return a line for each loader, the fastest first, as Markdown."""
     lines = [
         "| loader | settings | cells/s [95 % interval] | of random sampling's entropy | memory |",
         "|---|---|---|---|---|",

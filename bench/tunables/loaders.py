@@ -1,7 +1,7 @@
-"""Loaders of AnnData files, each with its settings; a peer is imported where it is opened.
+"""Loaders of AnnData files, each with its settings; a peer is imported when it is opened.
 
-Settings have cellfeed's names where they mean the same, so that results can be held against each
-other: ``block_size`` rows are read together, and ``fetch_factor`` minibatches at a time.
+Settings have cellfeed's names where they mean the same, so that results can be compared:
+``block_size`` rows are read together, and ``fetch_factor`` minibatches at a time.
 """
 
 import functools
@@ -35,23 +35,23 @@ __all__ = [
 
 
 def _peer(name: str) -> Any:
-    """Import what may not be installed."""
+    """Import a module that may not be installed."""
     return importlib.import_module(name)
 
 
 class OfPlates(Tunable):
-    """What reads ``.h5ad`` files, one after the other, or a copy of them.
+    """A loader of ``.h5ad`` files, one after the other, or of a copy of them.
 
     Parameters
     ----------
     plates
         The files, in the order in which their cells are numbered.
     label
-        The obs column that minibatches are to be mixed by.
+        The obs column that minibatches should mix.
     batch_size
         Cells of a minibatch.
     store
-        The copy that the loader reads in place of the files, if it does.
+        The copy that the loader reads in place of the files, if any.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -76,12 +76,12 @@ class OfPlates(Tunable):
         return [name for name in cls.needs if importlib.util.find_spec(name) is None]
 
     def labels_of(self, minibatch: Any) -> Mapping[str, ArrayLike]:
-        """Return the labels, which minibatches have beside the expression."""
+        """Return the labels that minibatches carry beside the expression."""
         _, labels = minibatch
         return {self.label: labels}
 
     def cells(self, **settings: Any) -> AnnCollection:
-        """Return the cells of all files, which are read when they are asked for."""
+        """Return the cells of all files, which are read on access."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             plates = [anndata.read_h5ad(path, backed="r") for path in self.plates]
@@ -145,13 +145,13 @@ class AnnLoader(OfPlates):
             return loader
 
     def labels_of(self, minibatch: Any) -> Mapping[str, ArrayLike]:
-        """Return the labels, and read the expression, which is read only when it is asked for."""
+        """Return the labels, and read the expression, which is read only on access."""
         _ = minibatch.X
         return {self.label: np.asarray(minibatch.obs[self.label])}
 
 
 class ScDataset(OfPlates):
-    """scDataset in shuffled blocks, as its documentation has it for AnnData."""
+    """scDataset in shuffled blocks, as in its documentation for AnnData."""
 
     needs = ("scdataset",)
     parameters: Mapping[str, Sequence[int]] = {
@@ -177,7 +177,7 @@ class ScDataset(OfPlates):
             dataset,
             batch_size=None,
             num_workers=n_workers,
-            # What its documentation recommends; without workers nothing may be given.
+            # As its documentation recommends; without workers nothing may be given.
             prefetch_factor=configuration.fetch_factor + 1 if n_workers else None,
         )
 
@@ -186,7 +186,7 @@ class ScDataset(OfPlates):
     ) -> NDArray[np.int64] | None:
         """Return rows in the order of its strategy, shuffled once more in each fetch, as it does.
 
-        Which rows come differs with the seed; how mixed they are does not.
+        The rows depend on the seed; how well they are mixed does not.
         """
         strategy = _peer("scdataset").BlockShuffling(configuration.block_size)
         n_rows, rng = len(self.labels[self.label]), np.random.default_rng(0)
@@ -217,7 +217,7 @@ class Annbatch(OfPlates):
     has_store = True
     parameters: Mapping[str, Sequence[int]] = {
         "block_size": (16, 64, 256),  # its `chunk_size`
-        "fetch_factor": (4, 16, 64, 256),  # its `preload_nchunks`, by way of the cells that it has
+        "fetch_factor": (4, 16, 64, 256),  # its `preload_nchunks`, by the number of their cells
     }
 
     def open(self, configuration: Configuration) -> Iterable[Any]:
@@ -255,7 +255,7 @@ def _matrix_and_label(group: Any, label: str) -> anndata.AnnData:
 
 
 class TileDBSOMAML(OfPlates):
-    """TileDB-SOMA-ML over an experiment that was ingested from the files."""
+    """TileDB-SOMA-ML over an experiment ingested from the files."""
 
     needs = ("tiledbsoma", "tiledbsoma_ml")
     has_store = True

@@ -1,8 +1,8 @@
-"""What the notebooks draw, in one visual language, and what they hold measurements against.
+"""The figures of the notebooks, in one visual style, and the measurements they compare with.
 
-Block sizes keep their colour in all pictures, from dark (small) to light (large), in a map that
-colour-blind readers can follow; strategies keep theirs too. Intervals are drawn wherever there
-are any, and the caption names the machine.
+Block sizes keep their colour in all figures, from dark (small) to light (large), in a colour map
+that colour-blind readers can follow; strategies keep theirs too. Intervals are drawn wherever
+there are any, and the caption names the machine.
 """
 
 from ._annloader import measure_annloader

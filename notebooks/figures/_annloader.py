@@ -1,6 +1,6 @@
-"""anndata's own AnnLoader, to hold throughputs against.
+"""anndata's own AnnLoader, to compare throughputs with.
 
-`bench/peers` opens it in a job of its own, whose memory is AnnLoader's and not this package's.
+`bench/peers` opens it in its own job, whose memory is AnnLoader's and not this package's.
 """
 
 import warnings
@@ -30,34 +30,34 @@ def measure_annloader(
     seconds: float = 5.0,
     seed: int = 0,
 ) -> Measurement:
-    """Measure the throughput of anndata's AnnLoader, over backed files, in a process of its own.
+    """Measure the throughput of anndata's AnnLoader, over backed files, in its own process.
 
-    Minibatches are CSR where X is sparse. Each is a fetch by itself.
+    Minibatches are CSR if X is sparse. Each one is a fetch.
 
     Parameters
     ----------
     collection
-        What is read: ``.h5ad`` files, of which X is read.
+        A collection of ``.h5ad`` files, whose X is read.
     shuffle
-        Whether every cell is drawn at random; else in the order of storage.
+        Whether every cell is drawn at random; otherwise cells come in storage order.
     batch_size, cache, seconds
         As in `measure`.
     seed
-        Fixes which rows are read.
+        Determines which rows are read.
     """
     loader = _AnnLoader(collection.files, batch_size=batch_size, shuffle=shuffle, seed=seed)
     return measure(loader, Configuration(), cache=cache, seconds=seconds, seed=seed)
 
 
 class _AnnLoader(Tunable):
-    """AnnLoader, of which nothing is to be chosen."""
+    """AnnLoader, which has no settings."""
 
     def __init__(self, files: Sequence[Path], *, batch_size: int, shuffle: bool, seed: int) -> None:
         self.files, self.batch_size = files, batch_size
         self._shuffle, self._seed = shuffle, seed
 
     def open(self, configuration: Configuration) -> Any:  # noqa: ARG002
-        """Return the loader; X is read when it is asked for."""
+        """Return the loader; X is read on access."""
         opened = open_annloader(
             self.files, batch_size=self.batch_size, shuffle=self._shuffle, seed=self._seed
         )
@@ -65,7 +65,7 @@ class _AnnLoader(Tunable):
 
 
 class _Read:
-    """The X of each minibatch, which is read then."""
+    """The X of each minibatch, read on access."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -109,7 +109,7 @@ def open_annloader(
 
 
 def _csr_if_sparse(array: Any) -> Any:
-    """Keep what is CSR so; AnnLoader makes it dense otherwise."""
+    """Keep CSR as it is; AnnLoader would make it dense."""
     if not isinstance(array, sp.csr_matrix | sp.csr_array):
         return array
     indptr, indices, data = map(torch.from_numpy, (array.indptr, array.indices, array.data))

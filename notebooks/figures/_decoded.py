@@ -1,4 +1,4 @@
-"""What has to be decompressed for a cell, which follows from the plan and the files' chunks."""
+"""The bytes to decompress per cell, which follow from the plan and the files' chunks."""
 
 from cellfeed import Collection, EpochPlan, ParameterError
 from cellfeed.stages import FetchStages
@@ -9,15 +9,15 @@ __all__ = ["decoded_bytes_per_cell"]
 def decoded_bytes_per_cell(
     collection: Collection, plan: EpochPlan, *, n_cells: int = 16_384
 ) -> float | None:
-    """Return how many bytes are decompressed for each cell of a plan's first whole fetches.
+    """Return the bytes decompressed per cell in a plan's first whole fetches.
 
-    A chunk is decompressed up to the last element that is wanted, once for each fetch that touches
+    A chunk is decompressed up to the last element that is needed, once for each fetch that touches
     it. Nothing is timed, and X is not read.
 
     Parameters
     ----------
     collection
-        What the plan is for.
+        The collection that the plan is for.
     plan
         Of any strategy.
     n_cells
@@ -25,8 +25,8 @@ def decoded_bytes_per_cell(
 
     Returns
     -------
-    Bytes, of values and column indices together; None where the format's own library reads, so
-    that it is not known.
+    Bytes, of values and column indices together; None, for unknown, if the format's own library
+    reads.
 
     Raises
     ------

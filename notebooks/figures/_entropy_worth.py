@@ -1,4 +1,4 @@
-"""Model quality over the entropy that minibatches lack."""
+"""Model quality over the entropy deficit of minibatches."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _NAMES = {
     "macro_f1": "macro F1,\nless random sampling's",
     "loss": "test loss (nats),\nless random sampling's",
 }
-# Up to here deficits are drawn to scale, and beyond by ratios.
+# Deficits up to here are on a linear scale, larger ones on a logarithmic one.
 _TO_SCALE = 0.01
 _TICKS = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
@@ -25,7 +25,7 @@ _TICKS = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 def entropy_worth_figure(
     differences: pd.DataFrame, *, entropy_floor: float, caption: str
 ) -> Figure:
-    """Draw what model quality loses over the entropy that minibatches lack.
+    """Draw the loss of model quality over the entropy deficit of minibatches.
 
     One column per task, one row per score; each setting is a point with its 95 % interval.
 
@@ -33,10 +33,10 @@ def entropy_worth_figure(
     ----------
     differences
         Columns ``task``, ``score`` (``macro_f1`` or ``loss``), ``block_size``, ``deficit`` (of
-        the task's label: the share of random sampling's entropy that minibatches lack), and
-        ``value``, ``low`` and ``high`` (score less that of random sampling).
+        the task's label: 1 minus the share of random sampling's entropy), and ``value``, ``low``
+        and ``high`` (score minus that of random sampling).
     entropy_floor
-        The floor that is marked, as a share of random sampling's entropy.
+        The floor to mark, as a share of random sampling's entropy.
     caption
         Where the values come from.
     """

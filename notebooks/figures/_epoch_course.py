@@ -1,9 +1,9 @@
-"""Minibatch entropy over the course of an epoch: whether it is the same from first to last.
+"""Minibatch entropy over the course of an epoch: is it the same from first to last?
 
-Fetches of block shuffling are exchangeable, so that its entropy does not drift, whatever the order
-of the files; but for a short last block, behind which all boundaries have moved, which shows where
-a fetch has hardly a block. Streaming goes through the files in turn, and drifts wherever they
-differ in how mixed they are.
+Fetches of block shuffling are exchangeable, so its entropy does not drift, whatever the order of
+the files. The exception is a short last block, which shifts all boundaries after it; it shows
+where a fetch has hardly a block. Streaming goes through the files in order, and drifts wherever
+they differ in mixing.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ __all__ = ["LEAST_MINIBATCHES", "EpochCourse", "entropy_over_epoch"]
 
 _N_DECILES = 10
 LEAST_MINIBATCHES = _N_DECILES
-"""Full minibatches without which an epoch has no tenths."""
+"""Fewest full minibatches with which an epoch has tenths."""
 
 _LEAST_FETCHES = 16
-# Sums of many logarithms may differ by so much.
+# Rounding errors of sums of many logarithms.
 _ROUNDING = 1e-9
 
 
@@ -35,7 +35,7 @@ _ROUNDING = 1e-9
 class EpochCourse:
     """Mean minibatch entropy in each tenth of an epoch, in bits.
 
-    It says how mixed minibatches are, not of what: where each of them holds one label only, all
+    It measures how mixed minibatches are, not what they contain: if each holds only one label, all
     tenths have 0 bits, whichever labels come first.
 
     Parameters
@@ -43,12 +43,12 @@ class EpochCourse:
     deciles
         Mean of each tenth of the minibatches with its 95 % interval, in order.
     drift_bits, drift_error_bits
-        Last decile less the first, and what chance may do to that.
+        Last decile minus the first, and the size of a chance difference.
     departure_bits, departure_error_bits
-        Largest difference, against chance, of one decile to all others, and what chance may do
-        to it.
+        Difference of one decile from all others that is largest relative to chance, and the size
+        of a chance difference.
     departing_decile
-        Which one that is, 0 to 9.
+        The number of that decile, 0 to 9.
     """
 
     deciles: tuple[Estimate, ...]
@@ -68,7 +68,7 @@ class EpochCourse:
 
     @property
     def sentence(self) -> str:
-        """All this in one sentence."""
+        """A summary in one sentence."""
         values = [each.value for each in self.deciles]
         if self.drifts:
             return (
@@ -92,18 +92,18 @@ class EpochCourse:
 def entropy_over_epoch(labels: ArrayLike, plan: EpochPlan, *, n_rows: int = 262_144) -> EpochCourse:
     """Return the minibatch entropy in each tenth of an epoch, from the labels alone.
 
-    A difference between deciles is held against the spread of fetches within deciles (as in an
-    analysis of variance), since under exchangeability that is all there is.
+    A difference between deciles is compared with the spread of fetches within deciles (as in an
+    analysis of variance), the only spread there is if fetches are exchangeable.
 
     Parameters
     ----------
     labels
-        Code of each row's label in the order of storage, -1 where missing, shape (plan.n_rows,).
+        Code of each row's label in storage order, -1 where missing, shape (plan.n_rows,).
     plan
         The epoch, of any strategy.
     n_rows
-        Rows to replay, about, in fetches that are spread evenly; at least 16 fetches a decile if
-        there are so many.
+        About how many rows to replay, in evenly spread fetches; at least 16 fetches per decile if
+        there are as many.
 
     Raises
     ------
@@ -130,14 +130,14 @@ def entropy_over_epoch(labels: ArrayLike, plan: EpochPlan, *, n_rows: int = 262_
     ends = np.arange(_N_DECILES + 1) * n_minibatches // _N_DECILES
     most = max(_LEAST_FETCHES, n_rows // (_N_DECILES * plan.fetch_size))
     deciles = [_decile(codes, plan, int(start), int(stop), most) for start, stop in pairwise(ends)]
-    # Parts of one fetch that lie in several deciles are one sample.
+    # Parts of one fetch in several deciles are one sample.
     n_fetches = -(-n_minibatches // (plan.fetch_factor * fetches_per_block(plan)))
     return _course(deciles, n_fetches)
 
 
 @dataclass(frozen=True, slots=True)
 class _Decile:
-    """Means over fetches, or what lies of them in the decile, and minibatches of each."""
+    """Means over fetches, or their parts in the decile, and the minibatches of each."""
 
     means: NDArray[np.float64]
     sizes: NDArray[np.float64]
@@ -148,7 +148,7 @@ class _Decile:
 
     @property
     def n(self) -> float:
-        """Equal fetches whose mean would be as precise (Kish's effective sample size)."""
+        """The number of equal fetches whose mean is as precise (Kish's effective sample size)."""
         return float(self.sizes.sum() ** 2 / (self.sizes**2).sum())
 
 
@@ -157,7 +157,7 @@ def _decile(
 ) -> _Decile:
     """Replay evenly spread fetches of the minibatches from ``start`` to ``stop``."""
     first, last = start // plan.fetch_factor, (stop - 1) // plan.fetch_factor
-    # Fetches from one block resemble each other: one of them is taken.
+    # Fetches from one block resemble each other: only one of them is used.
     step = max(fetches_per_block(plan), (last - first + 1) // most)
     means, sizes = list[float](), list[int]()
     for fetch in range(first, last + 1, step):

@@ -27,10 +27,10 @@ def epoch_figure(
     Parameters
     ----------
     courses
-        The courses by name, each of which has axes of its own.
+        The courses by name, each on its own axes.
     random
-        Entropy of random sampling for each of them, bits; where all have the same, they are drawn
-        to one scale.
+        Entropy of random sampling for each of them, bits; if it is the same for all, they share
+        one scale.
     caption
         Where the values come from.
     """
@@ -42,7 +42,7 @@ def epoch_figure(
             _draw_course(axes, course, random[name])
             shown = courses.values() if same_scale else [course]
             axes.set_ylim(*_span(shown, random[name]))
-            # A label may have dollars in its name, which are no formula.
+            # A label may have dollar signs in its name, which are not a formula.
             axes.set_title(name, parse_math=False)
             axes.set_xlabel("tenth of the epoch")
         all_axes[0].set_ylabel("minibatch label\nentropy (bits)")
@@ -64,7 +64,7 @@ def _draw_course(axes: Axes, course: EpochCourse, random: float) -> None:
 
 
 def _span(courses: Iterable[EpochCourse], random: float) -> tuple[float, float]:
-    """Return where the axis of courses ends."""
+    """Return the end of the courses' axis."""
     deciles = [each for course in courses for each in course.deciles]
     ends = [random, *(end for each in deciles for end in (each.low, each.value, each.high))]
     low, high = min(filter(isfinite, ends)), max(filter(isfinite, ends))

@@ -1,4 +1,4 @@
-"""Equation 5 and the bounds: first-order expansions beside what is exact."""
+"""Equation 5 and the bounds: first-order expansions compared with exact values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +21,8 @@ _EXACT: Any = {"color": "black", "lw": 1.5}
 def expansions_figure(blocks: pd.DataFrame, batches: pd.DataFrame, *, caption: str) -> Figure:
     """Draw how far the paper's expansions of minibatch entropy are from exact expectations.
 
-    Left, one minibatch to a fetch: entropy over the block size. Right, an endless fetch, which is
-    random sampling: what entropy lacks over the size of minibatches, for several numbers of
+    Left, one minibatch per fetch: entropy over the block size. Right, an endless fetch, which is
+    random sampling: the entropy deficit over the size of minibatches, for several numbers of
     labels.
 
     Parameters
@@ -31,8 +31,8 @@ def expansions_figure(blocks: pd.DataFrame, batches: pd.DataFrame, *, caption: s
         Columns ``block_size`` and, in bits, ``lower_bound`` (the expansion), ``expected`` (exact,
         homogeneous blocks), ``published`` (may be missing), ``replayed``, ``low`` and ``high``.
     batches
-        Columns ``n_labels``, ``batch_size`` and, in bits, ``expansion`` and ``exact``: what the
-        entropy of random minibatches lacks of the labels' own.
+        Columns ``n_labels``, ``batch_size`` and, in bits, ``expansion`` and ``exact``: the entropy
+        of the labels minus that of random minibatches.
     caption
         Where the values come from.
     """

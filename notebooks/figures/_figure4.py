@@ -30,14 +30,14 @@ def entropy_figure(
     """Draw minibatch entropy over the fetch factor for each block size (the paper's Figure 4).
 
     One column per block size: above, the entropy between its bounds, with the other block sizes
-    in grey; below, what lies between the exact expectation and what was measured.
+    in grey; below, the measured values minus the exact expectation.
 
     Parameters
     ----------
     grid
         Columns ``block_size``, ``fetch_factor`` and, in bits, ``published`` (measured by the
         paper's authors), ``replayed`` (the plan over labels) with ``low`` and ``high``, and
-        ``expected`` (exact, homogeneous blocks). Missing values are left out.
+        ``expected`` (exact, homogeneous blocks). Missing values are not drawn.
     bounds
         The paper's lower bound for each block size, bits.
     upper_bound
@@ -77,7 +77,7 @@ def _less_expected(part: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw_marks(axes: Axes, part: pd.DataFrame, *, apart: float) -> None:
-    """Draw what was published and what was replayed, by a factor left and right of their place."""
+    """Draw published and replayed values, shifted by a factor to the left and right."""
     axes.plot(part["fetch_factor"] / apart, part["published"], **PUBLISHED)
     around = [part["replayed"] - part["low"], part["high"] - part["replayed"]]
     axes.errorbar(part["fetch_factor"] * apart, part["replayed"], yerr=around, **REPLAYED)
@@ -95,7 +95,7 @@ def _label_axes(rows: NDArray[Any], factors: Sequence[int]) -> None:
 
 
 def _name_marks(figure: Figure, axes: Axes) -> None:
-    """Say once what lines and marks mean; those of lines in grey, whatever their colour."""
+    """Explain lines and marks once, in grey, whatever their colour."""
     marks: dict[str, Any] = {
         "published, measured": axes.plot([], [], **PUBLISHED)[0],
         "ours, plan replayed over labels, 95 % interval": axes.errorbar([], [], [], **REPLAYED),

@@ -20,8 +20,8 @@ _GROUPS = ("published", "ours")
 def macro_f1_figure(scores: pd.DataFrame, published: pd.DataFrame, *, caption: str) -> Figure:
     """Draw the macro F1 of each task and strategy (the paper's Figure 5).
 
-    One axes per task: bars of the published means with their standard deviations, and beside
-    them ours, with a point for each seed.
+    One axes per task: bars of the published means with their standard deviations, next to
+    ours, with a point for each seed.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Loaders beside each other: a dot with its interval for each, a tick for what limits it."""
+"""Loaders compared: a dot with its interval for each, and a tick for its limit."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from ._machines import LOADERS
 __all__ = ["loaders_figure"]
 
 _OURS = LOADERS["cellfeed"]
-_OTHERS = LOADERS["scDataset"]  # all others look alike: their names stand beside them
+_OTHERS = LOADERS["scDataset"]  # all others share one colour: their names are beside them
 _FLOORS = {"color": BOUND, "marker": "D"}
 _MARKS = {"cellfeed": _OURS, "h5py": _FLOORS, "zarr": _FLOORS}
 _LIMIT: Any = {
@@ -33,11 +33,11 @@ def loaders_figure(rows: pd.DataFrame, *, caption: str) -> Figure:
     ----------
     rows
         As `bench/peers/compare.py` writes them: columns ``section``, ``name``, ``peer``,
-        ``cells_per_s`` with ``cells_per_s_low`` and ``cells_per_s_high`` (missing where it
+        ``cells_per_s`` with ``cells_per_s_low`` and ``cells_per_s_high`` (missing if it
         failed), ``failed`` (why) and ``limit``. Rows of the peer "machine" are limits, which the
-        others name.
+        others refer to.
     caption
-        Where the values come from, and on what machine.
+        Where the values come from, and on which machine.
 
     Raises
     ------

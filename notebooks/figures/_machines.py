@@ -16,14 +16,14 @@ __all__ = [
 ]  # fmt: skip
 
 PUBLISHED: Any = {"color": "black", "ls": "", "marker": "o", "mfc": "none", "ms": 7}
-# Of the palette of Okabe and Ito, which all can tell apart.
+# From the palette of Okabe and Ito, which colour-blind readers can tell apart.
 STRATEGIES = {
     "streaming": "#e69f00",
     "streaming with buffer": "#cc79a7",
     "block shuffling": "#56b4e9",
     "random": "#009e73",
 }
-# Ours is vermilion, others are blue, of the same palette; the marks differ as well.
+# Ours is vermilion, others are blue, from the same palette; the marks differ as well.
 _OTHERS = "#0072b2"
 LOADERS: Any = {
     "cellfeed": {"color": CHOSEN, "marker": "o"},
@@ -45,7 +45,7 @@ def draw_curve(axes: Axes, part: pd.DataFrame, *, over: str, **look: Any) -> Non
 
 
 def draw_level(axes: Axes, row: pd.Series, *, text: str) -> None:
-    """Draw the throughput of a loader that has no settings, as a line with its interval."""
+    """Draw the throughput of a loader without settings, as a line with its interval."""
     colour = LOADERS[row["loader"]]["color"]
     if "low" in row:
         axes.axhspan(row["low"], row["high"], color=colour, alpha=0.15, lw=0)
@@ -72,16 +72,16 @@ def one(table: pd.DataFrame, **values: object) -> pd.Series:
 
 
 def scale_alike(panels: Sequence[Axes], units: Sequence[float], *, of: str) -> None:
-    """Let the same height be the same multiple of a unit in all panels, whatever the machine.
+    """Scale all panels so that equal heights are equal multiples of a unit, whatever the machine.
 
     Parameters
     ----------
     panels
         Axes of cells per second.
     units
-        The throughput of each that multiples are taken of.
+        The unit throughput of each panel.
     of
-        What that is, in words.
+        The name of the unit.
     """
     limits = [
         (axes.get_ylim()[0] / unit, axes.get_ylim()[1] / unit)

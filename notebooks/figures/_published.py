@@ -26,8 +26,8 @@ def published_grid() -> pd.DataFrame:
 def published_workers() -> pd.DataFrame:
     """Return what the scDataset paper measured on Tahoe-100M with worker processes (Table 2).
 
-    The collection and machine of `published_grid`, with 4 to 16 workers, each with a buffer of
-    its own of ``fetch_factor`` minibatches; one run of 120 s per row.
+    The collection and machine of `published_grid`, with 4 to 16 workers, each with its own buffer
+    of ``fetch_factor`` minibatches; one run of 120 s per row.
 
     Returns
     -------
@@ -37,7 +37,7 @@ def published_workers() -> pd.DataFrame:
 
 
 def published_macro_f1() -> pd.DataFrame:
-    """Return what the scDataset paper's linear classifiers reached on Tahoe-100M (Figure 5).
+    """Return the scores of the scDataset paper's linear classifiers on Tahoe-100M (Figure 5).
 
     Trained for one epoch with Adam on plates 1 to 13, minibatches of 64, and tested on plate
     14. The buffer of streaming, and a fetch of block shuffling (block size 16), are 256
@@ -47,7 +47,7 @@ def published_macro_f1() -> pd.DataFrame:
     -------
     Columns ``task`` (``cell_line``, ``drug``, ``moa_broad`` and ``moa_fine``), ``strategy``
     (``streaming``, ``streaming with buffer``, ``block shuffling`` and ``random``), ``macro_f1``
-    (mean over runs), ``std`` (standard deviation over runs) and ``runs`` (how many: one for
+    (mean over runs), ``std`` (standard deviation over runs) and ``runs`` (their number, one for
     each seed).
     """
     names = {"streaming_buffer": "streaming with buffer", "block_16_fetch_256": "block shuffling"}

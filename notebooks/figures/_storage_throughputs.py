@@ -1,4 +1,4 @@
-"""Throughput over block size and fetch factor, of cells in any storage."""
+"""Throughput over block size and fetch factor, for cells in any storage."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -48,36 +48,36 @@ def storage_throughputs(
     seconds: float = 1.0,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Measure block shuffling and streaming over cells in any storage, beside PyTorch's loader.
+    """Measure block shuffling and streaming over cells in any storage, and PyTorch's loader.
 
-    All settings are measured once, in random order, before the first has its next run, which
-    visits rows in another order.
+    All settings are measured once, in random order, before the next run begins, which visits rows
+    in another order.
 
     Parameters
     ----------
     cells
-        What `cellfeed.CellDataset` takes; pickled as its files, such as a `cellfeed.Collection`.
+        What `cellfeed.CellDataset` takes; pickled by its files, such as a `cellfeed.Collection`.
     files
-        What holds them.
+        The files that hold them.
     beside
         The same cells as an object that takes arrays of row numbers in brackets, for PyTorch's
         loader; ``cells`` if None.
     block_sizes, fetch_factors
         The grid. Streaming is measured for each fetch factor. `torch.utils.data.DataLoader` takes
-        one minibatch after the other, of rows at random and in the order of storage.
+        one minibatch after the other, of random rows and in storage order.
     runs
-        How often all is measured.
+        How often to measure everything.
     batch_size, cache, seconds
         As in `cellfeed_tuner.measure`.
     seed
-        Fixes the order of settings, and of the rows in each run.
+        Determines the order of settings, and of the rows in each run.
 
     Returns
     -------
     Columns ``loader``, ``strategy``, ``block_size``, ``fetch_factor`` (missing where there is
     none), over runs the median ``cells_per_second``, the smallest ``low`` and the largest
-    ``high`` (missing where a run had too few fetches in 20 times ``seconds``, and a minute), and
-    ``cache``: "unknown" where the page cache could not be had in the state that was asked for.
+    ``high`` (missing if a run had too few fetches in 20 times ``seconds``, and a minute), and
+    ``cache``: "unknown" if the page cache could not be brought into the requested state.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def _common(states: "pd.Series[str]") -> str:
 def _settings(
     block_sizes: Sequence[int], fetch_factors: Sequence[int], seed: int
 ) -> Iterator[Configuration]:
-    """Yield how each loader is called."""
+    """Yield the settings of each loader."""
     for factor in fetch_factors:
         yield Configuration(fetch_factor=factor, strategy="Streaming", seed=seed)
         for block in block_sizes:

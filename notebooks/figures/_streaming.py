@@ -1,4 +1,4 @@
-"""The paper's Figure 3: streaming, and what the fetch factor does to it."""
+"""The paper's Figure 3: streaming, and the effect of the fetch factor."""
 
 import matplotlib as mpl
 import pandas as pd
@@ -22,14 +22,14 @@ __all__ = ["streaming_figure"]
 def streaming_figure(published: pd.DataFrame, ours: pd.DataFrame, *, caption: str) -> Figure:
     """Draw the throughput of streaming over the fetch factor (the paper's Figure 3).
 
-    Published values and ours are of different machines: each has its own scale on the left. On
-    the right both have the same one: multiples of the throughput of one minibatch at a time.
+    Published values and ours are from different machines: each has its own scale on the left. On
+    the right both share one: multiples of the throughput of one minibatch at a time.
 
     Parameters
     ----------
     published, ours
         Columns ``loader``, ``strategy`` ("Streaming" of one loader, and "stream" of AnnLoader,
-        drawn as a line), ``fetch_factor``, ``cells_per_second`` and, where measured several
+        drawn as a line), ``fetch_factor``, ``cells_per_second`` and, if measured several
         times, ``low`` and ``high``.
     caption
         Where the values come from.

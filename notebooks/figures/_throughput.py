@@ -20,16 +20,16 @@ __all__ = ["storage_figure", "throughput_figure"]
 def throughput_figure(published: pd.DataFrame, ours: pd.DataFrame, *, caption: str) -> Figure:
     """Draw throughput over the fetch factor for each block size (the paper's Figure 2).
 
-    Published values and ours are of different machines: each has its own scale on the left. On
-    the right both have the same one: multiples of the throughput of single cells that are
-    fetched for one minibatch at a time.
+    Published values and ours are from different machines: each has its own scale on the left. On
+    the right both share one: multiples of the throughput of single cells fetched for one minibatch
+    at a time.
 
     Parameters
     ----------
     published, ours
         Columns ``loader``, ``strategy`` ("BlockShuffling" and "Streaming" of one loader; of
         AnnLoader "random" and "stream", drawn as lines), ``block_size``, ``fetch_factor``,
-        ``cells_per_second`` and, where measured several times, ``low`` and ``high``.
+        ``cells_per_second`` and, if measured several times, ``low`` and ``high``.
     caption
         Where the values come from.
     """
@@ -64,12 +64,12 @@ def storage_figure(
     Parameters
     ----------
     throughputs
-        As `cellfeed_tuner.storage_throughputs` returns them.
+        As `storage_throughputs` returns them.
     storage
-        What the cells are stored in.
+        The name of the storage.
     native
-        Throughput of the same cells in cellfeed's own storage, for comparison: ``text`` says
-        which, ``loader``, ``cells_per_second``, ``low`` and ``high``.
+        Throughput of the same cells in cellfeed's own storage, for comparison: ``text`` names it;
+        ``loader``, ``cells_per_second``, ``low`` and ``high``.
     caption
         Where the values come from.
     """

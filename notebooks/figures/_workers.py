@@ -23,15 +23,15 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 def workers_figure(published: pd.DataFrame, ours: pd.DataFrame, *, caption: str) -> Figure:
     """Draw throughput over the memory of all buffers, for each number of workers.
 
-    One column per block size; above published values, below ours, of another machine and on a
-    scale of their own. What lies one above the other holds as many minibatches: one process with
-    four times the buffer beside four workers (the paper's Appendix E).
+    One column per block size; published values above, ours below, from another machine and on
+    their own scale. Points above each other hold as many minibatches: one process with four times
+    the buffer, and four workers (the paper's Appendix E).
 
     Parameters
     ----------
     published, ours
         Columns ``loader``, ``block_size``, ``fetch_factor``, ``num_workers``,
-        ``cells_per_second`` and, where measured several times, ``low`` and ``high``.
+        ``cells_per_second`` and, if measured several times, ``low`` and ``high``.
     caption
         Where the values come from.
     """
@@ -59,12 +59,12 @@ def workers_figure(published: pd.DataFrame, ours: pd.DataFrame, *, caption: str)
 
 
 def _with_buffers(table: pd.DataFrame) -> pd.DataFrame:
-    """Add how many minibatches the fetches hold that are under way side by side."""
+    """Add the number of minibatches in all fetches that are in flight."""
     return table.assign(buffers=table["fetch_factor"] * table["num_workers"].clip(lower=1))
 
 
 def _looks(workers: Sequence[int]) -> dict[int, Any]:
-    """Return how each number of workers is drawn: none in black, more the lighter."""
+    """Return the colour of each number of workers: none in black, more the lighter."""
     shades = mpl.colormaps["cividis"](np.linspace(0.0, 0.9, len(workers)))
     return {
         number: {"color": shade, "marker": _MARKERS[place % len(_MARKERS)], "ls": "-"}

@@ -1,8 +1,7 @@
 """What mixing is worth: linear classifiers, trained for one epoch and tested on other cells.
 
 The protocol of the scDataset paper's Figure 5. A linear model has nothing to tune but its
-learning rate, and its problem is convex, so that what differs between two runs is the order in
-which cells came.
+learning rate, and its problem is convex, so two runs differ only in the order of the cells.
 """
 
 from ._classifiers import LinearClassifiers

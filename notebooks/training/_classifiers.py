@@ -1,4 +1,4 @@
-"""Several linear classifiers of the same cells, side by side in one matrix."""
+"""Several linear classifiers of the same cells, as columns of one matrix."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,15 +14,15 @@ MISSING = -1
 class LinearClassifiers(torch.nn.Module):
     """Softmax regression of several obs columns on ``log(1 + X)``.
 
-    One matrix product serves all tasks. They share no parameter, so that each is trained as it
-    would be alone. All parameters start at zero.
+    One matrix product serves all tasks. They share no parameter, so each is trained as it would be
+    alone. All parameters start at zero.
 
     Parameters
     ----------
     n_vars
         Number of genes.
     categories
-        The classes of each task: the categories of the obs column of that name.
+        The classes of each task: the categories of the obs column with that name.
 
     Examples
     --------

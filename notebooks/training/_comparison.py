@@ -32,7 +32,7 @@ def compare_settings(
     Parameters
     ----------
     collection
-        What is trained on.
+        The cells to train on.
     settings
         By name: the strategy, with the rows to train on as its ``indices``, and the fetch
         factor.
@@ -41,7 +41,7 @@ def compare_settings(
     tasks
         Categorical obs columns of the collection.
     seeds
-        Seeds of the data sets, which fix the order of the cells. Nothing else is random.
+        Seeds of the datasets, which determine the order of the cells. Nothing else is random.
     batch_size
         Rows of a minibatch in training.
     learning_rate, device

@@ -1,4 +1,4 @@
-"""How well classifiers do on cells that they were not trained on."""
+"""Scores of classifiers on cells that they were not trained on."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ __all__ = ["Score", "evaluate", "macro_f1"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What a classifier reaches on some cells.
+    """The score of a classifier on some cells.
 
     Parameters
     ----------
@@ -34,12 +34,12 @@ def macro_f1(labels: ArrayLike, predictions: ArrayLike) -> float:
 
     A class's score is ``2 n_right / (n_labelled + n_predicted)``, the harmonic mean of precision
     and recall. Classes that occur among the labels or the predictions count, as in
-    scikit-learn: one that is predicted and never right counts as 0.
+    scikit-learn: one that is predicted but never correct counts as 0.
 
     Parameters
     ----------
     labels, predictions
-        Codes of the classes, integers, not negative, of the same shape, at least one.
+        Codes of the classes, non-negative integers, of the same shape, at least one.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def macro_f1(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def evaluate(classifiers: LinearClassifiers, dataset: CellDataset) -> dict[str, Score]:
-    """Return what classifiers reach on one epoch of a data set.
+    """Return the scores of classifiers on one epoch of a dataset.
 
     Cells without a label are left out. Memory is that of a minibatch.
 
@@ -73,12 +73,12 @@ def evaluate(classifiers: LinearClassifiers, dataset: CellDataset) -> dict[str, 
     classifiers
         What `train_linear_classifiers` returned.
     dataset
-        The cells to test on, of the collection that the classifiers were trained on, or of one
+        The cells to test on, from the collection that the classifiers were trained on, or from one
         with the same categories.
 
     Returns
     -------
-    A score for each task, NaN where no cell has a label.
+    A score for each task, NaN if no cell has a label.
 
     Raises
     ------
@@ -114,7 +114,7 @@ class _ClassCounts:
 
 
 class _Tally:
-    """What is counted of one task."""
+    """The counts of one task."""
 
     def __init__(self, n_classes: int) -> None:
         self._counts = _ClassCounts(n_classes)

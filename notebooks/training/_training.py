@@ -18,15 +18,15 @@ def train_linear_classifiers(
     learning_rate: float = 1e-3,
     device: torch.device | str = "cpu",
 ) -> LinearClassifiers:
-    """Train linear classifiers with Adam over one epoch of a data set's minibatches.
+    """Train linear classifiers with Adam over one epoch of a dataset's minibatches.
 
-    All tasks are trained in one pass, so that cells are read once. Each minimises the mean
+    All tasks are trained in one pass, so cells are read once. Each minimises the mean
     cross-entropy of a minibatch over the cells whose label is known.
 
     Parameters
     ----------
     dataset
-        Minibatches of a `cellfeed.Collection`; the epoch is its next one.
+        Minibatches of a `cellfeed.Collection`; its next epoch is used.
     tasks
         Categorical obs columns of that collection.
     learning_rate
@@ -39,7 +39,7 @@ def train_linear_classifiers(
     ParameterError
         No task is given.
     ColumnError
-        A task is no categorical obs column of the collection.
+        A task is not a categorical obs column of the collection.
     """
     if not tasks:
         msg = "`tasks` must name at least one obs column, but got none"
@@ -55,7 +55,7 @@ def train_linear_classifiers(
         loss = torch.zeros((), device=device)
         for task, logits in classifiers(minibatch.X).items():
             codes = minibatch.obs[task]
-            # An epoch's last minibatch may be short, and a column have gaps.
+            # An epoch's last minibatch may be short, and a column may have gaps.
             loss = loss + summed_loss(logits, codes) / (codes != MISSING).sum().clamp(min=1)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from storage import Matrix
 
-_MISSING = 2**64 - 1  # how a shard's index marks a chunk that holds nothing but the fill value
+_MISSING = 2**64 - 1  # how a shard's index marks a chunk that holds only the fill value
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Chunks:
     n_elements
         Elements of a chunk.
     places
-        File, offset and size in bytes of each chunk, in their order in the array; None for one
+        File, offset and size in bytes of each chunk, in array order; None for a chunk
         that is not stored.
     decompress
-        From the compressed bytes to the elements; does not hold the interpreter's lock.
+        Turns the compressed bytes into elements; does not hold the GIL.
     """
 
     n_elements: int
@@ -36,7 +36,7 @@ class Chunks:
         return range(first // self.n_elements, -(-last // self.n_elements))
 
     def read(self, number: int) -> bytes:
-        """Return a chunk as it is stored."""
+        """Return a chunk as stored."""
         place = self.places[number]
         if place is None:
             return b""
@@ -57,7 +57,7 @@ def _hdf5_chunks(dataset) -> Chunks:
     import deflate  # noqa: PLC0415 - only gzip needs it
 
     if dataset.compression != "gzip" or dataset.shuffle:
-        raise SystemExit(f"no limit is known but for plain gzip, not for `{dataset.name}`")
+        raise SystemExit(f"limits are known only for plain gzip, not for `{dataset.name}`")
     (n_elements,) = dataset.chunks
     places: list[tuple[str, int, int] | None] = [None] * -(-dataset.size // n_elements)
 
@@ -72,20 +72,20 @@ def _hdf5_chunks(dataset) -> Chunks:
 
 
 def chunks_of_store(part: Path) -> list[Chunks]:
-    """Return the chunks of ``data`` and of ``indices`` of a data set of a shuffled store."""
+    """Return the chunks of ``data`` and of ``indices`` of a dataset in a shuffled store."""
     return [_shard_chunks(part / "X" / name) for name in ("data", "indices")]
 
 
 def _shard_chunks(array: Path) -> Chunks:
     from numcodecs import blosc  # noqa: PLC0415 - only zarr stores need it
 
-    blosc.use_threads = False  # the threads are ours
+    blosc.use_threads = False  # we use our own threads
     description = json.loads((array / "zarr.json").read_text())
     (shard_elements,) = description["chunk_grid"]["configuration"]["chunk_shape"]
     sharding = description["codecs"][0]
     inner = [codec["name"] for codec in sharding["configuration"].get("codecs", ())]
     if inner != ["bytes", "blosc"]:
-        raise SystemExit(f"no limit is known but for shards of blosc, not for `{array}`")
+        raise SystemExit(f"limits are known only for blosc shards, not for `{array}`")
     (n_elements,) = sharding["configuration"]["chunk_shape"]
     (size,) = description["shape"]
     places: list[tuple[str, int, int] | None] = []

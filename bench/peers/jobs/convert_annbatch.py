@@ -1,4 +1,4 @@
-"""Make annbatch's own shuffled zarr store with its defaults and the pipeline it asks for."""
+"""Make annbatch's own shuffled zarr store, with its defaults and the pipeline it asks for."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Make one archive of cellstream, with its defaults, of all plates."""
+"""Make one cellstream archive of all plates, with its defaults."""
 
 import sys
 import tempfile

@@ -1,4 +1,4 @@
-"""Ingest the plates into one TileDB-SOMA experiment, registered together as its guide has it."""
+"""Ingest the plates into one TileDB-SOMA experiment, registered together as in its guide."""
 
 import sys
 

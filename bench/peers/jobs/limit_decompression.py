@@ -1,6 +1,6 @@
-"""How many cells per second if decompression were all that cost anything.
+"""How many cells per second if only decompression took time.
 
-All usable cores decompress chunks that lie in memory already. With a block size, these are the
+All usable cores decompress chunks that are in memory already. With a block size, these are the
 distinct chunks that a fetch of random blocks touches; without one, every chunk once.
 """
 
@@ -14,8 +14,8 @@ from chunks import Chunks, chunks_of_plate, chunks_of_store
 from protocol import Job, read_job, report, versions
 from storage import Matrix, open_plates, open_store, random_fetches, store_parts
 
-CHUNKS_PER_TASK = 32  # so that handing out work costs nothing that could be seen
-CHUNKS_PER_RUN = 512  # of each array, where every chunk is decompressed once
+CHUNKS_PER_TASK = 32  # so that handing out work costs nothing measurable
+CHUNKS_PER_RUN = 512  # of each array, if every chunk is decompressed once
 
 Work = tuple[float, list[tuple[Chunks, int]]]  # cells, and the chunks that they need
 
@@ -43,7 +43,7 @@ def whole_chunks(
 def touched_chunks(
     matrices: list[Matrix], tables: list[list[Chunks]], job: Job, rng: np.random.Generator
 ) -> Iterator[Work]:
-    """Divide an epoch into fetches of random blocks, and say which chunks each of them touches."""
+    """Divide an epoch into fetches of random blocks, with the chunks that each one touches."""
     for blocks in random_fetches(matrices, job.settings["block_size"], job.fetch_rows, rng):
         touched = set()
         for number, start, stop in blocks:

@@ -1,4 +1,4 @@
-"""How fast the files can be read from end to end, several at a time, and nothing done with them."""
+"""How fast the files can be read from end to end, several at a time, with no other work."""
 
 import os
 import time
@@ -13,7 +13,7 @@ READ_BYTES = 8 << 20
 
 
 def read(path: Path, end: float) -> int:
-    """Read a file to its end or until the time is up, and return how many bytes that gave."""
+    """Read a file to its end or until the time is up, and return the number of bytes."""
     buffer = bytearray(READ_BYTES)
     n_bytes = 0
     with path.open("rb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""How fast all usable cores write dense minibatches, or copy them, and do nothing else."""
+"""How fast all usable cores write or copy dense minibatches, with no other work."""
 
 import os
 import time
@@ -30,7 +30,7 @@ def work(job: Job, n_columns: int) -> int:
 
 if __name__ == "__main__":
     job = read_job()
-    torch.set_num_threads(1)  # the threads are ours
+    torch.set_num_threads(1)  # we use our own threads
     n_columns = open_plates(job.plates[:1])[0].n_columns
     n_threads = len(os.sched_getaffinity(0))
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""TileDB-SOMA-ML on an experiment that was ingested from the plates."""
+"""TileDB-SOMA-ML on an experiment ingested from the plates."""
 
 import tiledbsoma
 import torch

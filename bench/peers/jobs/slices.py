@@ -1,4 +1,4 @@
-"""What a careful user would write by hand: a slice for each block, and minibatches of them."""
+"""What a careful user would write by hand: one slice per block, and minibatches of them."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def sliced_loader(matrices: list[Matrix], job: Job) -> Loader:
 
 
 def read_blocks(matrices: list[Matrix], blocks: list[tuple[int, int, int]]) -> csr_matrix:
-    """Read blocks of rows, one slice of ``data`` and one of ``indices`` for each."""
+    """Read blocks of rows, with one slice of ``data`` and one of ``indices`` for each."""
     data, indices, lengths = [], [], []
     for number, start, stop in blocks:
         matrix = matrices[number]

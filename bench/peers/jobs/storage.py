@@ -1,4 +1,4 @@
-"""The sparse matrices of a collection, opened for reading by hand, and random blocks of them."""
+"""The sparse matrices of a collection, opened to be read by hand, and random blocks of them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Matrix:
     data, indices
         Arrays that stay on disk: h5py datasets or zarr arrays.
     indptr
-        In memory.
+        Row pointer, in memory.
     n_columns
         Genes.
     """
@@ -45,7 +45,7 @@ def open_plates(plates: list[str]) -> list[Matrix]:
 
 
 def open_store(store: str) -> list[Matrix]:
-    """Open ``X`` of each data set of a shuffled zarr store."""
+    """Open ``X`` of each dataset of a shuffled zarr store."""
     import zarr  # noqa: PLC0415 - the environment of the plates needs none
 
     groups = [zarr.open_group(path, mode="r")["X"] for path in store_parts(store)]
@@ -56,14 +56,14 @@ def open_store(store: str) -> list[Matrix]:
 
 
 def store_parts(store: str) -> list[Path]:
-    """Return the folders of a store's data sets."""
+    """Return the folders of a store's datasets."""
     return sorted(Path(store).glob("dataset_*"))
 
 
 def random_fetches(
     matrices: list[Matrix], block_size: int, fetch_rows: int, rng: np.random.Generator
 ) -> Iterator[list[tuple[int, int, int]]]:
-    """Divide an epoch into fetches of random blocks, in the order in which they lie on disk.
+    """Divide an epoch into fetches of random blocks, in storage order.
 
     Yields
     ------

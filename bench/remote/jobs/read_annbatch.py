@@ -1,4 +1,4 @@
-"""annbatch on data sets of a zarr store on a server, by fsspec: its environment has that."""
+"""annbatch on the datasets of a zarr store on a server, through fsspec in its environment."""
 
 import json
 import sys
@@ -43,7 +43,7 @@ def main():
         for minibatch in loader:
             n_cells += minibatch["X"].shape[0]
             if n_cells % 4096 == 0 and time.perf_counter() - began > job["seconds"]:
-                break  # at the end of what was preloaded
+                break  # at the end of the preloaded cells
         seconds = time.perf_counter() - began
         answer = {"n_cells": n_cells, "seconds": seconds, "cpu": time.process_time() - cpu}
         print(json.dumps(answer), flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""cellfeed: opens a collection once, and reads an epoch whenever it is told to."""
+"""cellfeed: open a collection once, and read an epoch on each request."""
 
 import json
 import resource
@@ -10,7 +10,7 @@ from cellfeed import BlockShuffling, CellDataset, open_collection
 
 
 def counted(paths):
-    """Return what was asked of servers so far; zeros for local files."""
+    """Return the requests to servers so far; zeros for local files."""
     if not paths[0].startswith(("http", "s3:")):
         return dict.fromkeys(("n_requests", "n_bytes", "n_wanted", "n_repeated"), 0)
     from cellfeed._remote._scheduler import _schedulers  # noqa: PLC0415 - there is no public way

@@ -1,7 +1,6 @@
-"""What one writes by hand: rows of random blocks, sliced from files or arrays on a server.
+"""What a user writes by hand: rows of random blocks, sliced from files or arrays on a server.
 
-``h5py`` on files of fsspec (and s3fs), or zarr-python on obstore.
-An epoch is followed for some seconds.
+Uses h5py on fsspec files (and s3fs), or zarr-python on obstore. Reads an epoch for some seconds.
 """
 
 import json
