@@ -7,7 +7,7 @@ from bench.backtest.baselines import BASELINES
 from bench.backtest.page import put
 from bench.backtest.recorded_grid import read_grid
 from bench.backtest.replay import replay
-from bench.backtest.replay_table import markdown_table, replay_rows
+from bench.backtest.replay_table import HEADINGS, markdown_table, replay_rows
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "notebooks" / "figures" / "data"
@@ -41,6 +41,10 @@ def table_command(*, seeds: int) -> None:
                 baselines=BASELINES,
             )
         ]
-    table = markdown_table(replay_rows(found))
-    click.echo(table)
+    *by_grid, quiet, busy = replay_rows(found)
+    click.echo(table := markdown_table(by_grid))
+    put("make replay: grids", table)
+    shown = [HEADINGS.index(each) for each in ("noise", "autotune", *BASELINES)]
+    rows = [[row[column] for column in shown] for row in (quiet, busy)]
+    click.echo(table := markdown_table(rows, [HEADINGS[column] for column in shown]))
     put("make replay", table)
