@@ -13,13 +13,13 @@ __all__ = [
     "LabelCounts", "as_codes", "count_in_parts", "count_labels", "require_a_label_for_each",
 ]  # fmt: skip
 
-# Counted at once; NumPy takes 8 bytes for each.
+# Rows per part; NumPy needs 8 bytes for each.
 _ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelCounts:
-    """Rows of each label that occurs, int64, shape (n_labels,), and rows without a label."""
+    """Rows of each occurring label, int64, shape (n_labels,), and rows without a label."""
 
     counts: NDArray[np.int64]
     n_missing: int
@@ -30,17 +30,17 @@ class LabelCounts:
         return int(self.counts.sum()) + self.n_missing
 
     def random_entropy_bits(self, batch_size: int) -> float:
-        """Return the exact expectation of random sampling; 0 where no row has a label."""
+        """Return the exact expectation of random sampling; 0 if no row has a label."""
         if not self.counts.size:
             return 0.0
         return theory.random_entropy_bits(self.counts, batch_size, n_missing=self.n_missing)
 
 
 def count_labels(codes: NDArray[np.integer]) -> LabelCounts:
-    """Count each label, by codes that are negative where it is missing, shape (n_rows,).
+    """Count each label from codes, negative where missing, shape (n_rows,).
 
-    With memory that does not grow with the number of rows, unless codes are far larger than there
-    are rows; these are sorted instead.
+    Memory does not grow with the number of rows, unless codes are far larger than that number; they
+    are then sorted.
     """
     return count_in_parts(lambda part: codes[part], codes.size, int(codes.max(initial=-1)))
 
@@ -48,7 +48,7 @@ def count_labels(codes: NDArray[np.integer]) -> LabelCounts:
 def count_in_parts(
     codes_in: Callable[[slice], NDArray[np.integer]], n_rows: int, most: int
 ) -> LabelCounts:
-    """Count labels whose codes are made when they are asked for; see `count_labels`."""
+    """Count labels whose codes a function makes in parts; see `count_labels`."""
     if most > max(_ROWS_AT_ONCE, n_rows):
         found, counted = np.unique(codes_in(slice(0, n_rows)), return_counts=True)
         return LabelCounts(counted[found >= 0], int(counted[found < 0].sum()))
@@ -61,7 +61,7 @@ def count_in_parts(
 
 
 def as_codes(labels: ArrayLike) -> NDArray[np.integer]:
-    """Return labels as a line of integer codes, or raise `ParameterError`."""
+    """Return labels as one-dimensional integer codes, or raise `ParameterError`."""
     codes = np.asarray(labels)
     if codes.ndim != 1 or codes.size == 0 or codes.dtype.kind not in "iu":
         msg = (

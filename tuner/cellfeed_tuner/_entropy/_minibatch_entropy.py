@@ -1,9 +1,9 @@
-"""Entropy of the labels of minibatches whose rows are known, and of blocks.
+"""Entropy of the labels of known minibatches, and of blocks.
 
-How well one label is mixed within another, such as the plate within the cell line, is
-``H(a | b) = H(a, b) - H(b)`` in each minibatch, over the cells that have both. Like any plug-in
-estimate it is biased, and more than H(a) is, since a minibatch has fewer cells of each b: hold it
-against the same estimate at random sampling, never against H(a | b) of the collection.
+The mixing of one label within another, such as the plate within the cell line, is
+``H(a | b) = H(a, b) - H(b)`` in each minibatch, over the cells that have both labels. This plug-in
+estimate has a bias, larger than that of H(a), since a minibatch has fewer cells of each b: compare
+it with the same estimate for random sampling, never with H(a | b) of the collection.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ __all__ = [
     "within_block_bits",
 ]  # fmt: skip
 
-# Rows of blocks whose entropies are taken at once.
+# Rows of blocks whose entropies are computed together.
 _ROWS_AT_ONCE = 1 << 17
 _MOST_PAIRS = np.iinfo(np.int64).max
 
@@ -32,14 +32,14 @@ _Codes = NDArray[np.integer]
 
 
 class Conditional(NamedTuple):
-    """One label given another, in place of a label whose entropy is asked for.
+    """A label within each value of another, to pass instead of a label.
 
     Parameters
     ----------
     labels
         Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
     given
-        Code of the label within which the first is to be mixed, likewise.
+        Code of the other label, likewise.
     """
 
     labels: ArrayLike
@@ -47,12 +47,12 @@ class Conditional(NamedTuple):
 
 
 def statistic_of(labels: "ArrayLike | Conditional") -> tuple[Statistic, int]:
-    """Return what gives the entropies of minibatches from their rows, and how many rows there are.
+    """Return a function from rows to entropies of minibatches, and the number of labels.
 
     Raises
     ------
     ParameterError
-        Labels are not a line of integers, or do not fit together.
+        Labels are not one-dimensional integers, or differ in length.
     """
     if not isinstance(labels, Conditional):
         codes = as_codes(labels)
@@ -84,9 +84,9 @@ def minibatch_entropies(labels: ArrayLike, plan: EpochPlan) -> NDArray[np.float6
 
 
 def entropies_of(minibatches: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return the plug-in entropy of each minibatch in bits, 0 where no label is known.
+    """Return the plug-in entropy of each minibatch in bits, 0 if it has no label.
 
-    From codes, -1 where missing, shape (n_minibatches, batch_size).
+    Takes codes, -1 where missing, shape (n_minibatches, batch_size).
     """
     labels = np.sort(minibatches, axis=1)
     # H = log2 n - (1 / n) sum c log2 c over the runs of equal labels, c long, n known labels
@@ -104,9 +104,9 @@ def entropies_of(minibatches: NDArray[np.integer]) -> NDArray[np.float64]:
 
 
 def within_block_bits(codes: NDArray[np.integer], block_size: int) -> float:
-    """Return the mean plug-in entropy of blocks, a short last one too, weighted by their rows.
+    """Return the mean plug-in entropy of blocks, weighted by their rows, with a short last block.
 
-    Takes codes, block after block, and the memory of some 100,000 rows, or of a larger block.
+    Takes codes, block after block; uses the memory of about 100,000 rows, or of one larger block.
 
     Examples
     --------
@@ -124,9 +124,9 @@ def within_block_bits(codes: NDArray[np.integer], block_size: int) -> float:
 
 
 def random_of_known_statistic(codes: NDArray[np.integer], counts: NDArray[np.int64]) -> Statistic:
-    """Return what gives, from rows, the entropy of random samples with as many labelled rows.
+    """Return a function from minibatches to the entropy of random samples with as many labels.
 
-    Each label is drawn as often as ``counts`` say, shape (n_labels,).
+    ``counts`` are the rows of each label, shape (n_labels,).
 
     Examples
     --------
