@@ -9,8 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import BlockShuffling, EpochPlan
 from cellfeed_tuner import theory
-from cellfeed_tuner._entropy._label_counts import as_codes, require_a_label_for_each
-from cellfeed_tuner._entropy._minibatch_entropy import Conditional, entropies_of, statistic_of
+from cellfeed_tuner._entropy._minibatch_entropy import (
+    Conditional,
+    as_codes,
+    entropies_of,
+    require_a_label_for_each,
+    statistic_of,
+)
 from cellfeed_tuner._entropy._plan_replay import (
     FetchSpread,
     PlanReplay,

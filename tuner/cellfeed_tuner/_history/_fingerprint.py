@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed import Collection, SamplingStrategy
-from cellfeed_tuner._entropy._label_counts import count_labels
+from cellfeed_tuner._entropy._minibatch_entropy import count_labels
 from cellfeed_tuner._history._digest import Fingerprint, digest, fingerprint
 from cellfeed_tuner._history._earlier_run import Key
 from cellfeed_tuner._machine._description import Machine, package_version

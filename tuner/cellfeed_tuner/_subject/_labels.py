@@ -17,7 +17,7 @@ from cellfeed import (
     ParameterError,
 )
 from cellfeed_tuner._constants import LEAST_CELLS_PER_FRACTION, LEAST_CELLS_PER_LABEL
-from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
+from cellfeed_tuner._entropy._minibatch_entropy import LabelCounts, count_labels
 
 __all__ = [
     "Label", "LabelWithin", "codes_of", "label_codes", "label_name", "label_text", "names_of",

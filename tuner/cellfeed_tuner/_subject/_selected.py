@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Setting
 from cellfeed_tuner._constants import MOST_DRAWS, MOST_IN_BLOCKS
-from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
+from cellfeed_tuner._entropy._minibatch_entropy import LabelCounts, count_labels
 from cellfeed_tuner._subject._labels import Label, label_codes
 
 __all__ = ["Selected"]
