@@ -16,17 +16,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The ranks in torchrun's environment variables.
-
-    Parameters
-    ----------
-    rank, world_size
-        The rank of this process, and the number of ranks.
-    local_rank, local_world_size
-        The same on this machine.
-    host, port
-        ``MASTER_ADDR`` and ``MASTER_PORT``.
-    """
+    """Torchrun's environment variables; ``host`` and ``port`` are the master's."""
 
     rank: int
     world_size: int

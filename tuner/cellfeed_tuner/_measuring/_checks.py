@@ -48,27 +48,27 @@ def bytes_on_disk(collection: Collection) -> int:
     return sum(source.file_bytes() for source in collection.sources)
 
 
-def cache_state(collection: Collection, asked: CacheState | None) -> CacheState:
+def cache_state(collection: Collection, requested: CacheState | None) -> CacheState:
     """Return the cache state to measure in: as requested, or else cold, or remote on servers.
 
     Caches of servers cannot be dropped or filled from here, so there is nothing to choose. An
     impossible state is a `ParameterError`.
     """
     if not collection.is_remote:
-        if asked == "remote":
+        if requested == "remote":
             msg = (
                 f"cache='remote' is for files on servers, but {collection.locations[0]} is on this "
                 "machine; give 'cold' or 'warm'"
             )
             raise ParameterError(msg)
-        if asked == "warm" and collection.direct_io:
+        if requested == "warm" and collection.direct_io:
             msg = f"cache='warm', but {collection.locations[0]} is read past the page cache"
             raise ParameterError(f"{msg}; leave `cache` out, or open it without `direct_io`")
-        return asked or "cold"
-    if asked in {"cold", "warm"}:
+        return requested or "cold"
+    if requested in {"cold", "warm"}:
         first = next(each for each in collection.locations if each.is_remote)
         msg = (
-            f"cache={asked!r} is for files of this machine, but {first} is read from a server, "
+            f"cache={requested!r} is for files of this machine, but {first} is read from a server, "
             "whose caches are not under control; leave `cache` out"
         )
         raise ParameterError(msg)

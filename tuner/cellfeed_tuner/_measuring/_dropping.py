@@ -61,20 +61,20 @@ class Dropping:
         self._mapped = mapped
         self._looking_share = looking_share
         # Rounds, and the pages of each file that were cached at their ends.
-        self._looks = deque[tuple[int, Sequence[PageRuns]]]()
+        self._listed = deque[tuple[int, Sequence[PageRuns]]]()
         self._round = 0
-        self._look_again = 0.0
+        self._next = 0.0
 
     def before_epoch(self) -> None:
         """Drop all pages, since nothing has been read ahead."""
         drop_clean_pages(self._paths, mapped=self._mapped)
-        self._looks.clear()
+        self._listed.clear()
         self._round = 0
 
     def after_round(self, rounds_ahead: int) -> None:
         """Drop pages that were cached so many rounds ago; see `rounds_ahead`."""
         self._round += 1
-        if not self._paths or time.perf_counter() < self._look_again:
+        if not self._paths or time.perf_counter() < self._next:
             return
         begin = time.thread_time()
         runs = [resident_runs(path) for path in self._paths]
@@ -84,15 +84,15 @@ class Dropping:
             if used is not None:
                 covered = [_covered(*each) for each in zip(known, used, strict=True)]
                 drop_clean_pages(self._paths, covered, mapped=self._mapped)
-            self._looks.append((self._round, known))
+            self._listed.append((self._round, known))
         taken = time.thread_time() - begin
-        self._look_again = time.perf_counter() + taken / self._looking_share
+        self._next = time.perf_counter() + taken / self._looking_share
 
     def _used(self, rounds_ahead: int) -> Sequence[PageRuns] | None:
         """Return the latest listed pages that have been used since, and forget them."""
         used = None
-        while self._looks and self._looks[0][0] + rounds_ahead <= self._round:
-            _, used = self._looks.popleft()
+        while self._listed and self._listed[0][0] + rounds_ahead <= self._round:
+            _, used = self._listed.popleft()
         return used
 
 

@@ -224,7 +224,7 @@ def _run_in_children(
             events.append([])
         usage, running = _Usage([*children.values()]), dict(zip(children, events, strict=True))
         while running and not end.failure and time.monotonic() < deadline and not abandoned():
-            usage.look_if_due()
+            usage.sample_if_due()
             ready = wait([*running], MEMORY_EVERY_SECONDS)
             for rank, (receiver, pid) in enumerate(children.items()):
                 if receiver not in running or (receiver not in ready and not _has_ended(pid)):
@@ -233,10 +233,10 @@ def _run_in_children(
                 if not isinstance(event, _Ended):
                     running[receiver].append(event)
                     continue
-                usage.look()
+                usage.sample()
                 end = end if end.failure else event
                 del running[receiver]
-        others = clock.others(usage.look())
+        others = clock.others(usage.sample())
     finally:
         for receiver, pid in children.items():
             kill_tree(pid)
@@ -262,17 +262,17 @@ class _Usage:
         self._every = MEMORY_EVERY_SECONDS
         self._due = time.monotonic() + self._every
 
-    def look_if_due(self) -> None:
+    def sample_if_due(self) -> None:
         """Sample now and then, so that sampling takes little time."""
         if time.monotonic() < self._due:
             return
         began = time.thread_time()
-        self.look()
+        self.sample()
         taken = time.thread_time() - began
         self._every = min(max(self._every, taken / LOOKING_SHARE), MEMORY_AT_LEAST_EVERY_SECONDS)
         self._due = time.monotonic() + self._every
 
-    def look(self) -> float:
+    def sample(self) -> float:
         """Sample now; return the processor seconds."""
         memory_bytes = sum(map(tree_memory_bytes, self._pids))
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes)

@@ -1,4 +1,4 @@
-"""A loader opened in the measuring process, and what is kept of its minibatches."""
+"""A loader opened in the measuring process, and the rows and labels that it delivers."""
 
 import random
 from collections.abc import Mapping
@@ -95,7 +95,7 @@ class Session:
         """Return the entropies of all rounds."""
         codes = {}
         for name, kept in self._labels.items():
-            found, _ = pd.factorize(np.ravel(kept))  # what is missing becomes -1
+            found, _ = pd.factorize(np.ravel(kept))  # missing values become -1
             codes[name] = found.reshape(len(kept), -1)
         return Findings(entropies=self._entropies(codes))
 
@@ -133,10 +133,10 @@ class DatasetSession(Session):
     def __init__(self, selected: Selected, request: TimingSettings) -> None:
         configuration, collection = request.configuration, selected.collection
         others = configuration.others
-        asked = {"prefetch": request.prefetch, "num_threads": others.get("num_threads")}
+        wanted = {"prefetch": request.prefetch, "num_threads": others.get("num_threads")}
         if request.ranks.n_total > 1:
-            asked |= {"rank": request.rank, "world_size": request.ranks.n_total}
-        given = {name: value for name, value in asked.items() if value is not None}
+            wanted |= {"rank": request.rank, "world_size": request.ranks.n_total}
+        given = {name: value for name, value in wanted.items() if value is not None}
         self._request, self._collection = request, collection
         self.files = collection.files
         if request.n_requests:

@@ -85,22 +85,22 @@ class Selected:
         strategy = BlockShuffling(1, align=cast(Any, align))
         return Selected.of(self.collection, self.indices, strategy)
 
-    def block_sizes(self, asked: Sequence[int]) -> Sequence[int]:
+    def block_sizes(self, sizes: Sequence[int]) -> Sequence[int]:
         """Return the possible block sizes, or raise `ParameterError` if there are none.
 
         For a strategy of sets, sizes that divide a set; for one without blocks, 1.
         """
         if self.strategy is None:
-            return asked
+            return sizes
         if not _has(self.strategy, "block_size"):
             return (1,)
         size = self.strategy.n_together
         if size == 1:
-            return asked
-        fitting = [each for each in asked if each < 1 or size % each == 0]
+            return sizes
+        fitting = [each for each in sizes if each < 1 or size % each == 0]
         if not fitting:
             msg = (
-                f"a block size must divide the sets of {size} cells, but got {list(asked)[:9]}; "
+                f"a block size must divide the sets of {size} cells, but got {list(sizes)[:9]}; "
                 f"choose from {[each for each in range(1, size + 1) if size % each == 0]}"
             )
             raise ParameterError(msg)

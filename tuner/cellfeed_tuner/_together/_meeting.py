@@ -229,7 +229,7 @@ def _joined(world: World, seconds: float) -> "tuple[Connection[bytes, bytes], st
     """Return a connection to the first rank, and the token to send."""
     deadline = time.monotonic() + seconds
     path = _socket_path(world) if world.is_on_one_machine else None
-    store = None if path else _store(world)
+    store = None if world.is_on_one_machine else _store(world)
     token, found = "", None
     while found is None:
         if time.monotonic() > deadline:
@@ -241,7 +241,7 @@ def _joined(world: World, seconds: float) -> "tuple[Connection[bytes, bytes], st
         with suppress(OSError):  # nobody listens there yet
             if path is not None:
                 found = _connected(path)
-            elif store.check(["first"]):
+            elif store is not None and store.check(["first"]):
                 port, token = json.loads(store.get("first"))
                 found = socket.create_connection((world.host, port), timeout=_HELLO_SECONDS)
                 found.settimeout(None)
