@@ -121,7 +121,7 @@ class _StoredFile:
         """Return the value of an obs column, None if it is missing."""
         modality, _, own_name = name.partition(":")
         group, obs = "obs", self._root["obs"]
-        if name not in obs and f"mod/{modality}/obs" in self._root:
+        if f"mod/{modality}/obs" in self._root and name not in obs:
             group, name, row = f"mod/{modality}/obs", own_name, self._row_in(modality, row)
         elif obs.attrs.get("encoding-version") != "0.2.0":
             group = ""
