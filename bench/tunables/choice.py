@@ -58,10 +58,11 @@ def tuned(
     for name in names:
         kind, store = LOADERS[name], stores.get(name)
         if kind is not None and kind.missing():
-            say(f"{name}: left out, since {' and '.join(kind.missing())} is not installed")
+            packages = " ".join(kind.missing()).replace("_", "-")
+            say(f"{name}: skipped, not installed; install it: pip install {packages}")
             continue
-        if kind is not None and kind.has_store and store is None:
-            say(f"{name}: left out, since no store of its own was named")
+        if kind is not None and kind.store_option and store is None:
+            say(f"{name}: skipped, needs its own copy of the cells; give {kind.store_option}")
             continue
         try:
             if kind is None:

@@ -22,6 +22,7 @@ from anndata.experimental import AnnCollection
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
+from cellfeed import ColumnError
 from cellfeed_tuner import Configuration, Tunable
 
 __all__ = [
@@ -55,7 +56,7 @@ class OfPlates(Tunable):
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
-    has_store: ClassVar[bool] = False
+    store_option: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -93,7 +94,11 @@ def _codes(plates: Sequence[Path], label: str) -> NDArray[np.intp]:
     columns = []
     for path in plates:
         with h5py.File(path) as file:
-            columns.append(np.asarray(anndata.io.read_elem(file["obs"])[label], dtype=object))
+            obs = anndata.io.read_elem(file["obs"])
+        if label not in obs:
+            msg = f"{path}: has no obs column {label!r}; it has {', '.join(obs)}"
+            raise ColumnError(msg)
+        columns.append(np.asarray(obs[label], dtype=object))
     codes: NDArray[np.intp] = pd.factorize(np.concatenate(columns))[0]
     return codes
 
@@ -214,7 +219,7 @@ class Annbatch(OfPlates):
     """annbatch's `Loader` over a store of its own."""
 
     needs = ("annbatch", "zarr")
-    has_store = True
+    store_option = "--annbatch-store"
     parameters: Mapping[str, Sequence[int]] = {
         "block_size": (16, 64, 256),  # its `chunk_size`
         "fetch_factor": (4, 16, 64, 256),  # its `preload_nchunks`, by the number of their cells
@@ -258,7 +263,7 @@ class TileDBSOMAML(OfPlates):
     """TileDB-SOMA-ML over an experiment ingested from the files."""
 
     needs = ("tiledbsoma", "tiledbsoma_ml")
-    has_store = True
+    store_option = "--soma-experiment"
     parameters: Mapping[str, Sequence[int]] = {
         "block_size": (16, 64, 256),  # its `shuffle_chunk_size`
         "fetch_factor": (16, 64, 256),  # its `io_batch_size`, in minibatches

@@ -15,8 +15,11 @@ from scipy.stats import norm
 from scipy.stats import t as student_t
 
 from cellfeed import EpochPlan, ParameterError
-from cellfeed_tuner._entropy._label_counts import as_codes, require_a_label_for_each
-from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
+from cellfeed_tuner._entropy._minibatch_entropy import (
+    as_codes,
+    entropies_of,
+    require_a_label_for_each,
+)
 from cellfeed_tuner._entropy._plan_replay import fetches_per_block
 from cellfeed_tuner._interval import BEYOND_CHANCE, Estimate, mean_with_interval
 

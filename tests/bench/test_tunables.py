@@ -87,6 +87,12 @@ def test_so_does_soma(plates, experiment):
     assert found == pytest.approx(counts, abs=BATCH_SIZE)
 
 
+def test_a_label_that_does_not_exist_is_one_line(plates):
+    ran = CliRunner().invoke(main, [*map(str, plates), "--label=nope", "--loader=DataLoader"])
+    assert ran.exit_code == 0, ran.output
+    assert ran.stderr.startswith(f"DataLoader: {plates[0]}: has no obs column 'nope'; it has ")
+
+
 def test_the_command_says_which_is_the_fastest_and_what_is_left_out(plates):
     ran = CliRunner().invoke(
         main,
@@ -94,6 +100,6 @@ def test_the_command_says_which_is_the_fastest_and_what_is_left_out(plates):
          "--loader=cellfeed", "--loader=DataLoader", "--loader=annbatch"],
     )  # fmt: skip
     assert ran.exit_code == 0, ran.output
-    assert "annbatch: left out, since" in ran.stderr
+    assert "annbatch: skipped, " in ran.stderr
     rows = [line.split("|")[1].strip() for line in ran.stdout.splitlines() if "MB |" in line]
     assert sorted(rows) == ["DataLoader", "cellfeed"]

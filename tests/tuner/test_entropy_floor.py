@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._entropy._label_entropy import label_entropy
+from cellfeed_tuner._entropy._minibatch_entropy import count_labels
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._results._recommended import Constraints
 from cellfeed_tuner._subject._labels import Label

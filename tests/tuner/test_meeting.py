@@ -1,4 +1,4 @@
-"""Ranks find each other, are told the same, and do not wait for one that is gone."""
+"""Ranks find each other, receive the same message, and do not wait for a dead one."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from cellfeed import ParameterError
 from cellfeed_tuner._measuring._measuring_process import MeasuringError
 from cellfeed_tuner._ranks import Ranks, World
 from cellfeed_tuner._together import _meeting
-from cellfeed_tuner._together._meeting import Meeting, told_by_first
+from cellfeed_tuner._together._meeting import Meeting, message_from_first
 
 PORT = 29_871
 HOSTS = ["127.0.0.1", "localhost", *(["::1"] if socket.has_dualstack_ipv6() else [])]
@@ -44,8 +44,8 @@ def world(rank, world_size=3, **changes):
 
 
 @contextmanager
-def others(*worlds, seconds=20.0, function=told_by_first, **settings):
-    """What other ranks are told, in threads."""
+def others(*worlds, seconds=20.0, function=message_from_first, **settings):
+    """What other ranks receive, in threads."""
     with ThreadPoolExecutor(len(worlds)) as pool:
         yield [
             pool.submit(function, each, join_seconds=seconds, limit_seconds=seconds, **settings)
@@ -139,29 +139,29 @@ class TestWorld:
 
 
 class TestMeeting:
-    def test_all_are_told_the_same(self, folder):
-        with others(world(1), world(2)) as told:
+    def test_all_receive_the_same(self, folder):
+        with others(world(1), world(2)) as received:
             with Meeting(world(0), join_seconds=20.0) as meeting:
                 meeting.check()
                 assert not list(folder.rglob("*.socket"))  # nobody comes later
-                meeting.tell({"result": [1, 2]})
-            assert [each.result() for each in told] == [{"result": [1, 2]}] * 2
+                meeting.send({"result": [1, 2]})
+            assert [each.result() for each in received] == [{"result": [1, 2]}] * 2
 
     def test_it_is_met_again(self):
         for number in range(2):
-            with others(world(1, 2)) as told:
+            with others(world(1, 2)) as received:
                 with Meeting(world(0, 2), join_seconds=20.0) as meeting:
-                    meeting.tell({"number": number})
-                assert told[0].result() == {"number": number}
+                    meeting.send({"number": number})
+                assert received[0].result() == {"number": number}
 
     def test_what_a_killed_one_left_is_no_obstacle(self):
         path = _meeting._socket_path(world(0))
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(path))
-        with others(world(1, 2)) as told:
+        with others(world(1, 2)) as received:
             with Meeting(world(0, 2), join_seconds=20.0) as meeting:
-                meeting.tell({})
-            assert told[0].result() == {}
+                meeting.send({})
+            assert received[0].result() == {}
 
     def test_what_another_training_left_is_removed_and_what_one_waits_at_is_not(self, folder):
         killed, waiting = (replace(world(0, 2), port=PORT + n) for n in (1, 2))
@@ -177,12 +177,12 @@ class TestMeeting:
             time.sleep(0.01)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        with _meeting._listening(waiting), others(world(1, 2)) as told:
+        with _meeting._listening(waiting), others(world(1, 2)) as received:
             with Meeting(world(0, 2), join_seconds=20.0) as meeting:
                 left = [each.name for each in folder.rglob("*") if each.is_socket()]
                 assert left == [_meeting._socket_path(waiting).name]
-                meeting.tell({})
-            assert told[0].result() == {}
+                meeting.send({})
+            assert received[0].result() == {}
         assert not any(each.is_socket() for each in folder.rglob("*"))
 
     @pytest.mark.parametrize("host", HOSTS)
@@ -191,10 +191,10 @@ class TestMeeting:
         monkeypatch.setattr(_meeting, "_store", lambda _: store)
         alone = {"local_rank": 0, "local_world_size": 1}
         first, other = (replace(world(rank, 2, **alone), host=host) for rank in (0, 1))
-        with others(other) as told:
+        with others(other) as received:
             with Meeting(first, join_seconds=20.0) as meeting:
-                meeting.tell({"result": 1})
-            assert told[0].result() == {"result": 1}
+                meeting.send({"result": 1})
+            assert received[0].result() == {"result": 1}
 
     def test_where_a_protocol_is_switched_off_the_other_is_used(self, monkeypatch):
         def switched_off(address, *, family=socket.AF_INET, **_):
@@ -209,45 +209,44 @@ class TestMeeting:
             assert port.family == socket.AF_INET
 
     def test_a_first_one_that_ends_before_it_is_greeted_is_reported(self):
-        listener = _meeting._listening(world(0, 2))
-        with others(world(1, 2)) as told:
-            with listener:
-                listener._socket.settimeout(20.0)
-                accepted, _ = listener._socket.accept()
+        with others(world(1, 2)) as received:
+            with _meeting._listening(world(0, 2)) as (listener, _):
+                listener.settimeout(20.0)
+                accepted, _ = listener.accept()
                 accepted.close()
             with pytest.raises(MeasuringError, match="rank 0 ended while it measured for all"):
-                told[0].result()
+                received[0].result()
 
-    def test_one_that_does_not_come_is_named_to_all(self):
-        with others(world(1)) as told:
+    def test_a_missing_rank_is_named_to_all(self):
+        with others(world(1)) as received:
             with pytest.raises(MeasuringError, match=r"rank 2 of 3 did not call `autotune` wi"):
                 Meeting(world(0), join_seconds=1.0).__enter__()
-            assert told[0].result()["error"] == "MeasuringError"
-            assert told[0].result()["message"].startswith("rank 2 of 3 did not call")
+            assert received[0].result()["error"] == "MeasuringError"
+            assert received[0].result()["message"].startswith("rank 2 of 3 did not call")
 
     def test_nobody_waits_for_a_first_one_that_does_not_come(self):
         with pytest.raises(MeasuringError, match=r"rank 0 did not call `autotune` within 0\.2 s"):
-            told_by_first(world(1), join_seconds=0.2, limit_seconds=1.0)
+            message_from_first(world(1), join_seconds=0.2, limit_seconds=1.0)
 
-    def test_nobody_waits_for_a_first_one_that_says_nothing(self):
+    def test_nobody_waits_for_a_first_one_that_sends_nothing(self):
         waiting = threading.Event()
-        with others(world(1, 2), seconds=0.5) as told, Meeting(world(0, 2)) as meeting:
-            with pytest.raises(MeasuringError, match="rank 0, which measures for all, said not"):
-                told[0].result()
+        with others(world(1, 2), seconds=0.5) as received, Meeting(world(0, 2)) as meeting:
+            with pytest.raises(MeasuringError, match="rank 0, which measures for all, sent noth"):
+                received[0].result()
             waiting.set()
-            meeting.tell({})  # to nobody
+            meeting.send({})  # to nobody
 
     def test_a_first_one_that_ends_is_reported(self):
-        with others(world(1, 2)) as told:
-            Meeting(world(0, 2), join_seconds=20.0).__enter__()._close()
+        with others(world(1, 2)) as received:
+            Meeting(world(0, 2), join_seconds=20.0).__enter__().close()
             with pytest.raises(MeasuringError, match="rank 0 ended while it measured for all"):
-                told[0].result()
+                received[0].result()
 
     def test_one_that_is_killed_is_reported(self):
         pid = os.fork()
         if pid == 0:
             try:
-                told_by_first(world(1, 2), join_seconds=20.0, limit_seconds=60.0)
+                message_from_first(world(1, 2), join_seconds=20.0, limit_seconds=60.0)
             finally:
                 os._exit(0)
         with Meeting(world(0, 2), join_seconds=20.0) as meeting:
@@ -258,32 +257,34 @@ class TestMeeting:
 
     def test_another_number_of_ranks_is_refused(self):
         wrong = world(1, 3, local_world_size=3)
-        with others(wrong) as told:
+        with others(wrong) as received:
             with pytest.raises(ParameterError, match="rank 1 has WORLD_SIZE=3, but rank 0 has 2"):
                 Meeting(world(0, 2), join_seconds=20.0).__enter__()
-            assert told[0].result()["error"] == "ParameterError"
+            assert received[0].result()["error"] == "ParameterError"
 
     def test_one_rank_twice_is_refused(self):
-        with others(world(1), world(1)) as told:
+        with others(world(1), world(1)) as received:
             with pytest.raises(ParameterError, match="two processes have RANK=1"):
                 Meeting(world(0), join_seconds=20.0).__enter__()
-            assert all("RANK=1" in each.result()["message"] for each in told)
+            assert all("RANK=1" in each.result()["message"] for each in received)
 
     def test_what_is_asked_differently_is_refused(self):
-        with others(world(1, 2), asked="plate") as told:
+        with others(world(1, 2), digest="plate") as received:
             with pytest.raises(ParameterError, match="rank 1 called `autotune` with another coll"):
-                Meeting(world(0, 2), asked="donor", join_seconds=20.0).__enter__()
-            assert told[0].result()["error"] == "ParameterError"
+                Meeting(world(0, 2), digest="donor", join_seconds=20.0).__enter__()
+            assert received[0].result()["error"] == "ParameterError"
 
     def test_two_first_ones_are_refused(self):
-        listener = _meeting._listening(world(0))
-        with listener, pytest.raises(ParameterError, match="two processes have RANK=0"):
+        with (
+            _meeting._listening(world(0)),
+            pytest.raises(ParameterError, match="two processes have RANK=0"),
+        ):
             Meeting(world(0), join_seconds=1.0).__enter__()
 
     @pytest.mark.parametrize(
         "said", [b"\0\0\0\2{}", b"\0", b"\0\0\3\xe3" + b"[" * 995], ids=["no rank", "part", "deep"]
     )
-    def test_who_says_nothing_of_use_is_no_rank(self, monkeypatch, said):
+    def test_a_stranger_is_no_rank(self, monkeypatch, said):
         monkeypatch.setattr(_meeting, "_HELLO_SECONDS", 1)
         path = _meeting._socket_path(world(0))
 
@@ -295,12 +296,12 @@ class TestMeeting:
                     except OSError:
                         continue
                     came.sendall(said)
-                    return told_by_first(world(1, 2), join_seconds=20.0, limit_seconds=20.0)
+                    return message_from_first(world(1, 2), join_seconds=20.0, limit_seconds=20.0)
 
-        with others(world(1, 2), function=stranger) as told:
+        with others(world(1, 2), function=stranger) as received:
             with Meeting(world(0, 2), join_seconds=20.0) as meeting:
-                meeting.tell({"result": 1})
-            assert told[0].result() == {"result": 1}
+                meeting.send({"result": 1})
+            assert received[0].result() == {"result": 1}
 
     def test_a_folder_of_others_is_not_used(self, folder):
         (folder / f"cellfeed-{os.getuid()}").mkdir(mode=0o777)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cellfeed_tuner import Tunable, theory
-from cellfeed_tuner._entropy._label_counts import count_labels
+from cellfeed_tuner._entropy._minibatch_entropy import count_labels
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report

@@ -17,8 +17,9 @@ from cellfeed_tuner._commands._autotune_cli import main
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_what_was_saved_is_loaded_as_it_was(any_result, tmp_path):
-    path = tmp_path / "autotune.json"
+@pytest.mark.parametrize("kind", [Path, str])
+def test_what_was_saved_is_loaded_as_it_was(any_result, tmp_path, kind):
+    path = kind(tmp_path / "autotune.json")
     any_result.save(path)
     assert AutotuneResult.load(path) == any_result
 

@@ -32,7 +32,7 @@ from cellfeed_tuner import (
 )
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._entropy._label_counts import count_labels
+from cellfeed_tuner._entropy._minibatch_entropy import count_labels
 from cellfeed_tuner._history._fingerprint import data_fingerprint
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._results._dataset import SearchedStrategy

@@ -155,7 +155,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("indices", "error", "said"),
         [
-            ("plate == 'p7'", ParameterError, "^no cell fulfils the query \"plate == 'p7'\""),
+            ("plate == 'p7'", ParameterError, "^no cell matches the query \"plate == 'p7'\""),
             ("tissue == 'lung'", ColumnError, "obs has no column 'tissue'"),
             ("plate.str", ParameterError, "'plate.str' is not allowed"),
             ([10**9], ParameterError, "^`indices < .* must hold"),

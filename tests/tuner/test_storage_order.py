@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cellfeed_tuner._entropy import _label_entropy
-from cellfeed_tuner._entropy._label_counts import count_labels
 from cellfeed_tuner._entropy._label_entropy import label_entropy
+from cellfeed_tuner._entropy._minibatch_entropy import count_labels
 
 
 def storage_order(codes, *, batch_size, block_size, n_rows=1_000_000, seed=0):

@@ -15,7 +15,7 @@ from cellfeed_tuner import (
     minibatch_entropies,
     theory,
 )
-from cellfeed_tuner._entropy._label_counts import count_labels
+from cellfeed_tuner._entropy._minibatch_entropy import count_labels
 from cellfeed_tuner._entropy._plan_replay import FetchSpread
 from cellfeed_tuner._interval import mean_with_interval
 from cellfeed_tuner._verdicts import Judge, convicted, departures, standard_error_of, verdict

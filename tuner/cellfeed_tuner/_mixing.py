@@ -1,4 +1,4 @@
-"""How the labels of rows are mixed in minibatches: as planned, or, without a plan, as they came."""
+"""How well labels are mixed in minibatches: as planned or, without a plan, as delivered."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ __all__ = ["Mixing"]
 
 
 class _RandomOf(NamedTuple):
-    """Stands for random samples that have as many labelled cells as minibatches have."""
+    """Names random samples with as many labelled cells as minibatches have."""
 
     label: str
 
@@ -46,22 +46,22 @@ _Estimates = Mapping[str, Estimate]
 
 
 class Mixing:
-    """Replays plans over labels, and holds what is measured against that.
+    """The entropy of each configuration, from replayed plans or from measurements.
 
-    A plan is replayed when something of it is asked for first: for a whole grid by `replay`, with
-    its progress, or one by one. Without plans, all that is known until something was measured of
-    some settings is that larger blocks and smaller fetches do not mix better: they are taken to
-    mix as well as the worst of those that were measured, or as random samples.
+    A plan is replayed on first use: for a whole grid in `replay`, which reports progress, or one by
+    one. Without plans, the entropy of unmeasured settings is bounded: larger blocks and smaller
+    fetches do not mix better, so settings are assumed to mix as well as the worst of the measured
+    ones with smaller blocks and larger fetches, or else as random samples.
 
     Parameters
     ----------
     labels, given
-        What minibatches are to be mixed by, and what the first label is to be mixed within.
+        Labels that minibatches should be mixed by, and a label within which to mix the first.
     plans
-        Which rows come together.
+        Which rows are in which minibatch.
     entropy_floor
-        Share of random sampling's entropy that configurations must reach. What is near it is
-        replayed for longer, so that which do hardly hangs on the seed.
+        Share of random sampling's entropy that configurations must reach. Plans near it are
+        replayed for longer, so that the decision hardly depends on the seed.
     """
 
     def __init__(
@@ -86,25 +86,25 @@ class Mixing:
         self._delivered = dict[Settings, _Estimates]()
 
     def __getitem__(self, plan_settings: Settings) -> Mapping[str, EntropyBits]:
-        """Return the entropy of each label, the first first, at `Configuration.plan_settings`."""
+        """Return the entropy of each label, in order, at `Configuration.plan_settings`."""
         settings = self._plans.differing(plan_settings)
         return self._planned(settings) or self._bits(
             self._delivered.get(settings) or self._at_most(settings)
         )
 
     def replay(self, grid: Iterable[Configuration], on_progress: Progress) -> None:
-        """Replay the plans of a whole grid, and tell how far that has come."""
+        """Replay the plans of a whole grid, and report progress."""
         plans = dict.fromkeys(self._plans.differing(each.plan_settings) for each in grid)
         for number, settings in enumerate(plans):
             self._replayed(settings)
             on_progress("entropy", number + 1, len(plans))
 
     def is_planned(self, configuration: Configuration) -> bool:
-        """Return whether entropies are known before anything is measured."""
+        """Return whether entropies are known without measuring."""
         return self._replayed(self._plans.differing(configuration.plan_settings)) is not None
 
     def learn(self, found: Measurement) -> bool:
-        """Take note of entropies that were measured; return whether they were not planned."""
+        """Note measured entropies; return whether there is no plan for them."""
         if self.is_planned(found.configuration):
             return False
         settings = found.configuration.plan_settings
@@ -123,9 +123,9 @@ class Mixing:
         return True
 
     def storage_order(self, block_size: int) -> StorageOrder | None:
-        """Return the storage order by the first label that is not shuffled, if there is one.
+        """Return the storage order for the first label that is not shuffled, or the first label.
 
-        None where plans do not visit blocks in random order, which would show it.
+        None if plans do not visit blocks in random order.
         """
         if not self._plans.has_theory:
             return None
@@ -135,11 +135,11 @@ class Mixing:
     def judged(
         self, result: ConfigurationResult, fault: str | None, within: Estimate | None
     ) -> ConfigurationResult:
-        """Return a result with what is known by now: of each label a verdict, and conditionally.
+        """Return a result with entropies and a verdict for each label, and conditional entropy.
 
-        ``fault`` says where minibatches were not those of the plan, and ``within`` is the measured
-        entropy of the first label within the other; None where there is none. What is not known is
-        0 to random's.
+        ``fault`` says where minibatches differed from the plan, and ``within`` is the measured
+        entropy of the first label within the other; None if there is none. Unknown entropies
+        range from 0 to random sampling's.
         """
         settings = self._plans.differing(result.configuration.plan_settings)
         found = self[settings]
@@ -177,13 +177,13 @@ class Mixing:
         )
 
     def _depends_on_known(self, label: Label) -> bool:
-        """Return whether what a label is held against depends on how many cells have one."""
+        """Return whether a label's reference depends on how many cells of a minibatch have it."""
         return bool(label.target.n_missing) and not self._plans.is_of_sets
 
     def _random_bits(self) -> tuple[dict[str, float], float]:
-        """Return what labels are held against, and the first within the other.
+        """Return the entropies of random sampling, of each label and of the first within the other.
 
-        Random sets come from the plan of single cells: it shuffles sets as a whole.
+        For strategies of sets, random sets come from the plan with blocks of single cells.
         """
         within, plans = self._given, self._plans
         if plans.is_of_sets:
@@ -216,14 +216,14 @@ class Mixing:
         return {name: LabelEntropy.of(each, *settings[:2]) for name, each in by_name}
 
     def _is_near(self, replayed: _Replayed, label: Label) -> bool:
-        """Return whether a label may be above the entropy floor or below it."""
+        """Return whether the interval of an entropy contains the floor."""
         bits, random = replayed[label.name].bits, self._random[label.name]
         if self._depends_on_known(label):
             random = replayed[_RandomOf(label.name)].bits.value
         return bits.low <= self._least_share * random <= bits.high
 
     def _planned_entropies(self, settings: Settings) -> Mapping[str, EntropyBits] | None:
-        """Return the entropy of each label as planned, beside theory where it applies."""
+        """Return the planned entropy of each label, with theory if it applies."""
         replayed, plans = self._replayed(settings), self._plans
         if replayed is None:
             return None
@@ -262,7 +262,7 @@ class Mixing:
         return replayed[_RandomOf(label.name)].bits.value
 
     def _at_most(self, settings: Settings) -> _Estimates:
-        """Return the least entropy of what has no larger blocks and no smaller fetches."""
+        """Return the least known entropy with no larger blocks and no smaller fetches."""
         block_size, fetch_factor, *others = settings
         better = [
             known
@@ -309,7 +309,7 @@ class Mixing:
 
 
 def _bounded(found: Estimate, most: float) -> Estimate:
-    """Return a mean whose interval, if it is infinite, is all that there may be."""
+    """Return a mean, with all possible values as its interval if that was infinite."""
     if found.high < inf:
         return found
     return Estimate(found.value, 0.0, max(most, found.value))

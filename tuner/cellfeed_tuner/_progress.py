@@ -1,4 +1,4 @@
-"""How far the work has come, for a caller who wants to know."""
+"""Progress callbacks."""
 
 from typing import Protocol
 
@@ -6,12 +6,12 @@ __all__ = ["Progress", "silent"]
 
 
 class Progress(Protocol):
-    """Who is told how far the work has come."""
+    """Called with the progress of a stage."""
 
     def __call__(self, stage: str, done: float, total: float) -> object:
-        """Be told that ``done`` of ``total`` of a stage is done."""
+        """Report that ``done`` of ``total`` of a stage is done."""
 
 
 def silent(stage: str, done: float, total: float) -> None:
-    """Tell nobody."""
+    """Report nothing."""
     del stage, done, total

@@ -1,4 +1,4 @@
-"""Which ranks train, and which of them this process is."""
+"""The ranks of a training, and the rank of this process."""
 
 import os
 import sys
@@ -16,17 +16,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What torchrun says in environment variables.
-
-    Parameters
-    ----------
-    rank, world_size
-        This process among all that train, and how many they are.
-    local_rank, local_world_size
-        The same on this machine.
-    host, port
-        Where ranks meet: ``MASTER_ADDR`` and ``MASTER_PORT``.
-    """
+    """Torchrun's environment variables; ``host`` and ``port`` are the master's."""
 
     rank: int
     world_size: int
@@ -37,7 +27,7 @@ class World:
 
     @classmethod
     def here(cls) -> "World | None":
-        """Return the ranks that this process is one of; None if it trains alone.
+        """Return the ranks that this process belongs to; None if it trains alone.
 
         Raises
         ------
@@ -91,40 +81,40 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """How many ranks a choice is for.
+    """The number of ranks that a recommendation is for.
 
     Parameters
     ----------
     n_local
-        Those of one machine, which are measured side by side, and share its cores and memory.
+        Ranks of one machine, which are measured side by side, and share its cores and memory.
     n_total
-        Those of all machines, which divide an epoch.
+        Ranks of all machines, which divide an epoch.
     """
 
     n_local: int = 1
     n_total: int = 1
 
     @classmethod
-    def of(cls, asked: int | None) -> "Ranks":
-        """Return as many as are asked for, on one machine; if None, those that this one is of.
+    def of(cls, n: int | None) -> "Ranks":
+        """Return ``n`` ranks of one machine; if None, the ranks that this process belongs to.
 
         Raises
         ------
         ParameterError
-            Fewer than one is asked for; or see `World.here`.
+            ``n`` is below one; or see `World.here`.
         """
-        if asked is not None:
-            if asked < 1:
-                msg = f"`ranks >= 1` must hold, but got ranks={asked}"
+        if n is not None:
+            if n < 1:
+                msg = f"`ranks >= 1` must hold, but got ranks={n}"
                 raise ParameterError(msg)
-            return cls(n_local=asked, n_total=asked)
+            return cls(n_local=n, n_total=n)
         world = World.here()
         if world is None:
             return cls()
         return cls(n_local=world.local_world_size, n_total=world.world_size)
 
     def become(self, rank: int) -> None:
-        """Have this process count with its share of cores and memory, as such a local rank does."""
+        """Set this process's environment to that of a local rank, with its share of cores."""
         os.environ |= {
             "RANK": f"{rank}",
             "LOCAL_RANK": f"{rank}",
@@ -134,7 +124,7 @@ class Ranks:
 
     @property
     def together(self) -> str:
-        """What to say after a figure; empty for one rank."""
+        """A suffix for figures; empty for one rank."""
         return f" of {self.n_local} ranks together" if self.n_local > 1 else ""
 
     def __str__(self) -> str:
@@ -146,7 +136,7 @@ class Ranks:
 
 
 def _check_alone() -> None:
-    """Refuse ranks that torch.distributed knows of, but no variable: each would tune for itself."""
+    """Refuse ranks of torch.distributed without variables: each would tune for itself."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return

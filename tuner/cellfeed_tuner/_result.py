@@ -201,7 +201,7 @@ class AutotuneResult:
         """Return the result as plain values, in the schema ``cellfeed.autotune/2``."""
         return {"schema": SCHEMA, "version": __version__, **to_plain(self)}
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write the result as JSON: all of it, or nothing, so that an older one stays.
 
         Raises
@@ -210,11 +210,11 @@ class AutotuneResult:
             The disk is full, or the folder is missing or cannot be written to; names the path.
         """
         text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
-        with replaced_file(path) as file:
+        with replaced_file(Path(path)) as file:
             file.write(text.encode())
 
     @classmethod
-    def load(cls, path: Path) -> "AutotuneResult":
+    def load(cls, path: Path | str) -> "AutotuneResult":
         """Read a result that `save` wrote.
 
         Raises
@@ -224,6 +224,7 @@ class AutotuneResult:
         FormatError
             It is no result of ``autotune``, or of another schema.
         """
+        path = Path(path)
         if not path.is_file():
             msg = f"{path}: no such file; make it with `autotune PATH... --label COLUMN`"
             raise PathError(msg)

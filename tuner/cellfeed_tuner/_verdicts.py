@@ -17,9 +17,8 @@ from scipy.stats import t as student_t
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._entropy._label_counts import LabelCounts
 from cellfeed_tuner._entropy._label_entropy import LabelEntropy
-from cellfeed_tuner._entropy._minibatch_entropy import within_block_bits
+from cellfeed_tuner._entropy._minibatch_entropy import LabelCounts, within_block_bits
 from cellfeed_tuner._entropy._plan_replay import FetchSpread
 from cellfeed_tuner._interval import BEYOND_CHANCE, CONFIDENCE, Estimate
 from cellfeed_tuner._results._configuration_result import Assumption, EntropyBits, Verdict

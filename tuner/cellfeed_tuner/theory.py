@@ -1,16 +1,16 @@
 """Label entropy of minibatches, from the label frequencies alone.
 
-K labels with frequencies p; minibatches of m rows; blocks of b rows; f minibatches to a fetch.
-Entropies are plug-in estimates over one minibatch, in bits. Such an estimate is biased
+There are K labels with frequencies p, minibatches of m rows, blocks of b rows, and f minibatches to
+a fetch. Entropies are plug-in estimates over one minibatch, in bits. Such an estimate is biased
 downwards, so compare it with another estimate over as many rows, never with H(p).
 
-Blocks of unequal sizes s mix as blocks of one effective size do, E[s^2] / E[s]: the mean size of
-the block that a row is in. For if blocks draw their labels independently from p, the rows of a
-label in whole blocks of sizes s_i have the variance p (1 - p) sum s_i^2, and m rows hold blocks
-with sum s_i^2 = m E[s^2] / E[s] on average; the first-order bias of the plug-in entropy of counts
+Blocks of unequal sizes s mix like equal blocks of the effective size E[s^2] / E[s], the mean size
+of the block that contains a row. If blocks draw their labels independently from p, the rows of a
+label in whole blocks of sizes s_i have the variance p (1 - p) sum s_i^2, and m rows contain blocks
+with sum s_i^2 = m E[s^2] / E[s] on average. The first-order bias of the plug-in entropy of counts
 n_k is sum Var(n_k) / (2 m^2 p_k ln 2) (Paninski, "Estimation of entropy and mutual information",
-Neural Computation 2003), so that it depends on sizes through this alone. `BlockShuffling` says
-it of its blocks: ``block_sizes(n_rows).effective``.
+Neural Computation 2003), so it depends on sizes only through this sum. `BlockShuffling` gives the
+effective size of its blocks: ``block_sizes(n_rows).effective``.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,11 @@ __all__ = [
     "upper_bound_bits",
 ]
 
-# States of a label's block count that are less likely than this are left out of a sum.
+# Sums omit states of a label's block count that are less likely than this.
 _NEGLIGIBLE = 1e-15
-# How many terms of a sum are held in memory together.
+# Number of terms of a sum in memory at a time.
 _TERMS_AT_ONCE = 1 << 18
-# Hypergeometric counts further from their mean than this many standard deviations are left out.
+# Sums omit hypergeometric counts that are further from their mean, in standard deviations.
 _DEVIATIONS = 12
 
 
@@ -46,7 +46,7 @@ def entropy_bits(p: ArrayLike) -> float:
     Parameters
     ----------
     p
-        Frequencies or counts, not negative, shape (K,); they are normalised.
+        Frequencies or counts, not negative, shape (K,); need not sum to one.
 
     Raises
     ------
@@ -63,11 +63,11 @@ def entropy_bits(p: ArrayLike) -> float:
 
 
 def upper_bound_bits(p: ArrayLike, batch_size: int) -> float:
-    """Return the paper's upper bound: random sampling, or an endless fetch.
+    """Return the paper's upper bound: random sampling, or an infinite fetch.
 
-    ``H(p) - (K - 1) / (2 m ln 2)``, the first-order bias of the plug-in estimate (Paninski,
-    "Estimation of entropy and mutual information", Neural Computation 2003). Being an
-    expansion, it is loose where m is not large against K; `random_entropy_bits` is exact.
+    ``H(p) - (K - 1) / (2 m ln 2)``, with the first-order bias of the plug-in estimate (Paninski,
+    "Estimation of entropy and mutual information", Neural Computation 2003). This expansion is
+    loose unless m is large against K; `random_entropy_bits` is exact.
 
     Parameters
     ----------
@@ -87,8 +87,8 @@ def upper_bound_bits(p: ArrayLike, batch_size: int) -> float:
 def lower_bound_bits(p: ArrayLike, batch_size: int, block_size: float) -> float:
     """Return the paper's lower bound: one minibatch to a fetch, so m / b independent blocks.
 
-    ``H(p) - (K - 1) b / (2 m ln 2)``, and 0 where b >= m. An expansion in b / m, loose where
-    a minibatch holds few blocks.
+    ``H(p) - (K - 1) b / (2 m ln 2)``, and 0 if b >= m. This expansion in b / m is loose if a
+    minibatch contains few blocks.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def lower_bound_bits(p: ArrayLike, batch_size: int, block_size: float) -> float:
     batch_size
         Rows of a minibatch.
     block_size
-        Rows of a block; the effective size of unequal ones.
+        Rows of a block; the effective size if blocks are unequal.
 
     Examples
     --------
@@ -119,9 +119,9 @@ def random_entropy_bits(counts: ArrayLike, batch_size: int, *, n_missing: int = 
     counts
         Rows of each label, integers, shape (K,).
     batch_size
-        Rows of a minibatch; the whole collection if that is smaller.
+        Rows of a minibatch; all rows if there are fewer.
     n_missing
-        Rows without a label, which are drawn too but left out of the entropy.
+        Rows without a label, which are drawn but do not count in the entropy.
 
     Examples
     --------
@@ -133,7 +133,7 @@ def random_entropy_bits(counts: ArrayLike, batch_size: int, *, n_missing: int = 
     distinct, n_labels = np.unique(rows, return_counts=True)
     n_labelled = int(rows.sum())
     drawn = min(batch_size, n_labelled + n_missing)
-    # A minibatch holds a hypergeometric number of rows that have a label.
+    # The number of rows with a label in a minibatch is hypergeometric.
     known = np.arange(1, min(drawn, n_labelled) + 1)
     probability = hypergeom.pmf(known, n_labelled + n_missing, n_labelled, drawn)
     return float(
@@ -153,12 +153,12 @@ def expected_entropy_bits(
     *,
     n_rows: int | None = None,
 ) -> float:
-    """Return the exact expected entropy where every block holds one label.
+    """Return the exact expected entropy if every block has one label.
 
     Blocks draw their labels independently from p, as in a collection of many homogeneous
     blocks. A fetch covers m f consecutive rows of the shuffled blocks; a block that straddles
     two fetches is split. So the rows of a label in a fetch are b times a binomial count, plus
-    what the split blocks add; given these, a minibatch is a hypergeometric draw. The expected
+    the rows of split blocks; given these, a minibatch is a hypergeometric draw. The expected
     entropy is the sum over labels of the expectation of ``-x log2 x``, x = n_k / m.
 
     Parameters
@@ -168,14 +168,14 @@ def expected_entropy_bits(
     batch_size
         Rows of a minibatch.
     block_size
-        Rows of a block. The effective size of unequal ones, of which the expectation is not
-        exact, need not be whole: between whole sizes, the expectation is interpolated.
+        Rows of a block. If blocks are unequal, their effective size, for which the expectation is
+        not exact. It need not be whole: between whole sizes, the expectation is interpolated.
     fetch_factor
         Minibatches of a fetch.
     n_rows
-        Rows of the collection, if it is to count that its last block may be short. Such a block
-        lies at a random place of an epoch's order, and moves the boundaries of all blocks behind
-        it: of half the fetches, on average over epochs.
+        Rows of the collection, to account for a short last block. It has a random place in an
+        epoch's order, and shifts the boundaries of all later blocks: of half the fetches, on
+        average over epochs.
 
     Examples
     --------
@@ -198,11 +198,11 @@ def expected_entropy_bits(
     offsets = np.arange(0, block_size, gcd(fetch_size, block_size))
     if n_rows is not None:
         offsets = np.concatenate([offsets, (offsets - n_rows) % block_size])
-    # All sizes are multiples of the step, and are counted in steps from here on.
+    # All sizes are multiples of the step, and are in steps from here on.
     step = int(np.gcd.reduce([fetch_size, block_size, *offsets]))
     fetch, block = fetch_size // step, block_size // step
     heads = -(offsets // step) % block
-    # A fetch that lies within one block has one label, and an entropy of 0.
+    # A fetch within one block has one label, and an entropy of 0.
     heads = heads[heads < fetch]
 
     def contribution(rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -221,16 +221,16 @@ def expected_entropy_bits(
 def independent_entropy_bits(p: ArrayLike, batch_size: int, *, n_missing: int = 0) -> float:
     """Return the exact expected entropy of minibatches whose rows are drawn with replacement.
 
-    What a weighted strategy is held against: the counts of labels in a minibatch are multinomial.
+    The reference for a weighted strategy: the counts of labels in a minibatch are multinomial.
 
     Parameters
     ----------
     p
-        How often each label is drawn, shape (K,); 0 is returned where there is none.
+        How often each label is drawn, shape (K,); if it is empty, 0 is returned.
     batch_size
         Rows of a minibatch.
     n_missing
-        How often rows without a label are drawn, which are left out of the entropy.
+        How often rows without a label are drawn, which do not count in the entropy.
 
     Examples
     --------
@@ -278,10 +278,10 @@ def _bits_by_label(
 ) -> NDArray[np.float64]:
     """Return each label's expected part of the entropy, summed over fetches of so many blocks.
 
-    Such a fetch has ``n_blocks`` whole blocks between the last rows of one, ``heads`` of them,
-    and the first rows of another. Either part has the label, or has it not, so a label of j
-    whole blocks has j b rows, and none, one or both parts beside. What these contribute does
-    not depend on p, so it is summed over the fetches first.
+    Such a fetch has ``n_blocks`` whole blocks between the last rows of one block, ``heads`` of
+    them, and the first rows of another. Either part may have the label, so a label of j whole
+    blocks has j b rows, and none, one or both parts. Their contributions do not depend on p, so
+    they are summed over the fetches first.
     """
     split = fetch - n_blocks * block  # rows of both parts together
     whole, probability = _binomial_states(n_blocks, p)
@@ -304,7 +304,7 @@ def _bits_by_label(
 def _binomial_states(
     n: int, p: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the likely counts of binomial(n, p), and their probability, for each p."""
+    """Return the likely counts of binomial(n, p) and their probabilities, for each p."""
     low = np.asarray(binom.ppf(_NEGLIGIBLE, n, p), dtype=np.int64).clip(0)
     high = np.asarray(binom.isf(_NEGLIGIBLE, n, p), dtype=np.int64)
     counts = low[:, None] + np.arange((high - low).max() + 1)
@@ -314,7 +314,7 @@ def _binomial_states(
 def _contribution(
     rows: NDArray[np.floating] | NDArray[np.integer], n_rows: int, batch_size: int
 ) -> NDArray[np.float64]:
-    """Return E[-x log2 x], x = n / m, n hypergeometric, for labels of so many rows, ascending."""
+    """Return E[-x log2 x], x = n / m, n hypergeometric, for each label's rows, ascending."""
     result = np.empty(rows.size)
     states_at_once = max(1, _TERMS_AT_ONCE // (batch_size + 1))
     for start in range(0, rows.size, states_at_once):
@@ -337,7 +337,7 @@ def _hypergeometric_surprise(
     log_probability = np.where(
         possible, _log_choose(rows, n) + _log_choose(n_rows - rows, batch_size - n), -np.inf
     )
-    # Scaled by its largest and summed to one, so that no cancellation of large logarithms stays.
+    # Normalised twice, against the cancellation of large logarithms.
     probability = np.exp(log_probability - log_probability.max(axis=1, keepdims=True))
     probability /= probability.sum(axis=1, keepdims=True)
     expectation: NDArray[np.float64] = probability @ _surprise(n / batch_size)

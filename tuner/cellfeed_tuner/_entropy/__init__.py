@@ -1,1 +1,1 @@
-"""How mixed minibatches are: label entropy by replay of the plan, over the real labels."""
+"""How mixed minibatches are: the label entropy of replayed plans."""

@@ -1,4 +1,4 @@
-"""Label entropy of the minibatches that a plan will deliver, without reading any data."""
+"""Label entropy of the minibatches that a plan delivers, without reading data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import BlockShuffling, EpochPlan
 from cellfeed_tuner import theory
-from cellfeed_tuner._entropy._label_counts import as_codes, require_a_label_for_each
-from cellfeed_tuner._entropy._minibatch_entropy import Conditional, entropies_of, statistic_of
+from cellfeed_tuner._entropy._minibatch_entropy import (
+    Conditional,
+    as_codes,
+    entropies_of,
+    require_a_label_for_each,
+    statistic_of,
+)
 from cellfeed_tuner._entropy._plan_replay import (
     FetchSpread,
     PlanReplay,
@@ -28,19 +33,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelEntropy:
-    """Mean minibatch entropy of one cell of the grid.
+    """Mean minibatch entropy at one block size and fetch factor.
 
     Parameters
     ----------
     block_size, fetch_factor
-        The cell of the grid.
+        The settings.
     bits
         Mean entropy of minibatches with its 95 % interval.
     n_minibatches
-        How many the mean rests on.
+        Number of minibatches in the mean.
     whole_fetches
-        Mean and spread without a partial last fetch, which is what can be measured; None if
-        there are fewer than two whole fetches.
+        Mean and spread without a partial last fetch, comparable with a measurement; None if there
+        are fewer than two whole fetches.
     """
 
     block_size: int
@@ -51,7 +56,7 @@ class LabelEntropy:
 
     @classmethod
     def of(cls, replay: PlanReplay, block_size: int, fetch_factor: int) -> "LabelEntropy":
-        """Return the entropy of one cell of the grid as its plan was replayed."""
+        """Return the entropy of a replayed plan."""
         return cls(
             block_size=block_size,
             fetch_factor=fetch_factor,
@@ -72,21 +77,21 @@ def label_entropy(
 ) -> list[LabelEntropy]:
     """Return the minibatch entropy of block shuffling for a whole grid, without any I/O.
 
-    The plan is run over the labels alone, so that runs of labels, blocks that straddle them and
-    sampling without replacement are all as they will be.
+    The plan is replayed over the labels alone. So runs of labels, blocks that straddle them, and
+    sampling without replacement are accounted for exactly.
 
     Parameters
     ----------
     labels
         Code of each row's label in the order of storage, integers, -1 where it is missing,
-        shape (n_rows,). Rows without a label are left out of a minibatch's entropy. Or a
+        shape (n_rows,). Rows without a label do not count in a minibatch's entropy. Or a
         `Conditional` of two labels.
     batch_size
         Rows of a minibatch.
     block_sizes, fetch_factors
         The grid.
     n_rows
-        Rows to replay for each cell of the grid, over as many epochs as that takes, up to 256.
+        Rows to replay for each pair of settings, over up to 256 epochs.
     seed
         Seed of the plans.
 
@@ -97,7 +102,7 @@ def label_entropy(
     Raises
     ------
     ParameterError
-        The labels are not a line of integers, or a size is below one.
+        The labels are not one-dimensional integers, or a size is below one.
 
     Examples
     --------
@@ -125,25 +130,25 @@ def label_entropy(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyEntropy:
-    """Minibatch entropy of a strategy, in bits, and what that could be.
+    """Minibatch entropy of a strategy, in bits, with its limits.
 
     Parameters
     ----------
     bits
         Mean entropy of minibatches with its 95 % interval.
     n_minibatches
-        How many the mean rests on.
+        Number of minibatches in the mean.
     drawn_bits
-        Entropy of the labels that the strategy draws, with their frequencies in an epoch. A
-        minibatch has less, however it is mixed, since it is small.
+        Entropy of the labels that the strategy draws in an epoch. A minibatch has less, however
+        well it is mixed, since it is small.
     random_bits
-        Exact expectation of minibatches whose cells are drawn at random with these frequencies,
-        each for itself. A strategy that draws no cell twice may have a little more.
+        Exact expectation of minibatches whose cells are drawn independently at random with these
+        frequencies. A strategy that draws no cell twice may have a little more.
     homogeneous_bits
-        Exact expectation if every block held one label, the least that storage can do to it; see
-        `theory.expected_entropy_bits`; of blocks of unequal size, that of equal ones of their
-        effective size, which is the same to first order. None where that does not apply: it is of
-        blocks in random order, neither of cells in the order of storage nor of sets.
+        Exact expectation if every block held one label, the worst case of storage; see
+        `theory.expected_entropy_bits`. Blocks of unequal size are replaced by equal ones of their
+        effective size, which mix the same to first order. None for strategies without blocks in
+        random order: those in the order of storage, or of sets.
     """
 
     bits: Estimate
@@ -154,32 +159,32 @@ class StrategyEntropy:
 
     @property
     def share_of_random(self) -> float:
-        """1 where minibatches are as mixed as what is drawn allows, 0 where each has one label."""
+        """1 if minibatches are as mixed as the drawn labels allow, 0 if each has one label."""
         return self.bits.value / self.random_bits if self.random_bits else 1.0
 
 
 def strategy_entropy(
     labels: ArrayLike, plan: EpochPlan, *, n_rows: int = 1_000_000
 ) -> StrategyEntropy:
-    """Return the minibatch entropy of any strategy, and what that is held against.
+    """Return the minibatch entropy of any strategy, and of random sampling to compare it with.
 
-    A weighted strategy changes how frequent labels are. Its minibatches are therefore held
-    against those of random sampling with the frequencies that it draws, not of the collection.
+    A weighted strategy changes how frequent labels are. Its minibatches are therefore compared with
+    random sampling at the frequencies that it draws, not at the collection's.
 
     Parameters
     ----------
     labels
         Code of each row's label in the order of storage, -1 where missing, shape (plan.n_rows,).
-        Rows without a label are left out of a minibatch's entropy.
+        Rows without a label do not count in a minibatch's entropy.
     plan
         The first epoch, of any strategy.
     n_rows
-        Rows to replay, over as many epochs as that takes, up to 256.
+        Rows to replay, over up to 256 epochs.
 
     Raises
     ------
     ParameterError
-        The labels are not a line of ``plan.n_rows`` integers.
+        The labels are not one-dimensional, ``plan.n_rows`` integers.
 
     Examples
     --------
@@ -227,7 +232,7 @@ def _homogeneous_bits(drawn: NDArray[np.int64], plan: EpochPlan) -> float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOrder:
-    """What large blocks cost where mixing is hardest, with one minibatch to a fetch.
+    """The entropy that large blocks cost in the worst case, with one minibatch to a fetch.
 
     Parameters
     ----------
@@ -239,7 +244,7 @@ class StorageOrder:
     random_bits
         Exact expectation of random sampling.
     tolerance_bits
-        How far below it rows in random order may come by chance.
+        How far below it rows in random order may fall by chance.
     """
 
     block_size: int
@@ -254,7 +259,7 @@ class StorageOrder:
 
     @property
     def sentence(self) -> str:
-        """What this means, in one sentence."""
+        """The conclusion in one sentence."""
         bits = (
             f"blocks of {self.block_size:,} give {self.expected_bits:.3f} bits with one "
             f"minibatch to a fetch, where random sampling gives {self.random_bits:.3f}"
@@ -270,12 +275,12 @@ class StorageOrder:
 def storage_order(
     in_blocks: LabelEntropy, single_rows: LabelEntropy, *, random_bits: float, n_distinct: int
 ) -> StorageOrder:
-    """Return what large blocks cost in entropy, and whether that is no more than chance.
+    """Return the entropy that large blocks cost, and whether it is more than chance.
 
-    If rows are stored in random order, the minibatches of one epoch are random samples that
-    share no row. The mean over G of them has the deviation of one, which a replay of single rows
-    gives, over the root of G. Going through more than one epoch adds none that are new, so G is
-    never more than the ``n_distinct`` minibatches of an epoch. Both replays are at fetch factor 1.
+    If rows are stored in random order, the minibatches of one epoch are random samples without
+    common rows. The mean of G of them has the deviation of one, taken from a replay of single rows,
+    divided by the root of G. Further epochs add no new minibatches, so G is at most the
+    ``n_distinct`` of an epoch. Both replays are at fetch factor 1.
     """
     # One minibatch to a fetch, so that fetches are minibatches.
     deviation = single_rows.whole_fetches.deviation if single_rows.whole_fetches else 0.0

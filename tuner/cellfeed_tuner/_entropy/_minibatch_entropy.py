@@ -1,12 +1,13 @@
-"""Entropy of the labels of minibatches whose rows are known, and of blocks.
+"""Label counts, and the label entropy of known minibatches and of blocks.
 
-How well one label is mixed within another, such as the plate within the cell line, is
-``H(a | b) = H(a, b) - H(b)`` in each minibatch, over the cells that have both. Like any plug-in
-estimate it is biased, and more than H(a) is, since a minibatch has fewer cells of each b: hold it
-against the same estimate at random sampling, never against H(a | b) of the collection.
+The mixing of one label within another, such as the plate within the cell line, is
+``H(a | b) = H(a, b) - H(b)`` in each minibatch, over the cells that have both labels. This plug-in
+estimate has a bias, larger than that of H(a), since a minibatch has fewer cells of each b: compare
+it with the same estimate for random sampling, never with H(a | b) of the collection.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -15,31 +16,94 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import EpochPlan, ParameterError
 from cellfeed_tuner import theory
-from cellfeed_tuner._entropy._label_counts import as_codes, count_in_parts
 from cellfeed_tuner._entropy._plan_replay import Statistic, minibatches_by_fetch
 
 __all__ = [
-    "Conditional", "conditional_entropies_of", "entropies_of", "label_pair", "minibatch_entropies",
-    "random_conditional_entropy_bits", "random_of_known_statistic", "statistic_of",
-    "within_block_bits",
+    "Conditional", "LabelCounts", "as_codes", "conditional_entropies_of", "count_labels",
+    "entropies_of", "label_pair", "minibatch_entropies", "random_conditional_entropy_bits",
+    "random_of_known_statistic", "require_a_label_for_each", "statistic_of", "within_block_bits",
 ]  # fmt: skip
 
-# Rows of blocks whose entropies are taken at once.
+# Rows of blocks whose entropies are computed together.
 _ROWS_AT_ONCE = 1 << 17
+# Rows that are counted at a time; NumPy needs 8 bytes for each.
+_ROWS_PER_PART = 1 << 20
 _MOST_PAIRS = np.iinfo(np.int64).max
 
 _Codes = NDArray[np.integer]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelCounts:
+    """Rows of each occurring label, int64, shape (n_labels,), and rows without a label."""
+
+    counts: NDArray[np.int64]
+    n_missing: int
+
+    @property
+    def n_rows(self) -> int:
+        """All rows."""
+        return int(self.counts.sum()) + self.n_missing
+
+    def random_entropy_bits(self, batch_size: int) -> float:
+        """Return the exact expectation of random sampling; 0 if no row has a label."""
+        if not self.counts.size:
+            return 0.0
+        return theory.random_entropy_bits(self.counts, batch_size, n_missing=self.n_missing)
+
+
+def count_labels(codes: NDArray[np.integer]) -> LabelCounts:
+    """Count each label from codes, negative where missing, shape (n_rows,).
+
+    Memory does not grow with the number of rows, unless codes are far larger than that number; they
+    are then sorted.
+    """
+    return _count_in_parts(lambda part: codes[part], codes.size, int(codes.max(initial=-1)))
+
+
+def _count_in_parts(
+    codes_in: Callable[[slice], NDArray[np.integer]], n_rows: int, most: int
+) -> LabelCounts:
+    """Count labels whose codes a function makes in parts; see `count_labels`."""
+    if most > max(_ROWS_PER_PART, n_rows):
+        found, counted = np.unique(codes_in(slice(0, n_rows)), return_counts=True)
+        return LabelCounts(counted[found >= 0], int(counted[found < 0].sum()))
+    counts = np.zeros(most + 2, dtype=np.int64)
+    at_once = max(_ROWS_PER_PART, most)
+    for start in range(0, n_rows, at_once):
+        part = codes_in(slice(start, start + at_once)).astype(np.int64)
+        counts += np.bincount(np.maximum(part, -1) + 1, minlength=counts.size)
+    return LabelCounts(counts[1:][counts[1:] > 0], int(counts[0]))
+
+
+def as_codes(labels: ArrayLike) -> NDArray[np.integer]:
+    """Return labels as one-dimensional integer codes, or raise `ParameterError`."""
+    codes = np.asarray(labels)
+    if codes.ndim != 1 or codes.size == 0 or codes.dtype.kind not in "iu":
+        msg = (
+            "`labels` must be one-dimensional integer codes, at least one, "
+            f"but got shape {codes.shape} and dtype {codes.dtype}"
+        )
+        raise ParameterError(msg)
+    return codes
+
+
+def require_a_label_for_each(codes: NDArray[np.integer], n_rows: int) -> None:
+    """Raise `ParameterError` if there are not as many labels as rows."""
+    if codes.size != n_rows:
+        msg = f"there must be a label for each of {n_rows:,} rows, but there are {codes.size:,}"
+        raise ParameterError(msg)
+
+
 class Conditional(NamedTuple):
-    """One label given another, in place of a label whose entropy is asked for.
+    """A label within each value of another, to pass instead of a label.
 
     Parameters
     ----------
     labels
         Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
     given
-        Code of the label within which the first is to be mixed, likewise.
+        Code of the other label, likewise.
     """
 
     labels: ArrayLike
@@ -47,12 +111,12 @@ class Conditional(NamedTuple):
 
 
 def statistic_of(labels: "ArrayLike | Conditional") -> tuple[Statistic, int]:
-    """Return what gives the entropies of minibatches from their rows, and how many rows there are.
+    """Return a function from rows to entropies of minibatches, and the number of labels.
 
     Raises
     ------
     ParameterError
-        Labels are not a line of integers, or do not fit together.
+        Labels are not one-dimensional integers, or differ in length.
     """
     if not isinstance(labels, Conditional):
         codes = as_codes(labels)
@@ -84,9 +148,9 @@ def minibatch_entropies(labels: ArrayLike, plan: EpochPlan) -> NDArray[np.float6
 
 
 def entropies_of(minibatches: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return the plug-in entropy of each minibatch in bits, 0 where no label is known.
+    """Return the plug-in entropy of each minibatch in bits, 0 if it has no label.
 
-    From codes, -1 where missing, shape (n_minibatches, batch_size).
+    Takes codes, -1 where missing, shape (n_minibatches, batch_size).
     """
     labels = np.sort(minibatches, axis=1)
     # H = log2 n - (1 / n) sum c log2 c over the runs of equal labels, c long, n known labels
@@ -104,9 +168,9 @@ def entropies_of(minibatches: NDArray[np.integer]) -> NDArray[np.float64]:
 
 
 def within_block_bits(codes: NDArray[np.integer], block_size: int) -> float:
-    """Return the mean plug-in entropy of blocks, a short last one too, weighted by their rows.
+    """Return the mean plug-in entropy of blocks, weighted by their rows, with a short last block.
 
-    Takes codes, block after block, and the memory of some 100,000 rows, or of a larger block.
+    Takes codes, block after block; uses the memory of about 100,000 rows, or of one larger block.
 
     Examples
     --------
@@ -124,9 +188,9 @@ def within_block_bits(codes: NDArray[np.integer], block_size: int) -> float:
 
 
 def random_of_known_statistic(codes: NDArray[np.integer], counts: NDArray[np.int64]) -> Statistic:
-    """Return what gives, from rows, the entropy of random samples with as many labelled rows.
+    """Return a function from minibatches to the entropy of random samples with as many labels.
 
-    Each label is drawn as often as ``counts`` say, shape (n_labels,).
+    ``counts`` are the rows of each label, shape (n_labels,).
 
     Examples
     --------
@@ -169,7 +233,7 @@ def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_s
     n_pairs = (int(first.max()) + 1) * n_given
 
     def bits(codes: Callable[[_Codes, _Codes], _Codes], most: int) -> float:
-        found = count_in_parts(lambda part: codes(first[part], second[part]), first.size, most)
+        found = _count_in_parts(lambda part: codes(first[part], second[part]), first.size, most)
         return found.random_entropy_bits(batch_size)
 
     return bits(lambda a, b: _joint(a, b, n_given), n_pairs - 1) - bits(_known_in_both, n_given - 1)

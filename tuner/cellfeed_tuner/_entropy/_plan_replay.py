@@ -1,4 +1,4 @@
-"""Running a plan over labels alone: which rows its minibatches hold, without reading any data."""
+"""Replaying a plan: the rows of its minibatches, without reading data."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ __all__ = [
     "fetches_per_block", "has_random_blocks", "minibatches_by_fetch", "replay_plan",
 ]  # fmt: skip
 
-# So many rows are replayed at once: enough to be fast, few enough to stay in the CPU's cache.
+# Rows replayed together: enough to be fast, few enough to stay in the CPU's cache.
 _ROWS_AT_ONCE = 1 << 17
 
 Statistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
@@ -30,7 +30,7 @@ Statistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSpread:
-    """Mean of a statistic over ``n`` >= 2 whole fetches, and how their means deviate from it."""
+    """Mean of a statistic over ``n`` >= 2 whole fetches, and the deviation of fetches."""
 
     mean: float
     deviation: float
@@ -39,10 +39,10 @@ class FetchSpread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReplay:
-    """A statistic of minibatches: its mean over each fetch's full ones, and how many these are.
+    """A statistic of minibatches: its mean over each fetch's full minibatches, and their number.
 
-    Both have shape (n_fetches,). A whole fetch has ``fetch_factor`` of them, and one block may
-    fill ``fetches_per_block`` consecutive fetches, which therefore resemble each other.
+    Both have shape (n_fetches,). A whole fetch has ``fetch_factor`` minibatches. One block may fill
+    ``fetches_per_block`` consecutive fetches, which therefore resemble each other.
     """
 
     fetch_means: NDArray[np.float64]
@@ -52,21 +52,21 @@ class PlanReplay:
 
     @classmethod
     def of(cls, values: NDArray[np.float64], fetch_factor: int) -> "PlanReplay":
-        """Return it of minibatches in order: those of a whole fetch are alike, if there are two."""
+        """Return the replay of minibatches in order, by fetch if there are two whole ones."""
         n = values.size // fetch_factor
         means, size = (values, 1) if n < 2 else (by_round(values, fetch_factor), fetch_factor)  # noqa: PLR2004
         return cls(fetch_means=means, fetch_sizes=np.full(means.size, size), fetch_factor=size)
 
     @property
     def n_minibatches(self) -> int:
-        """Minibatches that were replayed."""
+        """Number of minibatches."""
         return int(self.fetch_sizes.sum())
 
     @property
     def mean(self) -> Estimate:
         """Mean over minibatches with its 95 % interval.
 
-        It rests on groups of fetches that do not share a block, but for those at their ends.
+        The interval rests on groups of fetches that share no blocks, except at their ends.
         """
         starts = np.arange(0, self.fetch_sizes.size, self.fetches_per_block)
         sizes = np.add.reduceat(self.fetch_sizes, starts)
@@ -85,7 +85,7 @@ class PlanReplay:
 
 
 def by_round(values: NDArray[np.float64], minibatches_per_round: int) -> NDArray[np.float64]:
-    """Return the mean of minibatches over each whole round, shape (n_rounds,)."""
+    """Return the means of minibatches over whole rounds, shape (n_rounds,)."""
     whole = values.size - values.size % minibatches_per_round
     means: NDArray[np.float64] = values[:whole].reshape(-1, minibatches_per_round).mean(axis=1)
     return means
@@ -94,12 +94,12 @@ def by_round(values: NDArray[np.float64], minibatches_per_round: int) -> NDArray
 def replay_plan(
     plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int
 ) -> list[PlanReplay]:
-    """Replay fetches until they hold ``n_rows`` rows and suffice for an interval; see `PlanReplay`.
+    """Replay fetches until they hold ``n_rows`` rows and suffice for an interval.
 
-    Rows are drawn once for all statistics. Of a large collection, the first and the last whole
-    fetches of some epochs stand for all: blocks are exchangeable, but for a short one, which
-    moves the boundaries of those behind it and mostly lies between the two. Of a collection with
-    fewer rows, whole epochs are replayed, up to 256 of them from that of ``plan`` on.
+    Rows are drawn once for all statistics. For a large collection, the first and the last whole
+    fetches of some epochs represent all: blocks are exchangeable, except for a short one, which
+    shifts the boundaries of later blocks and mostly lies between the two ends. For a smaller
+    collection, up to 256 whole epochs are replayed, from the epoch of ``plan`` on.
     """
     least_rows = max(n_rows, LEAST_FETCHES * min(plan.fetch_size, plan.n_rows))
     means: list[list[NDArray[np.float64]]] = [[] for _ in statistics]
@@ -122,7 +122,7 @@ def replay_plan(
 
 
 def _parts(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
-    """Yield minibatches by fetch until there are so many rows."""
+    """Yield minibatches by fetch until there are enough rows."""
     if plan.n_delivered >= least_rows:
         half = -(-least_rows // (2 * EPOCHS_OF_ENDS * plan.fetch_size))
         for epoch in range(plan.epoch, plan.epoch + EPOCHS_OF_ENDS):
@@ -140,7 +140,7 @@ def _parts(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
 
 
 def fetches_per_block(plan: EpochPlan) -> int:
-    """Return how many consecutive fetches one block may fill."""
+    """Return how many consecutive fetches a block may fill."""
     strategy, largest = plan.strategy, getattr(plan.strategy, "block_size", 1)
     if isinstance(strategy, BlockShuffling) and strategy.align is not None:
         largest = strategy.block_sizes(plan.n_rows).largest
@@ -148,22 +148,19 @@ def fetches_per_block(plan: EpochPlan) -> int:
 
 
 def effective_block_size(strategy: SamplingStrategy, n_rows: int) -> float:
-    """Return the size that equal blocks would have that mix as those of a strategy; see theory."""
+    """Return the size of equal blocks that mix like a strategy's blocks; see `theory`."""
     if isinstance(strategy, BlockShuffling) and strategy.align is not None:
         return strategy.block_sizes(n_rows).effective
     return getattr(strategy, "block_size", 1)
 
 
 def has_random_blocks(strategy: SamplingStrategy) -> bool:
-    """Return whether theory applies to a strategy: it is of blocks in random order."""
+    """Return whether a strategy visits blocks in random order, so that theory applies."""
     return isinstance(strategy, BlockShuffling | BlockWeightedSampling | ClassBalancedSampling)
 
 
 def minibatches_by_fetch(plan: EpochPlan) -> Iterator[NDArray[np.int64]]:
-    """Yield the rows of full minibatches, some fetches at a time.
-
-    Of shape (n_fetches, n_minibatches, batch_size).
-    """
+    """Yield rows of full minibatches, shape (n_fetches, n_minibatches, batch_size)."""
     yield from _whole_fetches(plan, 0, plan.n_whole_fetches)
     if plan.n_fetches > plan.n_whole_fetches:
         last = plan.delivered_rows(plan.n_fetches - 1)
@@ -175,7 +172,7 @@ def minibatches_by_fetch(plan: EpochPlan) -> Iterator[NDArray[np.int64]]:
 
 
 def _whole_fetches(plan: EpochPlan, start: int, stop: int) -> Iterator[NDArray[np.int64]]:
-    """Yield minibatches of some whole fetches; those up to 0 are the last of the epoch."""
+    """Yield minibatches of some whole fetches; up to 0, of the last ones of the epoch."""
     if stop <= 0:
         start, stop = plan.n_whole_fetches + start, plan.n_whole_fetches + stop
     at_once = max(1, _ROWS_AT_ONCE // plan.fetch_size)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed import Collection, SamplingStrategy
-from cellfeed_tuner._entropy._label_counts import count_labels
+from cellfeed_tuner._entropy._minibatch_entropy import count_labels
 from cellfeed_tuner._history._earlier_run import Fingerprint, Key, digest, fingerprint
 from cellfeed_tuner._machine._description import Machine, package_version
 from cellfeed_tuner._results._dataset import SearchedStrategy

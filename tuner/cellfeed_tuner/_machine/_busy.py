@@ -1,4 +1,4 @@
-"""Whether other programs took the processors while something was measured."""
+"""How much processor time other programs took during a measurement."""
 
 import os
 import time
@@ -18,8 +18,8 @@ _NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")  # guests are counted as u
 class OtherPrograms:
     """Processor seconds that programs other than the measured ones took in so many seconds.
 
-    Over all processors that this process may run on; of a virtual machine, with what the host
-    gave to others.
+    Summed over all processors that this process may run on; in a virtual machine, with the time
+    that the host gave to others.
     """
 
     seconds: float = 0.0
@@ -38,7 +38,7 @@ class Busy:
     other_cores
         How many processors they kept busy, on average.
     share
-        Which share of the processors that this process may use was not left to it, 0 to 1.
+        The share of this process's usable processors that they took, 0 to 1.
     """
 
     other_cores: float
@@ -50,8 +50,8 @@ class Busy:
     ) -> "Busy | None":
         """Return how busy they kept it; None if nothing was measured.
 
-        Of ``n_cores`` that this process may run on, it may use ``usable`` at a time, which is
-        less where a control group has a quota.
+        This process may run on ``n_cores``, and use ``usable`` at a time, which is less under the
+        quota of a control group.
         """
         if not others.seconds:
             return None
@@ -63,7 +63,7 @@ class Busy:
 
     @property
     def sentence(self) -> str:
-        """What to say of it; empty if it does not matter."""
+        """A warning; empty if it does not matter."""
         if self.share < LEAST_BUSY_SHARE:
             return ""
         return (
@@ -73,7 +73,7 @@ class Busy:
 
 
 class ProcessorClock:
-    """Tells what other programs take of the processors from now on."""
+    """Measures the processor time of other programs from now on."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -81,18 +81,18 @@ class ProcessorClock:
         self._own = time.process_time()
 
     def others(self, measured_cpu_seconds: float) -> OtherPrograms:
-        """Return what they took by now, beside this process and the seconds of those measured."""
+        """Return the time of all programs but this process and the measured ones."""
         own = time.process_time() - self._own + measured_cpu_seconds
         seconds = time.monotonic() - self._began
         return OtherPrograms(seconds, max(0.0, _busy_cpu_seconds() - self._busy - own))
 
 
 def _busy_cpu_seconds() -> float:
-    """Return for how long the processors that this process may run on have been busy."""
+    """Return the busy time of the processors that this process may run on."""
     per_cpu = psutil.cpu_times(percpu=True)
     processors = _processors()
-    those = per_cpu if len(per_cpu) <= max(processors) else [per_cpu[each] for each in processors]
-    return float(sum(sum(each) - sum(getattr(each, n, 0.0) for n in _NOT_BUSY) for each in those))
+    ours = per_cpu if len(per_cpu) <= max(processors) else [per_cpu[each] for each in processors]
+    return float(sum(sum(each) - sum(getattr(each, n, 0.0) for n in _NOT_BUSY) for each in ours))
 
 
 def _processors() -> list[int]:

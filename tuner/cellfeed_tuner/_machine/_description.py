@@ -1,4 +1,4 @@
-"""What the machine offers to this process: cores, memory, storage under the data, versions."""
+"""The machine as this process sees it: cores, memory, storage under the data, versions."""
 
 import contextlib
 import platform
@@ -19,7 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 StorageKind = Literal["local", "network", "memory"]
-"""Where a file system keeps its data. FUSE counts as network, since it hides what is below."""
+"""Where a file system keeps its data. FUSE counts as network, since it may hide one."""
 
 _MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 # fmt: off
@@ -36,10 +36,10 @@ _PACKAGES = ("cellfeed", "anndata", "h5py", "numpy", "scipy", "torch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """The file system under some of the data, None in each field that cannot be had.
+    """The file system under some of the data, with None for an unknown field.
 
-    ``file_system`` is its type, such as ``ext4``, ``kind`` whether it lies on this machine's disks,
-    behind a network or in memory, and ``device`` a device, or an export of a server.
+    ``file_system`` is its type, such as ``ext4``; ``kind`` says whether it is on this machine's
+    disks, on a network or in memory; ``device`` is a device, or an export of a server.
     """
 
     mount_point: str | None
@@ -53,10 +53,10 @@ _UNKNOWN = Storage(mount_point=None, file_system=None, kind=None, device=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cpu:
-    """The processor, None where the system does not tell its model.
+    """The processor; ``model`` is None if the system does not report it.
 
-    ``usable_cores`` is what this process may use: the lower of its affinity and its control group's
-    quota, which need not be a whole number.
+    ``usable_cores`` is the lower of this process's affinity and its control group's quota, which
+    may be fractional.
     """
 
     model: str | None
@@ -66,9 +66,9 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Main memory, without swap: of the machine, and what this process can take now.
+    """Main memory of the machine, and how much this process can take now.
 
-    That is without swapping or meeting its control group's limit.
+    That is without swapping or reaching its control group's limit.
     """
 
     total_bytes: int
@@ -77,9 +77,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """The operating system, None where it does not tell, its kernel, Python, and libraries.
+    """The operating system, its kernel, Python, and the packages that affect speed.
 
-    These are the ones that bear on speed, with None for one that is not installed.
+    ``system`` is None if unknown, and so is the version of a package that is not installed.
     """
 
     system: str | None
@@ -91,7 +91,7 @@ class Platform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Everything about a machine that a measured speed depends on.
+    """All properties of a machine that measured throughput depends on.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class Machine:
     memory
         Total and available memory.
     storage
-        One entry for each file system under the data.
+        Each file system under the data.
     platform
         Operating system and versions.
     """
@@ -112,12 +112,12 @@ class Machine:
 
 
 def describe_machine(paths: Sequence[Path]) -> Machine:
-    """Describe the machine, and the file systems on which some files lie.
+    """Describe the machine, and the file systems under some files.
 
     Returns
     -------
     Machine
-        With None wherever this system does not tell.
+        With None for whatever this system does not report.
 
     Examples
     --------
@@ -166,7 +166,7 @@ def _system() -> str | None:
 
 
 def package_version(distribution: str) -> str | None:
-    """Return the version of an installed package, None if there is none."""
+    """Return the version of a package, None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -174,7 +174,7 @@ def package_version(distribution: str) -> str | None:
 
 
 def describe_storage(paths: Sequence[Path]) -> tuple[Storage, ...]:
-    """Describe each file system under some files, in the order in which they first lie on it."""
+    """Describe each file system under some files, in the order of the files."""
     mounts = _mounts()
     return tuple(dict.fromkeys(_storage_of(path.resolve(), mounts) for path in paths))
 

@@ -1,4 +1,4 @@
-"""Empty, fill and inspect the kernel's page cache for the user's data files."""
+"""Empty, fill and inspect the kernel's page cache for data files."""
 
 import ctypes
 import mmap
@@ -17,11 +17,11 @@ __all__ = [
 ]  # fmt: skip
 
 CacheState = Literal["cold", "warm", "remote"]
-"""Whether a measurement starts with none or with all of its files in the page cache; "remote" where
-a server has them, whose caches are not under control."""
+"""Whether a measurement starts with none or with all of its files in the page cache; "remote" for
+files on a server, whose caches are not under control."""
 
 PageRuns = NDArray[np.int64]
-"""First page of each run of pages of a file, and the page after its last one, shape (n_runs, 2)."""
+"""First page of each run of pages of a file, and the page after its last, shape (n_runs, 2)."""
 
 _LINUX = sys.platform.startswith("linux")
 _READ_BYTES = 8 << 20
@@ -29,11 +29,11 @@ _WINDOW_BYTES = 1 << 30  # mincore fills one byte per page: 256 KiB for each win
 
 
 def drop_pages(paths: Sequence[Path]) -> None:
-    """Ask the kernel to forget the cached pages of some files; write to disk what is not there yet.
+    """Ask the kernel to forget the cached pages of some files, and write dirty ones to disk.
 
-    It is a request, which needs no privilege: pages that another process has mapped stay, and so
-    do those of a file system that lives in memory, while those that this process has mapped go. Ask
-    `resident_fraction` what came of it. Does nothing on systems other than Linux.
+    This request needs no privilege. Pages that another process has mapped stay, and so do those of
+    a file system in memory; pages that this process has mapped go. `resident_fraction` reports the
+    result. Does nothing on systems other than Linux.
     """
     if sys.platform == "linux":
         _release_mappings(paths)
@@ -42,7 +42,7 @@ def drop_pages(paths: Sequence[Path]) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 runs = resident_runs(path)
                 if runs is None or len(runs):
-                    # Dirty pages cannot be dropped: a file written a moment ago needs a flush.
+                    # Dirty pages cannot be dropped: a recently written file needs a flush.
                     os.fdatasync(file.fileno())
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -50,12 +50,12 @@ def drop_pages(paths: Sequence[Path]) -> None:
 def drop_clean_pages(
     paths: Sequence[Path], runs: Sequence[PageRuns] | None = None, *, mapped: bool = False
 ) -> None:
-    """Ask the kernel once more to forget pages, of files that `drop_pages` has flushed before.
+    """Ask the kernel again to forget pages of files that `drop_pages` has flushed before.
 
     All pages, or some ``runs`` of each file. The kernel keeps pages in groups and forgets whole
-    groups only, so that these should begin and end where those of `resident_runs` do. Costs a few
-    microseconds for each file, where `drop_pages` looks at each page; milliseconds where this
-    process may have ``mapped`` them, to find out.
+    groups only, so runs should begin and end where those of `resident_runs` do. This takes
+    microseconds for each file, since it does not inspect pages as `drop_pages` does; milliseconds
+    if this process may have ``mapped`` the files.
     """
     if sys.platform == "linux":
         whole = np.zeros((1, 2), np.int64)  # a length of 0 reaches to the end
@@ -70,25 +70,25 @@ def drop_clean_pages(
 
 
 def _release_mappings(paths: Sequence[Path]) -> None:
-    """Let go of mapped pages of files, since the kernel keeps what a process has mapped.
+    """Release mapped pages of files, which the kernel would otherwise keep.
 
-    No other thread may unmap files meanwhile: its addresses might be another's by then.
+    No other thread may unmap files meanwhile: their addresses might be reused.
     """
     names = {os.fsencode(path.resolve()) for path in paths}
     for line in Path("/proc/self/maps").read_bytes().splitlines():
-        # Such as "7f01e000-7f02e000 r--s 00000000 fe:00 1234    /data/plate1.h5ad".
+        # For example "7f01e000-7f02e000 r--s 00000000 fe:00 1234    /data/plate1.h5ad".
         addresses, permissions, *_, name = line.split(None, 5)
-        if name in names and b"w" not in permissions:  # what is written may be nowhere else
+        if name in names and b"w" not in permissions:  # written pages may have no other copy
             start, stop = (int(each, 16) for each in addresses.split(b"-"))
             _libc_call("madvise", start, stop - start, mmap.MADV_DONTNEED)
 
 
 def resident_fraction(paths: Sequence[Path]) -> float | None:
-    """Return the share of the files' bytes that the page cache holds, 0 to 1.
+    """Return the share of the files' bytes that is in the page cache, 0 to 1.
 
-    No page is read to find out, and memory stays below 1 MiB whatever the size of the files. None
-    where it cannot be had: on systems other than Linux, for files that hold no byte, and for files
-    that this user neither owns nor may write, of which the kernel says that all is resident.
+    No page is read, and memory stays below 1 MiB for files of any size. None if it is unknown: on
+    systems other than Linux, for empty files, and for files that this user neither owns nor may
+    write, which the kernel always reports as resident.
     """
     resident = total = 0
     for path in paths:
@@ -102,10 +102,10 @@ def resident_fraction(paths: Sequence[Path]) -> float | None:
 
 
 def resident_runs(path: Path) -> PageRuns | None:
-    """Return which pages of a file the page cache holds; None as for `resident_fraction`."""
+    """Return which pages of a file are cached; None as for `resident_fraction`."""
     with path.open("rb") as file:
         fd = file.fileno()
-        if not _LINUX or not _kernel_tells(path, fd):
+        if not _LINUX or not _is_reported(path, fd):
             return None
         size = os.fstat(fd).st_size
         parts = [np.empty((0, 2), np.int64)]
@@ -119,9 +119,9 @@ def resident_runs(path: Path) -> PageRuns | None:
 
 
 def load_pages(paths: Sequence[Path]) -> None:
-    """Read some files once from end to end, so that the page cache holds them.
+    """Read some files from end to end, so that they are in the page cache.
 
-    Files larger than the memory that is free do not stay: ask `resident_fraction`.
+    Files larger than the free memory do not stay; see `resident_fraction`.
     """
     buffer = bytearray(_READ_BYTES)
     for path in paths:
@@ -130,8 +130,8 @@ def load_pages(paths: Sequence[Path]) -> None:
                 pass
 
 
-def _kernel_tells(path: Path, fd: int) -> bool:
-    """Tell whether mincore speaks the truth: since Linux 5.2 only to those who may write."""
+def _is_reported(path: Path, fd: int) -> bool:
+    """Return whether mincore is truthful: since Linux 5.2 only to users who may write the file."""
     if os.fstat(fd).st_uid == os.geteuid():
         return True
     return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
@@ -140,8 +140,8 @@ def _kernel_tells(path: Path, fd: int) -> bool:
 def _runs_in_window(fd: int, offset: int, length: int) -> PageRuns:
     around = np.zeros(-(-length // mmap.PAGESIZE) + 2, dtype=np.uint8)  # a run ends at the ends
     with mmap.mmap(fd, length, access=mmap.ACCESS_READ, offset=offset) as window:
-        # numpy gives the address of a read-only mapping, ctypes only that of a writable one. No
-        # element is touched, since that would load its page.
+        # NumPy gives the address of a read-only mapping, ctypes only of a writable one. No element
+        # is touched, since that would load its page.
         view = np.frombuffer(window, dtype=np.uint8)
         _libc_call("mincore", view.ctypes.data, length, around[1:].ctypes.data)
         del view  # a mapping with a live view cannot be closed

@@ -1,4 +1,4 @@
-"""Processes and all that they started: what they take and read, and how they are killed."""
+"""Processes and their descendants: memory, processor time, bytes read, and how to kill them."""
 
 import contextlib
 import multiprocessing
@@ -9,20 +9,15 @@ from dataclasses import dataclass
 import psutil
 
 __all__ = [
-    "BytesRead", "ChildKilledError", "bytes_read", "kill_tree", "tree_cpu_seconds",
-    "tree_memory_bytes",
+    "BytesRead", "bytes_read", "kill_tree", "tree_cpu_seconds", "tree_memory_bytes",
 ]  # fmt: skip
-
-
-class ChildKilledError(RuntimeError):
-    """A process that a request needs was killed."""
 
 
 def kill_tree(pid: int) -> None:
     """Kill a process, its descendants and the process groups that these lead.
 
-    Each is stopped before it is asked for its children, so that it starts no more of them
-    meanwhile. In a group, those are found whose parent has ended.
+    Each is stopped before its children are listed, so that it starts no more of them meanwhile.
+    Descendants whose parent has ended are found by their group.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         process, members = psutil.Process(pid), set[psutil.Process]()
@@ -41,10 +36,10 @@ def kill_tree(pid: int) -> None:
 
 
 def tree_memory_bytes(pid: int) -> int:
-    """Return the memory that a process and its descendants hold now; 0 if the process is gone.
+    """Return the memory of a process and its descendants now; 0 if the process is gone.
 
-    The resident memory of the process, and what each descendant does not share with it: a worker
-    that was forked shares most of its memory until it writes to it.
+    The resident memory of the process, plus the unshared memory of each descendant: a forked worker
+    shares most of its memory until it writes to it.
     """
     try:
         process = psutil.Process(pid)
@@ -58,14 +53,11 @@ def tree_memory_bytes(pid: int) -> int:
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process and its descendants, ended ones included.
-
-    0 if the process is gone.
-    """
+    """Return the processor time of a process and its descendants, with ended ones; 0 if gone."""
     try:
         process = psutil.Process(pid)
         tree = [process, *process.children(recursive=True)]
-        # User and system time, its own and that of its children that have ended.
+        # User and system time, of itself and of its ended children.
         return float(sum(sum(each.cpu_times()[:4]) for each in tree))
     except psutil.Error:
         return 0.0
@@ -73,19 +65,22 @@ def tree_cpu_seconds(pid: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class BytesRead:
-    """Bytes asked of the system, and those that it fetched from storage, where it reads ahead."""
+    """Bytes requested from the system, and bytes that it read from storage."""
 
     asked: float
     from_storage: float
+
+    def __add__(self, other: "BytesRead") -> "BytesRead":
+        return BytesRead(self.asked + other.asked, self.from_storage + other.from_storage)
 
     def __sub__(self, earlier: "BytesRead") -> "BytesRead":
         return BytesRead(self.asked - earlier.asked, self.from_storage - earlier.from_storage)
 
 
 def bytes_read() -> BytesRead | None:
-    """Return what this process and its workers have read so far; None where that is not counted.
+    """Return the bytes that this process and its workers have read so far; None if not counted.
 
-    The kernel adds what a worker has read to its parent when it has ended.
+    The kernel adds the bytes of a worker to its parent's when it has ended.
     """
     asked = from_storage = 0
     for pid in [None, *(worker.pid for worker in multiprocessing.active_children())]:

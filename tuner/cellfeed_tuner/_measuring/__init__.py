@@ -1,1 +1,1 @@
-"""Timing one configuration in a process of its own, and what is kept of it."""
+"""Timing one configuration in processes of its own."""

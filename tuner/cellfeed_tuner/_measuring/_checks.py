@@ -1,4 +1,4 @@
-"""Whether a collection can be measured as asked; said before any time is spent."""
+"""Whether a collection can be measured as requested, checked before any time is spent."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -21,7 +21,7 @@ _MOST_WORKERS = 16
 def check_size(
     what: str, n_cells: int, grid: Sequence[Configuration], batch_size: int, n_ranks: int = 1
 ) -> None:
-    """Refuse what has too few cells for every configuration of a grid: `ParameterError`."""
+    """Raise `ParameterError` if there are too few cells for every configuration of a grid."""
     needed = n_ranks * min(cells_needed(configuration, batch_size) for configuration in grid)
     if needed > n_cells:
         msg = (
@@ -33,7 +33,7 @@ def check_size(
 
 
 def check_cache(collection: Collection, cache: CacheState) -> None:
-    """Refuse to measure as cached what does not fit in memory: `ParameterError`."""
+    """Raise `ParameterError` if the cache is to be warm but the files do not fit in memory."""
     size, available = bytes_on_disk(collection), usable_memory_bytes()
     if cache == "warm" and size > WARM_SHARE_OF_MEMORY * available:
         msg = (
@@ -48,27 +48,27 @@ def bytes_on_disk(collection: Collection) -> int:
     return sum(source.file_bytes() for source in collection.sources)
 
 
-def cache_state(collection: Collection, asked: CacheState | None) -> CacheState:
-    """Return the state that is asked for and can be had, or the one that is measured in by default.
+def cache_state(collection: Collection, requested: CacheState | None) -> CacheState:
+    """Return the cache state to measure in: as requested, or else cold, or remote on servers.
 
-    Files of this machine are measured cold. Caches of servers cannot be dropped or filled from
-    here, so that there is nothing to choose. What cannot be had is a `ParameterError`.
+    Caches of servers cannot be dropped or filled from here, so there is nothing to choose. An
+    impossible state is a `ParameterError`.
     """
     if not collection.is_remote:
-        if asked == "remote":
+        if requested == "remote":
             msg = (
-                f"cache='remote' is for files on servers, but {collection.locations[0]} is none; "
-                "give 'cold' or 'warm'"
+                f"cache='remote' is for files on servers, but {collection.locations[0]} is on this "
+                "machine; give 'cold' or 'warm'"
             )
             raise ParameterError(msg)
-        if asked == "warm" and collection.direct_io:
+        if requested == "warm" and collection.direct_io:
             msg = f"cache='warm', but {collection.locations[0]} is read past the page cache"
             raise ParameterError(f"{msg}; leave `cache` out, or open it without `direct_io`")
-        return asked or "cold"
-    if asked in {"cold", "warm"}:
+        return requested or "cold"
+    if requested in {"cold", "warm"}:
         first = next(each for each in collection.locations if each.is_remote)
         msg = (
-            f"cache={asked!r} is for files of this machine, but {first} is read from a server, "
+            f"cache={requested!r} is for files of this machine, but {first} is read from a server, "
             "whose caches are not under control; leave `cache` out"
         )
         raise ParameterError(msg)
@@ -76,7 +76,7 @@ def cache_state(collection: Collection, asked: CacheState | None) -> CacheState:
 
 
 def cells_needed(configuration: Configuration, batch_size: int) -> int:
-    """Return how many cells a collection must have for whole fetches to be timed."""
+    """Return how many cells are needed to time whole fetches."""
     rounds = _ROUNDS_PER_EPOCH_WITH_WORKERS if configuration.num_workers else 1
     return rounds * configuration.minibatches_per_round * batch_size
 
@@ -84,8 +84,7 @@ def cells_needed(configuration: Configuration, batch_size: int) -> int:
 def default_workers(collection: Collection, n_ranks: int = 1) -> tuple[int, ...]:
     """Return 0 and the powers of two up to a rank's share of the usable cores.
 
-    Of files on servers, 0 alone: there, it is many requests at a time that hide latency, and one
-    process makes them.
+    For files on servers, only 0: one process sends many concurrent requests to hide latency.
     """
     if collection.is_remote:
         return (0,)
@@ -101,10 +100,10 @@ def obstacle(
     row_bytes: float,
     memory_bytes: int,
 ) -> tuple[Literal["too few cells", "over memory"], str] | None:
-    """Return why a configuration cannot run at all, if it cannot: the kind, and in words.
+    """Return why a configuration cannot run, as a status and a note; None if it can.
 
-    The buffers of all fetches that are in memory at once, of rows of ``row_bytes`` on average, may
-    take ``memory_bytes``.
+    The buffers of all fetches in memory, with rows of ``row_bytes`` on average, may take
+    ``memory_bytes``.
     """
     if configuration.block_size > n_cells:
         return "too few cells", f"a block has more than the {n_cells:,} cells there are"

@@ -1,4 +1,4 @@
-"""Whether a loader delivers what its plan says, row by row, with the labels of these rows."""
+"""Whether a loader delivers the rows of its plan, with the labels of these rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,15 +14,15 @@ from cellfeed_tuner._subject._labels import codes_of, label_name, label_text
 
 __all__ = ["Delivered", "DeliveredCell", "delivery_fault", "planned_round", "sampled_cells"]
 
-# Sampled cells travel to another process: so many bytes and cells at most, but two at least.
+# Limits of sampled cells, which are sent to another process.
 _MOST_BYTES, _MOST_CELLS, _LEAST_CELLS = 1 << 20, 64, 2
 
 
 @dataclass(slots=True)
 class Delivered:
-    """Rows and labels (obs columns) of minibatches until the clock stops, and the last one whole.
+    """Rows and labels (obs columns) of all minibatches, None for an absent label.
 
-    A label that a minibatch lacks is None.
+    Of the last minibatch, everything.
     """
 
     names: Sequence[str]
@@ -31,7 +31,7 @@ class Delivered:
     last: Minibatch | None = field(default=None, init=False)
 
     def take(self, minibatch: Minibatch | None) -> None:
-        """Keep what is needed of a minibatch; None stands for one that did not come."""
+        """Keep rows and labels of a minibatch; None stands for a missing one."""
         if minibatch is None:
             self.rows.append(np.empty(0, dtype=np.int64))
             self.labels.append((np.empty(0, dtype=np.int64),) * len(self.names))
@@ -43,7 +43,7 @@ class Delivered:
     def codes(self, collection: Collection) -> dict[str, NDArray[np.integer]]:
         """Return codes of each label as delivered, shape (n_minibatches, batch_size).
 
-        Nothing where minibatches lack labels, or are not all of one size.
+        Empty if minibatches lack labels or differ in size.
         """
         found = dict[str, NDArray[np.integer]]()
         for place, name in enumerate(self.names):
@@ -54,7 +54,7 @@ class Delivered:
         return found
 
     def fault(self, collection: Collection, configuration: Configuration, plan: EpochPlan) -> str:
-        """Return the first minibatch whose rows or labels are wrong, in words; empty if none is."""
+        """Return the first minibatch with wrong rows or labels, in words, or an empty text."""
         fault = delivery_fault(self.rows, configuration, plan)
         if fault:
             return fault
@@ -72,7 +72,7 @@ class Delivered:
 def planned_round(plan: EpochPlan, configuration: Configuration, number: int) -> NDArray[np.int64]:
     """Return the rows of one round's minibatches in order, shape (n_minibatches, batch_size).
 
-    Each worker reads a fetch of its own, and they take turns in delivering a minibatch.
+    Each worker reads its own fetch, and workers take turns in delivering a minibatch.
     """
     n = configuration.fetches_per_round
     by_fetch = plan.delivered_rows(number * n, n).reshape(n, plan.fetch_factor, plan.batch_size)
@@ -82,10 +82,10 @@ def planned_round(plan: EpochPlan, configuration: Configuration, number: int) ->
 def delivery_fault(
     rows: Sequence[NDArray[np.int64]], configuration: Configuration, plan: EpochPlan
 ) -> str:
-    """Return the first minibatch that departs from the plan, in words; empty if none does.
+    """Return the first minibatch that differs from the plan, in words; empty if none does.
 
-    ``rows`` has those of each minibatch in the order in which they came: all of an epoch's whole
-    rounds, of which ``plan`` is the first epoch, then those of the next epoch, and so on.
+    ``rows`` are the rows of each minibatch in the order of delivery: all whole rounds of the first
+    epoch, whose plan is ``plan``, then of the next epoch, and so on.
     """
     per_round = configuration.minibatches_per_round
     n_rounds = configuration.rounds_per_epoch(plan)
@@ -101,7 +101,7 @@ def delivery_fault(
 
 
 def _named(number: int, configuration: Configuration, plan: EpochPlan) -> str:
-    """Return what to call the minibatch that came after so many others."""
+    """Return a name for the minibatch that came after so many others."""
     per_epoch = configuration.rounds_per_epoch(plan) * configuration.minibatches_per_round
     epochs, number_in_epoch = divmod(number, per_epoch)
     return f"minibatch {number_in_epoch} of epoch {plan.epoch + epochs}"
@@ -117,13 +117,13 @@ def _difference(came: NDArray[np.int64], planned: NDArray[np.int64]) -> str:
 def _wrong_label(
     column: CategoricalColumn | NumericColumn, rows: NDArray[np.int64], came: Any
 ) -> str:
-    """Return the first label that is not that of its row, in words; empty if there is none."""
+    """Return the first label that differs from its row's, in words; empty if none does."""
     if came is None:
         return "for no cell: the column is absent"
     values, expected = np.asarray(came), column.values[rows]
     if values.shape != expected.shape:
         return f"for {values.size} cells in place of {rows.size}"
-    # What is not equal to itself is no number, which is how a number is missing.
+    # A missing number is NaN, which is not equal to itself.
     missing = (values != values) & (expected != expected)  # noqa: PLR0124
     wrong = np.flatnonzero((values != expected) & ~missing)
     if not wrong.size:
@@ -137,10 +137,10 @@ def _wrong_label(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeliveredCell:
-    """One cell as a minibatch has it.
+    """One cell of a minibatch.
 
-    ``columns`` are those of its ``values``, of ``n_vars``; None if there is a value for each.
-    ``labels`` has codes or numbers of the obs columns that the minibatch has.
+    ``columns`` are the columns of its ``values``; None if all ``n_vars`` columns have a value.
+    ``labels`` are codes or numbers of obs columns.
     """
 
     row: int
@@ -162,9 +162,9 @@ class DeliveredCell:
 def sampled_cells(
     minibatch: Minibatch, labels: Sequence[str], *, seed: int
 ) -> tuple[DeliveredCell, ...]:
-    """Return cells of a minibatch in random order, the first and the last before others.
+    """Return the first and the last cell of a minibatch, and more in random order.
 
-    All of them where they are few and small.
+    All of them if they are few and small.
     """
     rows, X = minibatch.rows.numpy(), minibatch.X
     is_sparse = X.layout == torch.sparse_csr

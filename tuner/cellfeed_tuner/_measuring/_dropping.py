@@ -1,4 +1,4 @@
-"""Keeping files out of the page cache while a loader reads them, but not what it needs next."""
+"""Dropping pages of files from the page cache after a loader has used them."""
 
 import time
 from collections import deque
@@ -19,9 +19,9 @@ __all__ = ["Dropping", "rounds_ahead"]
 
 
 def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
-    """Return after how many further rounds everything that a loader has asked for is used.
+    """Return after how many further rounds a loader has used everything it has read by now.
 
-    Workers of a `torch.utils.data.DataLoader` are known to hold minibatches.
+    Workers of a `torch.utils.data.DataLoader` hold minibatches.
     """
     held = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
     least = -(-LEAST_MINIBATCHES_AHEAD // minibatches_per_round)
@@ -29,24 +29,24 @@ def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
 
 
 class Dropping:
-    """Drops pages of files once they were used, where ``cache`` is "cold".
+    """Drops pages of files after they were used, where ``cache`` is "cold".
 
-    A cold measurement stands for files that are larger than memory: of a page that a fetch has
-    used, nothing is left when a later fetch comes to it, which, of chunks larger than blocks, may
-    be one of the same epoch. Pages that were read ahead stay: dropped, they would be read twice.
+    A cold measurement stands for files larger than memory: a page that a fetch has used is gone
+    when a later fetch needs it again, which may be one of the same epoch if chunks are larger than
+    blocks. Pages that were read ahead stay, since they would otherwise be read twice.
 
-    Which are which is told by their age, for any loader and in all of its processes: what is
-    cached at the end of a round was used, or is used in the rounds that are read ahead, so that it
-    is dropped at the end of these. Not so where newer pages lie beside it: those are of a fetch
-    under way, which may use a chunk that begins on an older page. Where the kernel does not tell
-    which pages are cached, they are dropped before each epoch only.
+    Pages are told apart by age, for any loader and in all of its processes: pages that are cached
+    at the end of a round are used by the end of the rounds that are read ahead, and dropped then.
+    They stay if newer pages lie beside them: those belong to a running fetch, which may use a chunk
+    that begins on an older page. If the kernel does not report cached pages, they are dropped
+    before each epoch only.
 
     Parameters
     ----------
     mapped
-        Whether this process may have mapped the files, which what reads a collection never does.
+        Whether this process may have mapped the files; cellfeed never maps those of a collection.
     looking_share
-        Share of the time that looking may take; large files are looked at less often.
+        Share of the time that listing cached pages may take; large files are listed less often.
     """
 
     def __init__(
@@ -60,21 +60,21 @@ class Dropping:
         self._paths = files if cache == "cold" else ()
         self._mapped = mapped
         self._looking_share = looking_share
-        # The rounds at whose end was looked, and which pages of each file were cached then.
-        self._looks = deque[tuple[int, Sequence[PageRuns]]]()
+        # Rounds, and the pages of each file that were cached at their ends.
+        self._listed = deque[tuple[int, Sequence[PageRuns]]]()
         self._round = 0
-        self._look_again = 0.0
+        self._next = 0.0
 
     def before_epoch(self) -> None:
-        """Drop all pages; nothing is read ahead then."""
+        """Drop all pages, since nothing has been read ahead."""
         drop_clean_pages(self._paths, mapped=self._mapped)
-        self._looks.clear()
+        self._listed.clear()
         self._round = 0
 
     def after_round(self, rounds_ahead: int) -> None:
-        """Drop pages that are not needed after so many further rounds; see `rounds_ahead`."""
+        """Drop pages that were cached so many rounds ago; see `rounds_ahead`."""
         self._round += 1
-        if not self._paths or time.perf_counter() < self._look_again:
+        if not self._paths or time.perf_counter() < self._next:
             return
         begin = time.thread_time()
         runs = [resident_runs(path) for path in self._paths]
@@ -84,20 +84,20 @@ class Dropping:
             if used is not None:
                 covered = [_covered(*each) for each in zip(known, used, strict=True)]
                 drop_clean_pages(self._paths, covered, mapped=self._mapped)
-            self._looks.append((self._round, known))
+            self._listed.append((self._round, known))
         taken = time.thread_time() - begin
-        self._look_again = time.perf_counter() + taken / self._looking_share
+        self._next = time.perf_counter() + taken / self._looking_share
 
     def _used(self, rounds_ahead: int) -> Sequence[PageRuns] | None:
-        """Return what was cached last of all that has been used since; forget it."""
+        """Return the latest listed pages that have been used since, and forget them."""
         used = None
-        while self._looks and self._looks[0][0] + rounds_ahead <= self._round:
-            _, used = self._looks.popleft()
+        while self._listed and self._listed[0][0] + rounds_ahead <= self._round:
+            _, used = self._listed.popleft()
         return used
 
 
 def _covered(runs: PageRuns, others: PageRuns) -> PageRuns:
-    """Return those runs each of which lies in one of the others."""
+    """Return the runs that lie within one of the others."""
     if not len(others):
         return others
     number = np.searchsorted(others[:, 0], runs[:, 0], side="right") - 1

@@ -1,4 +1,4 @@
-"""What a child of the measuring process is asked to time, and what it reports."""
+"""What a child of the measuring process is to time, and what it reports."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from cellfeed_tuner._constants import EPOCHS_APART, REPLICATE_SECONDS
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._machine._processes import BytesRead
 from cellfeed_tuner._measuring._delivery import DeliveredCell
+from cellfeed_tuner._measuring._pace import Pace
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._subject._labels import LabelWithin
 
@@ -24,31 +25,29 @@ Step = Callable[[Any], object]
 """A training step, called with a minibatch."""
 
 MakeDataset = Callable[..., CellDataset]
-"""What makes the data set that is measured; called as `CellDataset` is."""
+"""Makes the data set to measure; called as `CellDataset` is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingSettings:
-    """What to time, and for how long; what is not said here is as in `measure` or `autotune`.
+    """What to time, and for how long; see `measure` and `autotune` for the rest.
 
     Parameters
     ----------
-    labels, given
-        The obs columns whose entropies are taken, and another, within whose values that of the
-        first is taken too.
+    given
+        Another obs column, within whose values the entropy of the first label is also computed.
     least_rounds, most_rounds, seconds
-        Rounds that count; measuring stops once they took so many seconds, and there are
-        the least. With none, one round is read all the same.
+        Counted rounds. Measuring stops when they took so many seconds, if it has the least. One
+        round is always read.
     number
-        Which measurement of the collection it is: each reads other rows, as the epochs of a
-        training do.
+        The number of this replicate. Each replicate reads other rows, as epochs of a training do.
     step_seconds, step
-        How long a training loop sleeps on each minibatch; what is called with each instead.
+        How long a training loop sleeps on each minibatch; or a function to call with each instead.
     prefetch, n_requests
-        Fetches that are read ahead, and requests under way at a server to begin with; None and 0
-        to leave that to the data set.
-    ranks, rank
-        How many ranks are timed side by side, and which of them this is.
+        Fetches to read ahead, and the first number of concurrent requests to a server; None and 0
+        leave them to the data set.
+    ranks, rank, pace
+        How many ranks are timed side by side, which of them this is, and how they keep in step.
     """
 
     configuration: Configuration
@@ -69,35 +68,31 @@ class TimingSettings:
     n_requests: int = 0
     ranks: Ranks = field(default_factory=Ranks)
     rank: int = 0
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def all_labels(self) -> tuple[str, ...]:
-        """The labels, and what the first is taken within."""
+        """The labels, and ``given``."""
         return (*self.labels, *([] if self.given is None else [self.given]))
 
     @property
     def cells_per_round(self) -> int:
-        """Cells of a whole fetch of each worker of each rank that is measured."""
+        """Cells of a whole fetch of each worker of each rank of this machine."""
         minibatches = self.configuration.minibatches_per_round
         return minibatches * self.batch_size * self.ranks.n_local
 
     @property
     def first_epoch(self) -> int:
-        """The epoch to begin with."""
+        """The first epoch to read."""
         return EPOCHS_APART * self.number
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first minibatch is there; ``first_minibatch_seconds`` after the workers were.
+    """The first minibatch has come, ``first_minibatch_seconds`` after the workers started.
 
-    Parameters
-    ----------
-    waiting_bytes
-        Memory of minibatches that wait for a training loop slower than the workers, and of what
-        several ranks hold, each by itself, but the processes measured share.
-    n_threads, n_function_threads
-        Threads of each process that read, and that the user's functions have.
+    Minibatches that wait for a training loop slower than the workers take ``waiting_bytes``. Each
+    process reads with ``n_threads``, and the user's functions have ``n_function_threads``.
     """
 
     worker_seconds: float
@@ -116,11 +111,12 @@ class Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One timed round, and what the data set counted meanwhile, if it counts.
+    """One timed round, and what the data set counted in it, if it counts.
 
-    It ``counts`` if it is free of start-up. In ``waiting_seconds`` of it, the training loop waited
-    for minibatches. ``read`` is None where it is not as much as was delivered, since more or less
-    was read ahead, or is not counted, as of a server. Measuring may not end with every round.
+    It ``counts`` if it is free of start-up. The training loop waited ``waiting_seconds`` for its
+    minibatches. ``read`` is None where the bytes differ from what was delivered, because more or
+    less was read ahead, and for servers. Measuring does not end after a round unless it
+    ``may_end``.
     """
 
     seconds: float
@@ -138,11 +134,11 @@ class Findings:
     Parameters
     ----------
     fault
-        The first minibatch whose rows or labels are not those of the plan; empty if all are.
+        The first minibatch whose rows or labels differ from the plan; empty if none does.
     n_requests
-        How many requests were under way at a server; 0 if this process asked none.
+        Concurrent requests to a server; 0 if this process sent none.
     cells
-        Some cells of the last minibatch, with all that it has of them.
+        Some cells of the last minibatch.
     entropies
         Mean entropy of each label, and of one within another, in each round, shape (n_rounds,).
     """

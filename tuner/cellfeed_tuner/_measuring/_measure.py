@@ -50,33 +50,33 @@ def measure(
     """Measure the throughput of one configuration in a process of its own.
 
     Only whole fetches count. Start-up of the workers and the time to the first minibatch are
-    reported apart. Of a collection, some of the cells that came out are read once more, through
-    h5py or zarr, and compared.
+    reported separately. If the subject is a collection, some of the delivered cells are read again
+    through h5py or zarr, and compared.
 
     Parameters
     ----------
     subject
-        A collection, which cellfeed reads; or any other loader, which has labels, and a batch size
-        of its own.
+        A collection, which cellfeed reads; or any other loader, which has its own labels and batch
+        size.
     configuration
         The settings.
     strategy
-        How cells are visited, such as `cellfeed.Streaming`; the configuration's block size then
-        says nothing. In shuffled blocks of that size if None.
+        How cells are visited, such as `cellfeed.Streaming`; the configuration's block size is then
+        ignored. In shuffled blocks of that size if None.
     batch_size
         Cells of a minibatch.
     label
-        An obs column of the collection whose minibatch entropy is taken, or several.
+        One obs column of the collection, or several, whose minibatch entropy is measured.
     cache
-        "cold" drops the files' pages before each epoch and once they were used, "warm" reads all
-        files first; None for "cold", or "remote" of files on servers.
+        "cold" drops the files' pages from the page cache before each epoch and after use; "warm"
+        reads all files first; None for "cold", or "remote" for files on servers.
     seconds
-        Time to spend, if that suffices for the least number of rounds; after 20 times as much,
-        and not before a minute, measuring is stopped.
+        Time to spend, or longer if the least number of rounds takes longer. Measuring is stopped
+        after 20 times as long, and at least a minute.
     seed
-        Fixes which rows are read.
+        Determines which rows are read.
     make_dataset
-        Makes the data set that is measured, as in `autotune`.
+        Makes the data set to measure, as in `autotune`.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def measure(
         The collection was opened without a label.
     ParameterError
         The collection or the loader has too few cells for whole fetches; or the measuring process
-        cannot import the loader, or it delivers other minibatches than it says.
+        cannot import the loader; or the loader's minibatches contradict its attributes.
     FormatError
         A file is damaged.
     """
@@ -130,14 +130,14 @@ def measure(
 
 
 def limit_seconds(seconds: float) -> float:
-    """Return after how long a measurement by itself is stopped that was given this time."""
+    """Return after how long a measurement of so many seconds is stopped."""
     return max(LIMIT_TIMES * seconds, LEAST_LIMIT_SECONDS)
 
 
 def prepare_cache(files: Sequence[Path], cache: CacheState) -> CacheState | Literal["unknown"]:
-    """Bring files' pages into the state that measurements start from, and return it.
+    """Bring the files' pages into a cache state, and return it.
 
-    "unknown" where pages stayed, or the kernel does not tell.
+    "unknown" if pages stayed, or the kernel does not report them.
     """
     if cache == "remote":
         return cache
@@ -152,5 +152,5 @@ def prepare_cache(files: Sequence[Path], cache: CacheState) -> CacheState | Lite
 def measure_with(
     process: Runs[TimingRequest], request: TimingRequest, *, limit_seconds: float
 ) -> Measurement:
-    """Measure in a process that is already there; see `measure`."""
+    """Measure in a process that is already running; see `measure`."""
     return measured(request, process.run(request, limit_seconds=limit_seconds))

@@ -1,4 +1,4 @@
-"""What was measured of one configuration, and what follows from it."""
+"""The measurement of one configuration, and the figures that follow from it."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -36,56 +36,58 @@ MeasurementStatus = Literal["measured", "not enough samples", "too few cells", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What was measured of one configuration.
+    """The measurement of one configuration: one replicate, or several pooled.
+
+    A replicate is timed in one process for each rank, and consists of rounds.
 
     Parameters
     ----------
     configuration
         The settings.
     cache
-        State of the page cache: "cold", dropped before each epoch and once used; "warm";
-        "remote" of files on servers; "unknown" where that cannot be had.
+        State of the page cache: "cold", dropped before each epoch and after use; "warm"; "remote"
+        for files on servers; "unknown" where the state cannot be set or checked.
     cells_per_round
         Cells of one round: a whole fetch of every worker.
     first_round_seconds
-        Time of the first round, which holds the start-up; None if it did not come so far.
+        Time of the first round, which contains the start-up; None if it was not finished.
     uncounted_seconds
-        Time of all rounds that hold start-up, the first one and others; see `CountedRounds`.
+        Time of all rounds that contain start-up, the first one and others; see `CountedRounds`.
     round_seconds, round_waiting_seconds
-        Time of each round that is free of start-up, and the part of it in which the training
-        loop waited for minibatches.
+        Time of each round without start-up, and the part of it in which the training loop waited
+        for minibatches.
     rounds_per_replicate
-        How many of these rounds each process timed that took part; all of them one, if empty.
+        How many of these rounds each replicate has; empty if there is one replicate.
     worker_start_seconds, first_minibatch_seconds
         Time to start the worker processes, and from then to the first minibatch; neither is
-        part of the throughput. None if it did not come so far.
+        part of the throughput. None if there was no minibatch.
     round_reads
-        What was read during each round of which that is known.
+        Bytes read during each round for which they are known.
     round_statistics
-        What the data set counted in each of these rounds; none if it does not count.
+        Counts of the data set in each of these rounds; empty if it does not count.
     round_entropy_bits
-        For each label, and each label within another, its mean entropy in the minibatches of
-        each round.
+        For each label, and each label within another, the mean entropy of the minibatches of each
+        round.
     peak_memory_bytes
         Highest memory of the process and its workers, with the minibatches that may wait for a
         slow training loop; 0 if nothing ran.
     delivery_fault
-        The first minibatch whose cells were not those of the plan, or had labels or expression
-        that are not theirs, in words; empty if there was none.
+        The first minibatch with other cells than the plan, or with wrong labels or expression, in
+        words; empty if there was none.
     sampled
-        Some of the cells that came out, to be compared with the files.
+        Some of the delivered cells, to be compared with the files.
     failure
-        What it failed of, or empty.
+        Why it failed, or empty.
     is_infeasible
-        Whether that is because an epoch has too few whole fetches.
+        Whether it failed because an epoch has too few whole fetches.
     n_killed
-        How often the process or a worker was killed, and it was tried once more.
+        How often a process or a worker was killed; it was then tried once more.
     n_requests
-        Requests that were under way at a server at the end; 0 if none was asked.
+        Concurrent requests to a server at the end; 0 if there were none.
     others
-        What other programs took of the processors meanwhile.
+        Processor time that other programs took meanwhile.
     n_threads, n_function_threads
-        Threads of each process that read, and that the user's functions have.
+        Threads of each process that read, and that run the user's functions.
     """
 
     configuration: Configuration
@@ -114,7 +116,7 @@ class Measurement:
 
     @property
     def note(self) -> str:
-        """What to say of it beside its status and its figures; empty if nothing."""
+        """A remark beside its status and figures; may be empty."""
         if not self.n_killed:
             return self.failure
         times = {1: "once", 2: "twice"}.get(self.n_killed, f"{self.n_killed} times")
@@ -124,7 +126,7 @@ class Measurement:
 
     @property
     def status(self) -> MeasurementStatus:
-        """Whether there is a throughput to rely on, and if not, what kept it."""
+        """Whether there is a reliable throughput, and if not, why."""
         if len(self.round_seconds) >= LEAST_ROUNDS:
             return "measured"
         if self.is_infeasible:
@@ -133,10 +135,10 @@ class Measurement:
 
     @property
     def cells_per_second(self) -> Estimate | None:
-        """Throughput with its 95 % interval; None if there are not even the fewest rounds.
+        """Throughput with its 95 % interval; None if there are too few rounds.
 
-        The unit is the replicate; of one alone, it is a batch of neighbouring rounds, so that the
-        interval covers the time that was measured and not the minutes around it.
+        The interval rests on the means of replicates. If there is one replicate, it rests on means
+        of neighbouring rounds, and covers the measured time but not the minutes around it.
         """
         seconds = np.array(self.replicate_seconds)
         if seconds.size <= 1:
@@ -149,7 +151,7 @@ class Measurement:
 
     @property
     def replicate_seconds(self) -> tuple[float, ...]:
-        """Mean time of a round in each replicate that has any."""
+        """Mean time of a round in each replicate that has rounds."""
         if not self.rounds_per_replicate:
             return (float(np.mean(self.round_seconds)),) if self.round_seconds else ()
         ends = np.cumsum(self.rounds_per_replicate)[:-1]
@@ -157,9 +159,9 @@ class Measurement:
         return tuple(float(each.mean()) for each in parts if each.size)
 
     def cells_per_second_given(self, spread: Spread) -> Estimate | None:
-        """Throughput with its 95 % interval, given how much replicates differ.
+        """Throughput with its 95 % interval for a known spread of replicates.
 
-        None if there are not even the fewest rounds.
+        None if there are too few rounds.
         """
         seconds = self.replicate_seconds
         if len(self.round_seconds) < FEWEST_ROUNDS:
@@ -168,7 +170,7 @@ class Measurement:
 
     @property
     def rough_cells_per_second(self) -> float:
-        """Throughput from however little there is, to plan further by; 0 if there is nothing."""
+        """Throughput from any rounds, even the first, to plan by; 0 if there are none."""
         seconds = self.round_seconds
         if not seconds and self.first_round_seconds is not None:
             seconds = (self.first_round_seconds,)
@@ -176,7 +178,7 @@ class Measurement:
 
     @property
     def waiting_share(self) -> Estimate | None:
-        """Share of time in which a training loop waited, with its 95 % interval."""
+        """Share of time in which the training loop waited, with its 95 % interval."""
         if not self.round_seconds:
             return None
         seconds = np.array(self.round_seconds)
@@ -185,7 +187,7 @@ class Measurement:
 
     @property
     def bytes_read_per_cell(self) -> BytesRead | None:
-        """What was read for each cell that came out; None if that is not known."""
+        """Bytes read for each delivered cell; None if they are not known."""
         if not self.round_reads:
             return None
         n_cells = len(self.round_reads) * self.cells_per_round
@@ -196,9 +198,9 @@ class Measurement:
 
     @property
     def entropy_bits(self) -> dict[str | LabelWithin, Estimate]:
-        """Mean entropy of each label, and of each within another, with its 95 % interval.
+        """Mean entropy of delivered minibatches, of each label and each within another.
 
-        In the minibatches that came out.
+        With its 95 % interval.
         """
         return {
             label: mean_with_interval(bits)
@@ -208,20 +210,26 @@ class Measurement:
 
 
 def measured(request: TimingSettings, outcome: Outcome) -> Measurement:
-    """Return what a child of the measuring process reported of a request as a measurement."""
-    peak_memory_bytes, start = outcome.peak_memory_bytes, dict[str, Any]()
-    for started in _all(Started, outcome):
-        peak_memory_bytes += started.waiting_bytes
-        start = {
-            "worker_start_seconds": started.worker_seconds,
-            "first_minibatch_seconds": started.first_minibatch_seconds,
-            "n_threads": started.n_threads,
-            "n_function_threads": started.n_function_threads,
-        }
-    rounds = _all(Round, outcome)
+    """Return the measurement that the children of the measuring process reported."""
+    of_ranks = [outcome.events, *outcome.events_of_others]
+    started = [each for events in of_ranks for each in _all(Started, events)]
+    rounds = [_joined(each) for each in zip(*(_all(Round, e) for e in of_ranks), strict=False)]
     counted = [each for each in rounds if each.counts]
-    findings = next(iter(_all(Findings, outcome)), Findings())
-    infeasible = "".join(each.reason for each in _all(Infeasible, outcome))
+    found = {rank: each for rank, events in enumerate(of_ranks) for each in _all(Findings, events)}
+    faults = [
+        f"rank {rank}: {each.fault}" if len(of_ranks) > 1 else each.fault
+        for rank, each in found.items()
+        if each.fault
+    ]
+    infeasible = [each.reason for events in of_ranks for each in _all(Infeasible, events)]
+    start = dict[str, Any]()
+    if started:
+        start = {
+            "worker_start_seconds": max(each.worker_seconds for each in started),
+            "first_minibatch_seconds": max(each.first_minibatch_seconds for each in started),
+            "n_threads": started[0].n_threads,
+            "n_function_threads": started[0].n_function_threads,
+        }
     return Measurement(
         configuration=request.configuration,
         cache=request.cache,
@@ -232,28 +240,49 @@ def measured(request: TimingSettings, outcome: Outcome) -> Measurement:
         round_waiting_seconds=tuple(each.waiting_seconds for each in counted),
         round_reads=tuple(each.read for each in counted if each.read),
         round_statistics=tuple(each.statistics for each in counted if each.statistics),
-        round_entropy_bits={
-            label: tuple(bits.tolist()) for label, bits in findings.entropies.items()
-        },
-        peak_memory_bytes=peak_memory_bytes,
-        delivery_fault=findings.fault,
-        sampled=findings.cells,
-        failure=" ".join((outcome.failure or "").split()) or infeasible,
+        round_entropy_bits=_entropies([*found.values()]),
+        peak_memory_bytes=outcome.peak_memory_bytes + sum(each.waiting_bytes for each in started),
+        delivery_fault=next(iter(faults), ""),
+        sampled=() if faults else tuple(chain.from_iterable(e.cells for e in found.values())),
+        failure=" ".join((outcome.failure or "").split()) or next(iter(infeasible), ""),
         is_infeasible=bool(infeasible),
-        n_requests=findings.n_requests,
+        n_requests=max((each.n_requests for each in found.values()), default=0),
         n_killed=outcome.n_killed,
         others=outcome.others,
         **start,
     )
 
 
-def _all(kind: type[_Event], outcome: Outcome) -> list[_Event]:
-    """Return the events of a kind."""
-    return [each for each in outcome.events if isinstance(each, kind)]
+def _all(kind: type[_Event], events: Sequence[object]) -> list[_Event]:
+    return [each for each in events if isinstance(each, kind)]
+
+
+def _joined(rounds: Sequence[Round]) -> Round:
+    """Return one round of all ranks: the slowest sets the pace."""
+    first, *others = rounds
+    reads = [each.read for each in rounds if each.read]
+    return replace(
+        first,
+        seconds=max(each.seconds for each in rounds),
+        waiting_seconds=sum(each.waiting_seconds for each in rounds) / len(rounds),
+        read=sum(reads[1:], reads[0]) if len(reads) == len(rounds) else None,
+        # Where time goes is explained for one process.
+        statistics=None if others else first.statistics,
+    )
+
+
+def _entropies(findings: Sequence[Findings]) -> dict[str | LabelWithin, tuple[float, ...]]:
+    """Return entropies in the rounds that all ranks have, averaged over ranks."""
+    n_rounds = min((len(bits) for each in findings for bits in each.entropies.values()), default=0)
+    return {
+        label: tuple(np.mean([each.entropies[label][:n_rounds] for each in findings], 0).tolist())
+        for label in (findings[0].entropies if findings else ())
+        if all(label in each.entropies for each in findings)
+    }
 
 
 def _batch_means(round_seconds: Sequence[float]) -> list[float]:
-    """Return means of batches of neighbouring rounds, at least two rounds each if these suffice."""
+    """Return means of batches of neighbouring rounds, of two rounds or more where possible."""
     n_batches = MANY_BATCHES if len(round_seconds) >= 2 * MANY_BATCHES else FEW_BATCHES
     batches = np.array_split(round_seconds, min(n_batches, max(1, len(round_seconds))))
     return [float(each.mean()) for each in batches if each.size]
@@ -262,7 +291,7 @@ def _batch_means(round_seconds: Sequence[float]) -> list[float]:
 def pooled(measurements: Sequence[Measurement]) -> Measurement:
     """Return one measurement from several replicates of the same configuration.
 
-    Start-up times are those of the first; the peak is the highest.
+    Start-up times are the first replicate's; the peak is the highest.
     """
     joined: dict[str, Any] = {
         name: tuple(chain.from_iterable(getattr(each, name) for each in measurements))

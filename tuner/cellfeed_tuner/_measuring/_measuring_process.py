@@ -1,10 +1,10 @@
 """A process beside this one in which configurations are timed.
 
-Each configuration runs in a fresh child of that process, so that its memory is its own, nothing
-is left over from another, and one that is killed takes nothing with it: it is tried once more,
-since memory may have been short for a moment only. The process holds what
-requests are about, such as a collection, and has no other threads, so that it can fork safely; it
-is started without multiprocessing, which would run a user's script again.
+Each configuration runs in fresh children of that process, one for each rank. So its memory is its
+own, nothing is left over from another, and one that is killed takes nothing with it: it is tried
+once more, since memory may have been short for a moment only. The process holds the subject of
+requests, such as a collection, and has no other threads, so that it can fork safely; it is started
+without multiprocessing, which would run a user's script again.
 """
 
 import contextlib
@@ -15,11 +15,13 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
+
+import psutil
 
 from cellfeed import CellfeedError
 from cellfeed_tuner._constants import (
@@ -28,30 +30,35 @@ from cellfeed_tuner._constants import (
     MEMORY_EVERY_SECONDS,
 )
 from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock
-from cellfeed_tuner._machine._processes import (
-    ChildKilledError,
-    kill_tree,
-    tree_cpu_seconds,
-    tree_memory_bytes,
-)
+from cellfeed_tuner._machine._processes import kill_tree, tree_cpu_seconds, tree_memory_bytes
 
 __all__ = [
-    "MeasuringError", "MeasuringProcess", "Outcome", "Request", "Runs", "serve",
+    "MeasuringError", "MeasuringProcess", "Outcome", "Request", "Runs", "SideBySide", "serve",
 ]  # fmt: skip
 
 
-# What torch raises in the process whose worker was killed, or ended without a word.
-_OF_KILLED_WORKER = "DataLoader worker (pid"
+# PyTorch's message in the process whose worker was killed, or ended without a word.
+_WORKER_KILLED = "DataLoader worker (pid"
+_NO_MEMORY_TO_FORK = (errno.ENOMEM, errno.EAGAIN)
 
 Subject = TypeVar("Subject")
 Subject_contra = TypeVar("Subject_contra", contravariant=True)
 
 
 class Request(Protocol[Subject_contra]):
-    """What a child is to do; it is sent to the process, and so can be pickled."""
+    """A child's task. It is pickled to be sent to the process."""
 
     def run(self, subject: Subject_contra, report: Callable[[object], None]) -> None:
-        """Do it, and report each event as it happens."""
+        """Do the task, and report each event as it happens."""
+        ...
+
+
+@runtime_checkable
+class SideBySide(Protocol):
+    """A request for several children at the same time."""
+
+    def parts(self) -> Sequence[Request[Any]]:
+        """Return the request of each child."""
         ...
 
 
@@ -59,24 +66,25 @@ Request_contra = TypeVar("Request_contra", contravariant=True)
 
 
 class Runs(Protocol[Request_contra]):
-    """What runs requests of a kind: a `MeasuringProcess`, or what stands for one."""
+    """Runs requests of a kind: a `MeasuringProcess`, or a stand-in for one."""
 
     def run(self, request: Request_contra, *, limit_seconds: float) -> "Outcome":
-        """Do what is requested, for at most ``limit_seconds``."""
+        """Run a request for at most ``limit_seconds``."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one child reported, in the order in which it happened.
+    """The events that the first child reported, in order, and those of the others.
 
-    ``peak_memory_bytes`` is of the child and its workers, sampled. ``failure`` is None also if only
-    its time was up. ``n_killed`` is how many of two children were killed; 0 if the first was not.
+    ``peak_memory_bytes`` is of all children and their workers, sampled. ``failure`` is None also
+    if only the time was up. ``n_killed`` counts the tries, of at most two, that ended in a kill.
     """
 
     events: tuple[object, ...]
     peak_memory_bytes: int
     failure: str | None
+    events_of_others: tuple[tuple[object, ...], ...] = ()
     n_killed: int = 0
     others: OtherPrograms = field(default_factory=OtherPrograms)
 
@@ -112,7 +120,7 @@ class MeasuringProcess(Generic[Subject]):
         self._process.wait()
 
     def start(self) -> None:
-        """Hand over the subject, and wait until the imports are done, or raise `MeasuringError`."""
+        """Send the subject, and wait until the imports are done, or raise `MeasuringError`."""
         self._answer_to(self._subject)
 
     def _answer_to(self, message: object) -> Any:
@@ -124,10 +132,11 @@ class MeasuringProcess(Generic[Subject]):
             raise MeasuringError(msg) from error
 
     def run(self, request: Request[Subject], *, limit_seconds: float) -> Outcome:
-        """Have a child do what is requested; it is killed after ``limit_seconds``.
+        """Run a request in children, which are killed after ``limit_seconds``.
 
-        If it, or a worker of it, was killed by something else, another child does it, in what is
-        left of the time. What reading raised, such as for a damaged file, is raised here.
+        If one of them or of their workers is killed by something else, other children try once
+        more, in the rest of the time. A `CellfeedError` of a child, such as for a damaged file, is
+        raised here.
         """
         outcome: Outcome | CellfeedError = self._answer_to((request, limit_seconds))
         if isinstance(outcome, CellfeedError):
@@ -135,35 +144,32 @@ class MeasuringProcess(Generic[Subject]):
         return outcome
 
 
-_OF_FORK = (errno.ENOMEM, errno.EAGAIN)  # there is no memory, or no process, for a child
-
-
 def serve(fd: int, path: Sequence[str]) -> None:
-    """Be the process: take a subject, then requests, over an inherited connection.
+    """Be the process: receive a subject, then requests, over an inherited connection.
 
-    Modules are looked for where the parent does, after those that are installed.
+    Modules are searched in the parent's path after the installed ones.
     """
     _offer_to_oom_killer(500)
     sys.path += [each for each in path if each not in sys.path]
-    # What requests need, in the time until the first one comes, and once for all children.
+    # Imports that requests need: while the first one is awaited, and once for all children.
     import cellfeed_tuner._measuring._timing  # noqa: F401, PLC0415
 
     connection: Connection[Any, Any] = Connection(fd)
-    # Of a parent that was interrupted while it received, the connection is reset.
+    # If the parent was interrupted while it received, the connection is reset.
     with contextlib.suppress(EOFError, ConnectionError):
         subject = connection.recv()
         connection.send("ready")
         while True:
             request, limit_seconds = connection.recv()
-            # Nobody sends while an answer is owed: what comes then is the end of the parent.
+            # The parent sends nothing before it has the answer, so input means that it has ended.
             try:
                 outcome = _run_twice_if_killed(
                     subject, request, limit_seconds, abandoned=connection.poll
                 )
             except (MemoryError, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in _OF_FORK:
+                if isinstance(error, OSError) and error.errno not in _NO_MEMORY_TO_FORK:
                     raise
-                return  # without memory for a child; the parent sees the end
+                return  # the parent sees the end
             connection.send(outcome)
 
 
@@ -174,11 +180,11 @@ def _run_twice_if_killed(
     abandoned: Callable[[], bool],
 ) -> Outcome | CellfeedError:
     start = time.monotonic()
-    first = _run_in_child(subject, request, limit_seconds, abandoned)
+    first = _run_in_children(subject, request, limit_seconds, abandoned)
     left = start + limit_seconds - time.monotonic()
     if isinstance(first, CellfeedError) or not first.n_killed or left <= 0:
         return first
-    second = _run_in_child(subject, request, left, abandoned)
+    second = _run_in_children(subject, request, left, abandoned)
     if isinstance(second, CellfeedError):
         return second
     return replace(
@@ -189,65 +195,119 @@ def _run_twice_if_killed(
     )
 
 
-def _run_in_child(
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    failure: str | CellfeedError | None = None
+    was_killed: bool = False
+
+
+def _run_in_children(
     subject: Subject,
     request: Request[Subject],
     limit_seconds: float,
     abandoned: Callable[[], bool],
 ) -> Outcome | CellfeedError:
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    clock = ProcessorClock()
-    pid = os.fork()
-    if pid == 0:
-        os.setpgid(0, 0)  # so that whatever it starts can be found when it has ended
-        _child(subject, request, sender)
-    sender.close()
-    events, peak, cpu_seconds = list[object](), 0, 0.0
-    end = _Ended(None)
-    for event in _events(receiver, limit_seconds, abandoned):
-        if isinstance(event, _Ended):
-            end = event
-        elif event is None:
-            peak = max(peak, tree_memory_bytes(pid))
-            # Workers may end before the last look, and nobody asks for their time then.
-            cpu_seconds = max(cpu_seconds, tree_cpu_seconds(pid))
-        else:
-            events.append(event)
-    others = clock.others(max(cpu_seconds, tree_cpu_seconds(pid)))
-    kill_tree(pid)
-    os.waitpid(pid, 0)
-    receiver.close()
+    """Run a request until all children have ended, one has failed, or the time is up."""
+    clock, deadline = ProcessorClock(), time.monotonic() + limit_seconds
+    children: dict[Connection[Any, Any], int] = {}
+    events = list[list[object]]()
+    end = _Ended()
+    try:
+        for part in request.parts() if isinstance(request, SideBySide) else [request]:
+            receiver, sender = multiprocessing.Pipe(duplex=False)
+            pid = os.fork()
+            if pid == 0:
+                os.setpgid(0, 0)  # so that processes it starts can be found when it has ended
+                _child(subject, part, sender)
+            sender.close()
+            children[receiver] = pid
+            events.append([])
+        usage, running = _Usage([*children.values()]), dict(zip(children, events, strict=True))
+        while running and not end.failure and time.monotonic() < deadline and not abandoned():
+            usage.sample_if_due()
+            ready = wait([*running], MEMORY_EVERY_SECONDS)
+            for rank, (receiver, pid) in enumerate(children.items()):
+                if receiver not in running or (receiver not in ready and not _has_ended(pid)):
+                    continue
+                event = _next_event(receiver, f" of rank {rank}" if len(children) > 1 else "")
+                if not isinstance(event, _Ended):
+                    running[receiver].append(event)
+                    continue
+                usage.sample()
+                end = end if end.failure else event
+                del running[receiver]
+        others = clock.others(usage.sample())
+    finally:
+        for receiver, pid in children.items():
+            kill_tree(pid)
+            os.waitpid(pid, 0)
+            receiver.close()
     if isinstance(end.failure, CellfeedError):
         return end.failure
     return Outcome(
-        events=tuple(events),
-        peak_memory_bytes=peak,
+        events=tuple(events[0]),
+        events_of_others=tuple(map(tuple, events[1:])),
+        peak_memory_bytes=usage.peak_memory_bytes,
         failure=end.failure,
         n_killed=int(end.was_killed),
         others=others,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    failure: str | CellfeedError | None
-    was_killed: bool = False
+class _Usage:
+    """Memory and processor time of children and their workers, sampled."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids, self.peak_memory_bytes, self._cpu_seconds = pids, 0, 0.0
+        self._every = MEMORY_EVERY_SECONDS
+        self._due = time.monotonic() + self._every
+
+    def sample_if_due(self) -> None:
+        """Sample now and then, so that sampling takes little time."""
+        if time.monotonic() < self._due:
+            return
+        began = time.thread_time()
+        self.sample()
+        taken = time.thread_time() - began
+        self._every = min(max(self._every, taken / LOOKING_SHARE), MEMORY_AT_LEAST_EVERY_SECONDS)
+        self._due = time.monotonic() + self._every
+
+    def sample(self) -> float:
+        """Sample now; return the processor seconds."""
+        memory_bytes = sum(map(tree_memory_bytes, self._pids))
+        self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes)
+        # The time of workers that have ended may be lost to a later sample.
+        self._cpu_seconds = max(self._cpu_seconds, sum(map(tree_cpu_seconds, self._pids)))
+        return self._cpu_seconds
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether a child has ended, whose workers may still hold its end of the pipe."""
+    return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def _next_event(receiver: "Connection[Any, Any]", of_rank: str) -> object:
+    """Return the next event of a child that has sent one or has ended."""
+    if receiver.poll():
+        with contextlib.suppress(EOFError):
+            return receiver.recv()
+    failure = f"the process{of_rank} was killed, perhaps for want of memory"
+    return _Ended(failure, was_killed=True)
 
 
 def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any, Any]") -> None:
-    """Time, report and end, without waiting for workers that still read."""
+    """Run a request, report and end, without waiting for workers that still read."""
     _offer_to_oom_killer(1000)
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    warnings.filterwarnings("ignore", message=".* is read slowly")  # which the report says
+    warnings.filterwarnings("ignore", message=".* is read slowly")  # the report says so
     try:
         request.run(subject, sender.send)
-        sender.send(_Ended(None))
+        sender.send(_Ended())
     except CellfeedError as error:
         sender.send(_Ended(error))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs in the report
-        said = str(error) or repr(error)
-        was_killed = isinstance(error, ChildKilledError) or said.startswith(_OF_KILLED_WORKER)
-        sender.send(_Ended(said, was_killed=was_killed))
+    except Exception as error:  # noqa: BLE001 - any error belongs in the report
+        failure = str(error) or repr(error)
+        sender.send(_Ended(failure, was_killed=failure.startswith(_WORKER_KILLED)))
     finally:
         os._exit(0)
 
@@ -255,33 +315,7 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
 def _offer_to_oom_killer(score: int) -> None:
     """Have Linux kill this process and its children first where memory runs out.
 
-    The parent keeps what was measured before, and reports the kill.
+    The parent keeps earlier measurements, and reports the kill.
     """
-    with contextlib.suppress(OSError):  # there is no such file elsewhere
+    with contextlib.suppress(OSError):  # other systems have no such file
         Path("/proc/self/oom_score_adj").write_text(str(score))
-
-
-def _events(
-    receiver: "Connection[Any, Any]", limit_seconds: float, abandoned: Callable[[], bool]
-) -> Iterator[object]:
-    """Yield what the child reports until it ends, and None whenever to look at what it takes."""
-    start = looked = time.monotonic()
-    every = MEMORY_EVERY_SECONDS
-    while (now := time.monotonic()) < start + limit_seconds and not abandoned():
-        if now > looked + every:
-            began = time.thread_time()
-            yield None
-            looked, taken = time.monotonic(), time.thread_time() - began
-            every = min(max(every, taken / LOOKING_SHARE), MEMORY_AT_LEAST_EVERY_SECONDS)
-        if not receiver.poll(MEMORY_EVERY_SECONDS):
-            continue
-        try:
-            event = receiver.recv()
-        except EOFError:
-            yield _Ended("the process was killed, perhaps for want of memory", was_killed=True)
-            return
-        if isinstance(event, _Ended):
-            yield None
-            yield event
-            return
-        yield event

@@ -1,4 +1,4 @@
-"""One opened loader in the measuring process, and what is kept of its minibatches."""
+"""A loader opened in the measuring process, and the rows and labels that it delivers."""
 
 import random
 from collections.abc import Mapping
@@ -32,9 +32,9 @@ class EpochTooShortError(ParameterError):
 class Session:
     """A loader of any kind, opened with the settings of a request.
 
-    ``files`` may be mapped into memory. An epoch has ``n_rounds`` of whole fetches; if it is
-    shorter than a fetch, or, with workers, than two, `EpochTooShortError` is raised. At its start,
-    ``n_asked`` fetches are asked of a server. Threads are as in `Started`.
+    If ``is_mapped``, ``files`` may be mapped into memory. An epoch has ``n_rounds`` of whole
+    fetches; without any, or with workers and fewer than two, it is too short. At its start,
+    ``n_asked`` fetches are requested from a server. For threads, see `Started`.
     """
 
     is_mapped = True
@@ -58,13 +58,13 @@ class Session:
         self._labels: dict[str, list[NDArray[Any]]] = {name: [] for name in request.labels}
 
     def begin_epoch(self) -> Any:
-        """Return what is iterated over for one more epoch."""
+        """Return the iterable of one more epoch."""
         return self._loader
 
     def take(self, minibatch: Any) -> None:
-        """Keep the labels of a minibatch; None stands for one that did not come.
+        """Keep the labels of a minibatch; None stands for a missing one.
 
-        Raises `ParameterError` of one that did not come, lacks a label, or is not whole.
+        A missing minibatch, or one that is not whole or lacks a label, is a `ParameterError`.
         """
         if minibatch is None:
             msg = f"the loader ended early: it should have {self._n_minibatches} minibatches"
@@ -84,18 +84,18 @@ class Session:
             kept.append(values)
 
     def size_of(self, minibatch: Any) -> int:  # noqa: ARG002 - of a minibatch of any kind
-        """Return the bytes of a minibatch; 0 if that is not known."""
+        """Return the bytes of a minibatch; 0 if unknown."""
         return 0
 
     def statistics(self) -> Statistics | None:
-        """Return what the loader has counted so far; None if it does not count."""
+        """Return the loader's counters; None if it has none."""
         return None
 
     def findings(self) -> Findings:
-        """Return what is known at the end: whether all came as it should, and entropies."""
+        """Return the entropies of all rounds."""
         codes = {}
         for name, kept in self._labels.items():
-            found, _ = pd.factorize(np.ravel(kept))  # what is missing becomes -1
+            found, _ = pd.factorize(np.ravel(kept))  # missing values become -1
             codes[name] = found.reshape(len(kept), -1)
         return Findings(entropies=self._entropies(codes))
 
@@ -126,17 +126,17 @@ class Session:
 
 
 class DatasetSession(Session):
-    """cellfeed's own data set, held against its plan; see `Session`."""
+    """cellfeed's own data set, compared with its plan; see `Session`."""
 
     is_mapped = False
 
     def __init__(self, selected: Selected, request: TimingSettings) -> None:
         configuration, collection = request.configuration, selected.collection
         others = configuration.others
-        asked = {"prefetch": request.prefetch, "num_threads": others.get("num_threads")}
+        wanted = {"prefetch": request.prefetch, "num_threads": others.get("num_threads")}
         if request.ranks.n_total > 1:
-            asked |= {"rank": request.rank, "world_size": request.ranks.n_total}
-        given = {name: value for name, value in asked.items() if value is not None}
+            wanted |= {"rank": request.rank, "world_size": request.ranks.n_total}
+        given = {name: value for name, value in wanted.items() if value is not None}
         self._request, self._collection = request, collection
         self.files = collection.files
         if request.n_requests:
@@ -151,7 +151,7 @@ class DatasetSession(Session):
         )
         self._dataset.set_epoch(request.first_epoch)
         self.n_rounds = configuration.rounds_per_epoch(self._dataset.plan(epoch=0))
-        if self.n_rounds == 0:  # nothing would ever come
+        if self.n_rounds == 0:
             msg = "an epoch has too few whole fetches"
             raise EpochTooShortError(msg)
         if request.cache == "remote":
@@ -163,15 +163,15 @@ class DatasetSession(Session):
         self._came = Delivered(request.all_labels)
 
     def begin_epoch(self) -> Any:
-        """Return the loader of one more epoch, with workers of its own."""
+        """Return the loader of one more epoch, with new workers."""
         return self._dataset.loader(self._request.configuration.num_workers)
 
     def take(self, minibatch: Minibatch | None) -> None:
-        """Keep what is needed of a minibatch; None stands for one that did not come."""
+        """Keep rows and labels of a minibatch; None stands for a missing one."""
         self._came.take(minibatch)
 
     def statistics(self) -> Statistics:
-        """Return what the data set has counted so far."""
+        """Return the data set's counters."""
         return self._dataset.statistics()
 
     def size_of(self, minibatch: Minibatch) -> int:
@@ -185,15 +185,15 @@ class DatasetSession(Session):
         return sum(part.nbytes for part in parts)
 
     def findings(self) -> Findings:
-        """Return what is known at the end, with some cells if all came as it should.
+        """Return the first fault, entropies, and some cells if there is no fault.
 
-        Entropies as minibatches have the labels, if they are whole.
+        Entropies are of delivered labels, and absent if these are incomplete.
         """
         request, came = self._request, self._came
         plan = self._dataset.plan(epoch=request.first_epoch)
         fault = came.fault(self._collection, request.configuration, plan)
         cells: tuple[DeliveredCell, ...] = ()
-        # Values that were transformed are not those of the files.
+        # Transformed values differ from those in the files.
         if came.last is not None and not fault and not self._dataset.transform:
             cells = sampled_cells(came.last, request.all_labels, seed=request.number)
         return Findings(
@@ -205,8 +205,8 @@ class DatasetSession(Session):
 
 
 def _seed(words: tuple[int, ...]) -> None:
-    """Seed the global generators, so that each measurement, and each rank, reads other rows."""
+    """Seed the global generators, so that each replicate and each rank reads other rows."""
     (word,) = np.random.SeedSequence(words).generate_state(1).tolist()
     random.seed(word)
-    np.random.seed(word)  # noqa: NPY002 - where other loaders draw from
+    np.random.seed(word)  # noqa: NPY002 - other loaders draw from it
     torch.manual_seed(word)

@@ -1,18 +1,18 @@
 """Timing whole fetches of one configuration, in a process of its own.
 
-A *round* is as many minibatches as it takes for every worker to deliver one whole fetch; it is
-what is timed. The first round holds the start-up, and with workers the first round of every
-epoch does, so these are reported apart; so are more of them of a server (see `CountedRounds`).
-Since the next fetch is under way while one is dealt out, rounds follow each other without a gap: a
-pause in the clock would be time to read ahead for which nobody is charged.
+A *round* is as many minibatches as it takes for every worker to deliver one whole fetch; rounds
+are timed. The first round contains the start-up, and with workers the first round of every epoch
+does, so these are reported separately, as are further ones of a server (see `CountedRounds`).
+Since the next fetch is read while one is delivered, rounds follow each other without a gap: a
+pause in the clock would be unpaid time to read ahead.
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from cellfeed import Collection, Statistics
@@ -32,8 +32,8 @@ from cellfeed_tuner._measuring._events import (
     Step,
     TimingSettings,
 )
+from cellfeed_tuner._measuring._pace import Pace
 from cellfeed_tuner._measuring._session import DatasetSession, EpochTooShortError, Session
-from cellfeed_tuner._measuring._side_by_side import Pace, run_side_by_side
 from cellfeed_tuner._subject._selected import Selected
 from cellfeed_tuner._subject._tunable import Tunable
 
@@ -47,60 +47,58 @@ __all__ = [
 class TimingRequest(TimingSettings):
     """A configuration to time; see `TimingSettings`."""
 
+    def parts(self) -> "list[TimingRequest]":
+        """Return the request of each rank."""
+        n = self.ranks.n_local
+        if n == 1:
+            return [self]
+        return [replace(self, rank=rank, pace=each) for rank, each in enumerate(Pace.of_ranks(n))]
+
     def run(
         self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
     ) -> None:
-        """Time it, in a process for each rank, and report each event as it happens.
-
-        `Started` once, then each `Round`, and `Findings` at the end.
-        """
+        """Report `Started` once, then each `Round` as it happens, and `Findings` at the end."""
         try:
-            if self.ranks.n_local > 1:
-                run_side_by_side(partial(self._run_rank, subject), self.ranks.n_local, report)
-            else:
-                self._run_rank(subject, 0, Pace(), report)
+            with self.pace:
+                self._run(subject, report)
         except EpochTooShortError as error:
             report(Infeasible(str(error)))
+        except threading.BrokenBarrierError:
+            pass  # another rank has failed, and says why
 
-    def _run_rank(
-        self,
-        subject: Collection | Selected | Tunable,
-        rank: int,
-        pace: Pace,
-        report: Callable[[object], None],
+    def _run(
+        self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
     ) -> None:
         if self.ranks.n_total > 1 or {"WORLD_SIZE", "LOCAL_WORLD_SIZE"} & os.environ.keys():
-            self.ranks.become(rank)
-        request = replace(self, rank=rank)
+            self.ranks.become(self.rank)
         if isinstance(subject, Tunable):
-            session = Session(subject, request)
+            session = Session(subject, self)
         else:
-            session = DatasetSession(Selected.of(subject), request)
-        timed_seconds, n_timed = 0.0, 0
-        for each in _rounds(session, request, report, pace):
+            session = DatasetSession(Selected.of(subject), self)
+        counted_seconds, n_counted = 0.0, 0
+        for each in _rounds(session, self, report):
             report(each)
-            n_timed += each.counts
-            timed_seconds += each.seconds if each.counts else 0.0
-            enough = timed_seconds >= request.seconds and n_timed >= request.least_rounds
-            if pace.agreed(ended=each.may_end and (enough or n_timed >= request.most_rounds)):
+            n_counted += each.counts
+            counted_seconds += each.seconds if each.counts else 0.0
+            enough = counted_seconds >= self.seconds and n_counted >= self.least_rounds
+            if self.pace.agreed(ended=each.may_end and (enough or n_counted >= self.most_rounds)):
                 break
         report(session.findings())
 
 
 def _rounds(
-    session: Session, request: TimingRequest, report: Callable[[object], None], pace: Pace
+    session: Session, request: TimingSettings, report: Callable[[object], None]
 ) -> Iterator[Round]:
     """Yield one round after the other, epoch after epoch."""
-    configuration, n_rounds = request.configuration, session.n_rounds
-    pace.require_alike(n_rounds)
-    # One drops what all have read.
+    configuration, n_rounds, pace = request.configuration, session.n_rounds, request.pace
+    pace.require_equal_epochs(n_rounds)
+    # One rank drops what all have read.
     files = session.files if pace.is_first else ()
     make_cold = Dropping(files, request.cache, mapped=session.is_mapped)
-    is_remote = request.cache == "remote"
     counted = CountedRounds(
         n_rounds=n_rounds, n_asked=session.n_asked, has_workers=configuration.num_workers > 0
     )
-    started = False
+    has_started = False
     while True:
         make_cold.before_epoch()
         pace.meet()
@@ -112,23 +110,26 @@ def _rounds(
         n_ahead += not pace.is_alone  # others may have begun with the next one
         read_before: BytesRead | None = None
         counted_before = session.statistics()
-        # Dropped, cellfeed's iterator would end in a thread, while the next epoch is timed; of
-        # other loaders, which may have nothing to close, dropping ends what there is.
+        # If it were dropped, cellfeed's iterator would end in a thread while the next epoch is
+        # timed. Other loaders may have nothing to close; dropping ends their iterators.
         has_end = hasattr(minibatches, "close")
         with closing(minibatches) if has_end else nullcontext():
             for number in range(n_rounds):
                 waiting_seconds = 0.0
-                for place in range(configuration.minibatches_per_round):
+                for _ in range(configuration.minibatches_per_round):
                     wanted = time.perf_counter()
                     minibatch = next(minibatches, None)
-                    waiting_seconds += time.perf_counter() - wanted
+                    came = time.perf_counter()
+                    waiting_seconds += came - wanted
                     session.take(minibatch)
                     if minibatch is None:  # there should have been one
                         pace.leave()
                         return
-                    if not started and place == 0:
-                        first = time.perf_counter() - workers_there
-                        report(_started(session, loader, minibatch, workers_there - start, first))
+                    if not has_started:
+                        has_started = True
+                        size = session.size_of(minibatch)
+                        seconds = workers_there - start, came - workers_there
+                        report(_started(session, loader, size, *seconds))
                     if request.step is not None:
                         request.step(minibatch)
                     elif request.step_seconds:
@@ -136,42 +137,54 @@ def _rounds(
                 make_cold.after_round(n_ahead)
                 waiting_seconds += pace.meet()
                 end = time.perf_counter()
-                read_so_far = bytes_read()
+                read_so_far, counted_so_far = bytes_read(), session.statistics()
                 # At the end of an epoch, nothing is left to be read ahead.
-                is_counted = not is_remote and number < n_rounds - n_ahead
-                read = _between(read_before, read_so_far) if is_counted else None
-                read_before = read_so_far
-                started = True
-                counts, may_end = counted.counts(number, end - begin), counted.may_end(number)
-                counted_so_far = session.statistics()
-                statistics = _between(counted_before, counted_so_far)
-                counted_before = counted_so_far
-                yield Round(end - begin, counts, waiting_seconds, read, may_end, statistics)
-                begin = end
+                is_known = request.cache != "remote" and number < n_rounds - n_ahead
+                yield Round(
+                    end - begin,
+                    counted.counts(number, end - begin),
+                    waiting_seconds,
+                    _between(read_before, read_so_far) if is_known else None,
+                    counted.may_end(number),
+                    _between(counted_before, counted_so_far),
+                )
+                begin, read_before, counted_before = end, read_so_far, counted_so_far
         del minibatches
+
+
+def _started(
+    session: Session, loader: Any, minibatch_bytes: int, worker_seconds: float, first: float
+) -> Started:
+    waiting = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
+    return Started(
+        worker_seconds,
+        first,
+        waiting * minibatch_bytes,
+        session.n_threads,
+        session.n_function_threads,
+    )
 
 
 _Counted = TypeVar("_Counted", BytesRead, Statistics)
 
 
 def _between(before: _Counted | None, after: _Counted | None) -> _Counted | None:
-    """Return what was counted between two moments; None where one of them is not known."""
+    """Return the difference of two counts; None if one of them is unknown."""
     return None if before is None or after is None else after - before
 
 
 class CountedRounds:
-    """Says of one round after the other whether it counts.
+    """Decides for each round whether it counts.
 
     The first fetches of a process go into memory that the system must clear first, and take up
-    to half as long again as all later ones, which find that memory: in long epochs they do not
-    count.
+    to half as long again as later ones, which reuse that memory: in long epochs they do not count.
 
-    So many as ``n_asked`` are asked of a server at the start of an epoch; 0 of files on this
-    machine. They come in one round trip, and the rounds that deliver them take no time that a
-    later one would take. So rounds count once all of these are delivered, or once as much time has
-    gone by as the start took: by then it is the link or the decoding that sets the pace. Where
-    epochs are so short that they are mostly start, as of any training then, later ones count as a
-    whole. Worker processes are started anew in each epoch.
+    At the start of an epoch, ``n_asked`` fetches are requested from a server; 0 for files on this
+    machine. They come in one round trip, and the rounds that deliver them are faster than later
+    ones. So rounds count after all of these are delivered, or after as much time as the start took:
+    by then the link or the decoding limits the pace. If epochs are so short that they are mostly
+    start-up, as they then are in training, the epochs after the first count as a whole. Worker
+    processes are restarted in each epoch.
 
     Examples
     --------
@@ -198,12 +211,12 @@ class CountedRounds:
 
     @staticmethod
     def n_new(n_rounds: int, *, has_workers: bool) -> int:
-        """Return how many first rounds do not count, of files on this machine."""
+        """Return how many first rounds do not count for files on this machine."""
         long = LONG_EPOCH_OF_WORKERS if has_workers else LONG_EPOCH
         return FETCHES_AHEAD if n_rounds >= long * FETCHES_AHEAD else 1
 
     def counts(self, number: int, seconds: float) -> bool:
-        """Return whether a round counts; each is told of once, in order."""
+        """Return whether a round counts; called once for each round, in order."""
         if number == 0:
             self._start_seconds, self._since, self._has_counted = seconds, 0.0, False
         counted = self._is_counted(number)
@@ -216,30 +229,16 @@ class CountedRounds:
         return counted
 
     def may_end(self, number: int) -> bool:
-        """Return whether measuring may end after a round: not amid an epoch that counts whole."""
+        """Return whether measuring may end after a round: not within an epoch that counts whole."""
         return not self._counts_whole or number == self._n_rounds - 1
 
     def _is_counted(self, number: int) -> bool:
         if number < self._n_new and (self._is_first_epoch or self._has_workers):
             return False
         if not self._n_asked or self._counts_whole:
-            # Without workers, the first rounds of a later epoch are rounds like any others.
+            # Without workers, the first rounds of a later epoch are like any others.
             return True
         is_long = self._n_rounds >= LONG_EPOCH * (self._n_asked + 1)
         if is_long and number > self._n_asked:
             return True
         return number > 0 and self._since >= self._start_seconds
-
-
-def _started(
-    session: Session, loader: Any, minibatch: Any, worker_seconds: float, first: float
-) -> Started:
-    """Return what is known with the first minibatch."""
-    waiting = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
-    return Started(
-        worker_seconds,
-        first,
-        waiting * session.size_of(minibatch),
-        session.n_threads,
-        session.n_function_threads,
-    )

@@ -6,7 +6,7 @@ from typing import Any
 
 from cellfeed import SamplingStrategy, sampling
 from cellfeed_tuner import theory
-from cellfeed_tuner._entropy._label_counts import LabelCounts
+from cellfeed_tuner._entropy._minibatch_entropy import LabelCounts
 from cellfeed_tuner._measuring._checks import bytes_on_disk
 from cellfeed_tuner._subject._selected import Selected
 from cellfeed_tuner._subject._tunable import Tunable

@@ -1,1 +1,1 @@
-"""What is tuned: a loader, by what the tuner needs to know of it."""
+"""The subject of tuning: rows of a collection, or any loader; its labels and plans."""

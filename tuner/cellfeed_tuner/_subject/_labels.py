@@ -1,4 +1,4 @@
-"""The labels that minibatches are mixed by, as codes."""
+"""Labels that minibatches should be mixed by, as codes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from cellfeed import (
     ParameterError,
 )
 from cellfeed_tuner._constants import LEAST_CELLS_PER_FRACTION, LEAST_CELLS_PER_LABEL
-from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
+from cellfeed_tuner._entropy._minibatch_entropy import LabelCounts, count_labels
 
 __all__ = [
     "Label", "LabelWithin", "codes_of", "label_codes", "label_name", "label_text", "names_of",
@@ -28,17 +28,17 @@ _LEAST_LABELS = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Label:
-    """What minibatches are to be mixed by.
+    """A label that minibatches should be mixed by.
 
     Parameters
     ----------
     codes
-        Code of each cell's value in the order of storage, -1 where missing, shape (n_cells,): of
-        those that are visited, or of all where plans say which these are.
+        Code of each cell's value in the order of storage, -1 where missing, shape (n_cells,); of
+        the visited cells, or of all cells if plans select the visited ones.
     counted
-        How often each occurs among those that are visited.
+        How often each value occurs among the visited cells.
     drawn
-        How often an epoch of the strategy draws each; as often as it occurs if None.
+        How often an epoch of the strategy draws each value; None if as often as it occurs.
     """
 
     name: str
@@ -48,15 +48,15 @@ class Label:
 
     @classmethod
     def of_values(cls, name: str, values: ArrayLike) -> "Label":
-        """Return a label of another loader by its values; refuse one with nothing to mix."""
-        codes, _ = pd.factorize(np.asarray(values))  # what is missing becomes -1
+        """Return a label of another loader from its values; refuse one with nothing to mix."""
+        codes, _ = pd.factorize(np.asarray(values))  # missing values become -1
         label = cls(name, codes, count_labels(codes))
         label.check(f"label {name!r}", error=ParameterError)
         return label
 
     @property
     def target(self) -> LabelCounts:
-        """How often minibatches would have each if their cells were drawn at random."""
+        """How often each value is drawn."""
         return self.counted if self.drawn is None else self.drawn
 
     def check(
@@ -95,7 +95,7 @@ class LabelWithin(NamedTuple):
 
 
 def names_of(label: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one label or several as a tuple without repetitions.
+    """Return one label or several as a tuple without duplicates.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def names_of(label: str | Sequence[str]) -> tuple[str, ...]:
 def label_codes(collection: Collection, label: str) -> NDArray[np.integer]:
     """Return a code for each cell's label, -1 where it is missing, shape (n_cells,).
 
-    Each number of a numeric column is a label. `ColumnError` if it was opened without the column.
+    Each number of a numeric column is a label. Raises `ColumnError` if the column was not opened.
     """
     if label not in collection.obs:
         msg = f"the collection was opened without the obs column {label!r}; open it with `obs`"
@@ -120,9 +120,10 @@ def label_codes(collection: Collection, label: str) -> NDArray[np.integer]:
 def codes_of(
     column: CategoricalColumn | NumericColumn, values: NDArray[Any]
 ) -> NDArray[np.integer]:
-    """Return codes of what minibatches carry of a column, equal where labels are, of its shape.
+    """Return codes for a column's values in minibatches, of the same shape.
 
-    ``values`` are codes of categories, or numbers, whose codes are those of no other values.
+    Equal values have equal codes. ``values`` are codes of categories, or numbers; codes of numbers
+    are comparable within one call only.
     """
     if isinstance(column, CategoricalColumn):
         return values
@@ -131,7 +132,7 @@ def codes_of(
 
 
 def label_name(column: CategoricalColumn | NumericColumn, value: Any) -> Any:
-    """Return the label that a minibatch means by a code or a number, None where it is missing."""
+    """Return the label that a code or number stands for, None if it is missing."""
     if not isinstance(column, CategoricalColumn):
         return None if np.isnan(value) else value
     if not 0 <= value < len(column.categories):
@@ -140,5 +141,5 @@ def label_name(column: CategoricalColumn | NumericColumn, value: Any) -> Any:
 
 
 def label_text(label: Any) -> str:
-    """Return a label as it is written."""
+    """Return a label as text."""
     return "missing" if label is None else str(label)

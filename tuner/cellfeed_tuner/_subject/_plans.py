@@ -1,4 +1,4 @@
-"""Which rows come together in minibatches, where that is known without reading any."""
+"""Plans: which rows are in which minibatch, where it is known without reading."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class Plans(ABC):
     has_theory, is_of_sets
         Whether blocks come in random order, so that theory applies, and whether sets do.
     drawn_rows
-        Rows that an epoch delivers; None if that is each once.
+        Rows that an epoch delivers; None if each row is delivered once.
     """
 
     batch_size: int
@@ -47,19 +47,19 @@ class Plans(ABC):
     def replay(
         self, settings: Settings, statistics: Sequence[Statistic], *, n_rows: int
     ) -> list[PlanReplay] | None:
-        """Return statistics of the minibatches of a plan, over so many rows; None without one."""
+        """Return statistics of minibatches over so many rows of a plan; None without a plan."""
 
     def differing(self, settings: Settings) -> Settings:
-        """Return those settings that plans depend on."""
+        """Return the settings that plans depend on."""
         return settings
 
     def block_size(self, settings: Settings) -> float:
-        """Return the size that equal blocks would have; see theory."""
+        """Return the effective block size; see `theory`."""
         size: int = settings[0]
         return size
 
     def rows_in_blocks(self, settings: Settings) -> Callable[[int], NDArray[np.int64]] | None:  # noqa: ARG002
-        """Return what gives rows block after block; None if that is the order of storage."""
+        """Return a function that gives rows block after block; None for the order of storage."""
         return None
 
 
@@ -69,10 +69,10 @@ class BlockPlans(Plans):
     Parameters
     ----------
     n_rows
-        Rows that have labels.
+        Rows with labels.
     selected, drawn_rows
-        What is visited, and what `Selected.drawn_rows` gives, where there is a strategy, or blocks
-        may be aligned; all rows in shuffled blocks if None.
+        The visited rows, and `Selected.drawn_rows`, if there is a strategy or blocks may be
+        aligned; None for all rows in shuffled blocks.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class BlockPlans(Plans):
     ) -> None:
         self.batch_size, self.drawn_rows = batch_size, drawn_rows
         self._n_rows, self._seed, self._selected = n_rows, seed, selected
-        # Strategies may take long to make.
+        # Making a strategy may take long.
         self._aligned = cache(lambda align: None if selected is None else selected.aligned(align))
         self._strategy = lru_cache(4)(self._strategy_of)
         single = self._strategy(1, None)
@@ -100,15 +100,15 @@ class BlockPlans(Plans):
     def replay(
         self, settings: Settings, statistics: Sequence[Statistic], *, n_rows: int
     ) -> list[PlanReplay]:
-        """Return statistics of the minibatches of a plan, over so many rows."""
+        """Return statistics of minibatches over so many rows of a plan."""
         return replay_plan(self._plan(settings), statistics, n_rows=n_rows)
 
     def block_size(self, settings: Settings) -> float:
-        """Return the size that equal blocks would have; see theory."""
+        """Return the effective block size; see `theory`."""
         return effective_block_size(self._plan(settings).strategy, self._n_rows)
 
     def rows_in_blocks(self, settings: Settings) -> Callable[[int], NDArray[np.int64]] | None:
-        """Return what gives rows block after block; None if that is the order of storage."""
+        """Return a function that gives rows block after block; None for the order of storage."""
         selected = self._aligned(_align(settings))
         return None if selected is None else selected.rows_in_blocks
 
@@ -127,7 +127,7 @@ class BlockPlans(Plans):
 
 
 class LoaderPlans(Plans):
-    """Plans of another loader, as far as it has any."""
+    """Plans of another loader, if it has any."""
 
     def __init__(self, tunable: Tunable) -> None:
         self.batch_size, self._tunable = tunable.batch_size, tunable
@@ -135,7 +135,7 @@ class LoaderPlans(Plans):
     def replay(
         self, settings: Settings, statistics: Sequence[Statistic], *, n_rows: int
     ) -> list[PlanReplay] | None:
-        """Return statistics of the minibatches of a plan, over so many rows; None without one."""
+        """Return statistics of minibatches over so many rows of a plan; None without a plan."""
         block_size, fetch_factor, *others = settings
         configuration = Configuration(
             block_size=block_size, fetch_factor=fetch_factor, **dict(others)

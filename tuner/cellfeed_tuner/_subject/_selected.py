@@ -1,4 +1,4 @@
-"""A collection, and which rows of it are visited."""
+"""A collection, and the rows of it that are visited."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Setting
 from cellfeed_tuner._constants import MOST_DRAWS, MOST_IN_BLOCKS
-from cellfeed_tuner._entropy._label_counts import LabelCounts, count_labels
+from cellfeed_tuner._entropy._minibatch_entropy import LabelCounts, count_labels
 from cellfeed_tuner._subject._labels import Label, label_codes
 
 __all__ = ["Selected"]
@@ -19,10 +19,10 @@ __all__ = ["Selected"]
 
 @dataclass(frozen=True)
 class Selected:
-    """Rows of a collection, in the order of storage; all of them if there are no ``indices``.
+    """Rows of a collection, in the order of storage; all rows if ``indices`` is None.
 
-    ``where`` is the query that they fulfil, if they were not given by number, and ``strategy`` how
-    they are visited, whatever its block size, with its labels; in shuffled blocks if None.
+    ``where`` is the query that selected them, if there was one. ``strategy`` visits them, with any
+    block size; in shuffled blocks if None.
     """
 
     collection: Collection
@@ -39,15 +39,15 @@ class Selected:
     ) -> "Selected":
         """Return some rows of a collection, checked and sorted as strategies do.
 
-        ``indices`` may be a query that they fulfil. What this returned is given back as it is.
+        ``indices`` may be a query. A `Selected` is returned unchanged.
 
         Raises
         ------
         ParameterError
-            They are not rows of the collection, no row fulfils the query, or the strategy has
+            They are not rows of the collection, no row matches the query, or the strategy has
             other rows, or does not fit the collection.
         ColumnError
-            There is no column that the query or the strategy names.
+            The query or the strategy names a column that does not exist.
         """
         if isinstance(subject, Selected):
             return subject
@@ -55,7 +55,7 @@ class Selected:
         if isinstance(indices, str):
             indices = subject.where(indices)
             if not indices.size:
-                msg = f"no cell fulfils the query {where!r}; compare it with the values of obs"
+                msg = f"no cell matches the query {where!r}; compare it with the values of obs"
                 raise ParameterError(msg)
         if strategy is not None:
             strategy = _with_rows(strategy, indices).bound_to(subject)
@@ -68,7 +68,7 @@ class Selected:
         return len(self.collection) if self.indices is None else self.indices.size
 
     def blocks(self, block_size: int, align: Setting = None) -> SamplingStrategy:
-        """Return the strategy that visits them in blocks of a size, if it has blocks."""
+        """Return the strategy with a block size, if it has blocks."""
         if self.strategy is None:
             return BlockShuffling(
                 block_size=block_size, indices=self.indices, align=cast(Any, align)
@@ -79,28 +79,28 @@ class Selected:
         return resized
 
     def aligned(self, align: Setting) -> "Selected":
-        """Return the same rows in blocks that end where chunks do, if that is what is asked."""
+        """Return the same rows in blocks that are aligned with chunks, if ``align`` says so."""
         if align is None or self.strategy is not None:
             return self
         strategy = BlockShuffling(1, align=cast(Any, align))
         return Selected.of(self.collection, self.indices, strategy)
 
-    def block_sizes(self, asked: Sequence[int]) -> Sequence[int]:
-        """Return which block sizes there are to choose from, or raise `ParameterError` if none is.
+    def block_sizes(self, sizes: Sequence[int]) -> Sequence[int]:
+        """Return the possible block sizes, or raise `ParameterError` if there are none.
 
-        Those that divide a set, of a strategy of sets; 1 of a strategy that has no blocks.
+        For a strategy of sets, sizes that divide a set; for one without blocks, 1.
         """
         if self.strategy is None:
-            return asked
+            return sizes
         if not _has(self.strategy, "block_size"):
             return (1,)
         size = self.strategy.n_together
         if size == 1:
-            return asked
-        fitting = [each for each in asked if each < 1 or size % each == 0]
+            return sizes
+        fitting = [each for each in sizes if each < 1 or size % each == 0]
         if not fitting:
             msg = (
-                f"a block size must divide the sets of {size} cells, but got {list(asked)[:9]}; "
+                f"a block size must divide the sets of {size} cells, but got {list(sizes)[:9]}; "
                 f"choose from {[each for each in range(1, size + 1) if size % each == 0]}"
             )
             raise ParameterError(msg)
@@ -117,7 +117,7 @@ class Selected:
 
     @property
     def rows_per_drawn(self) -> int:
-        """How many rows each of `drawn_rows` stands for."""
+        """How many rows each of `drawn_rows` represents."""
         return -(-self.n_drawn // MOST_DRAWS)
 
     def rows_in_blocks(self, block_size: int) -> NDArray[np.int64]:
@@ -132,7 +132,7 @@ class Selected:
     def label(self, name: str, drawn_rows: NDArray[np.int64] | None = None) -> Label:
         """Return an obs column as a label, or raise `ColumnError` if there is nothing to mix.
 
-        With what `drawn_rows` gave, it has codes of all cells of the collection.
+        With ``drawn_rows``, it has codes of all cells of the collection.
         """
         codes, drawn = self.codes(name), None
         counted = count_labels(codes)
@@ -153,13 +153,13 @@ class Selected:
         return label
 
     def codes(self, label: str) -> NDArray[np.integer]:
-        """Return a code for the label of each of them; see `label_codes`."""
+        """Return the code of each row's label; see `label_codes`."""
         codes = label_codes(self.collection, label)
         return codes if self.indices is None else codes[self.indices]
 
     @cached_property
     def rows_per_chunk(self) -> float:
-        """Mean number of them in a unit of storage that is read as a whole and holds any."""
+        """Mean number of these rows in a chunk that holds any."""
         per_chunk = self.collection.rows_per_chunk
         if self.indices is None:
             return per_chunk
@@ -168,7 +168,7 @@ class Selected:
 
 
 def _has(strategy: SamplingStrategy, name: str) -> bool:
-    """Return whether a strategy has a parameter that `dataclasses.replace` can change."""
+    """Return whether a strategy is a dataclass with a field of this name."""
     return name in getattr(strategy, "__dataclass_fields__", {})
 
 

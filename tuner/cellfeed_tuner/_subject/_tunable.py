@@ -1,4 +1,4 @@
-"""What the tuner needs to know of a loader, of any kind, to choose its settings."""
+"""The description of any loader, from which the tuner chooses its settings."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,32 +16,33 @@ __all__ = ["Tunable"]
 
 
 class Tunable(ABC):
-    """A loader whose settings are to be chosen; what `autotune` and `measure` take.
+    """A loader to be tuned by `autotune`, or measured by `measure`.
 
-    A subclass says how to open the loader. It is sent to the process in which configurations
-    are timed, so that it can be pickled, and is defined in a module that can be imported: not in
-    a notebook, nor in the script that is run.
+    A subclass defines `open` and, for `autotune`, ``labels`` and `labels_of`. It is pickled and
+    sent to the measuring process, which imports it: define it in a module of its own, not in a
+    notebook or in the script that runs.
 
     Attributes
     ----------
     parameters
-        What each setting may be, by name: a list of values, or a `range` of whole numbers. Three
-        names have a meaning: ``block_size``, rows that lie together and are read together;
-        ``fetch_factor``, minibatches that are read and shuffled at a time, which takes memory;
-        and ``num_workers``, processes. A loader that has these under other names is given them in
-        `open`; one that has none of them reads each minibatch by itself. Any other name is a
-        further setting.
+        The possible values of each setting, by name: a list, or a `range` of integers. Three names
+        have a meaning: ``block_size``, rows that are contiguous and read together;
+        ``fetch_factor``, minibatches that are read and shuffled together, which takes memory; and
+        ``num_workers``, processes. If the loader calls these differently, translate in `open`; if
+        it has none of them, it reads each minibatch separately. All other names are free.
     labels
-        For each label the value of each row that is visited, shape (n_rows,): any values, missing
-        ones None or NaN. The first label is what tables show. Minibatches are held against random
-        samples of these.
+        For each label, the value of each visited row, shape (n_rows,): any values, None or NaN if
+        missing. Entropy is compared with random samples of these. The first label is shown in
+        tables.
     batch_size
         Rows of a minibatch.
     files
-        What the loader reads, for the state of the page cache; folders stand for all files in
-        them.
+        The files that the loader reads; folders stand for all files in them. Their pages are
+        dropped from the page cache, so that measurements are cold. Without files, nothing is
+        dropped.
     rows_per_chunk
-        Mean number of rows in a unit of storage that is read as a whole.
+        Mean number of rows in a unit of storage that is read as a whole; 1 if rows are read one by
+        one.
 
     Examples
     --------
@@ -69,16 +70,21 @@ class Tunable(ABC):
     def open(self, configuration: Configuration) -> Iterable[Any]:
         """Return the loader with these settings.
 
-        Called in the measuring process, where Python's, NumPy's and PyTorch's global generators
-        are seeded anew each time. The loader is iterated over epoch after epoch, and gives whole
-        minibatches only (``drop_last=True``); an epoch has as many as its ``len()``, or, without
-        one, as the labels have rows for.
+        The settings are ``configuration.block_size``, ``configuration.fetch_factor``,
+        ``configuration.num_workers``, and ``configuration[name]`` for any other name.
+
+        Called in the measuring process, after Python's, NumPy's and PyTorch's global generators
+        were seeded: differently each time, so take the loader's seed from them. The loader is
+        iterated over in several epochs, and must yield whole minibatches only (``drop_last=True``).
+        An epoch has ``len(loader)`` minibatches or, if it has no length, as many as there are rows
+        in ``labels``.
         """
 
     def labels_of(self, minibatch: Any) -> Mapping[str, ArrayLike]:  # noqa: ARG002 - to override
-        """Return the labels of a minibatch's rows, each of shape (batch_size,); should be cheap.
+        """Return the labels of a minibatch's rows, by name, each of shape (batch_size,).
 
-        Equal values are equal labels; they need not be those of `labels`, such as codes.
+        Its time counts, so it should be cheap. Values need not be those of ``labels``, as long as
+        equal labels have equal values, such as codes.
         """
         return {}
 
@@ -87,25 +93,26 @@ class Tunable(ABC):
         configuration: Configuration,  # noqa: ARG002 - to override
         n_minibatches: int,  # noqa: ARG002 - to override
     ) -> NDArray[np.int64] | None:
-        """Return the rows of the first minibatches, where that is known without reading.
+        """Return the rows of the first minibatches, if they are known without reading.
 
-        Entropy is then computed before anything is timed, and what mixes too little is not timed.
+        Entropy is then computed before anything is timed, and configurations that mix too little
+        are not timed.
 
         Returns
         -------
-        Row numbers as of `labels`, shape (at most n_minibatches, batch_size); None, as here, if
-        they are not known: entropy is then measured.
+        Row numbers in ``labels``, shape (at most n_minibatches, batch_size); None, as here, if they
+        are unknown: entropy is then measured.
         """
         return None
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """The name in reports."""
         return type(self).__name__
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All files that it reads."""
+        """All files that the loader reads."""
         paths = map(Path, self.files)
         return tuple(
             file
@@ -115,13 +122,13 @@ class Tunable(ABC):
         )
 
     def check(self) -> None:
-        """Refuse what could not be sent to the measuring process, or has no sizes.
+        """Check everything that can be checked without opening the loader.
 
         Raises
         ------
         ParameterError
-            It is of the script that is run, or ``batch_size`` is below one, or labels differ in
-            length, or what a setting may be is no list of such values.
+            The class is defined in the script that runs; ``batch_size`` is below one; labels
+            differ in length; or the values of a setting are not a list of valid values.
         """
         if type(self).__module__ == "__main__":
             msg = (
@@ -141,7 +148,7 @@ class Tunable(ABC):
 
 
 def _check_values(tunable: str, name: str, values: Any) -> None:
-    """Refuse what a setting cannot be."""
+    """Refuse invalid values of a setting."""
     if isinstance(values, range):
         return
     kinds = (int,) if name in SIZES else (bool, int, float, str, type(None))

@@ -1,8 +1,8 @@
-"""How ranks meet: each has a connection to the first, which tells them all the same.
+"""Connections between ranks: each is connected to the first, which sends the same to all.
 
-A connection ends with its process, so that nobody waits for one that is gone. On one machine they
-meet at a Unix socket in a folder of the user's own. Ranks of several machines are told a port by
-the store of torch.distributed, or of torchrun. Nothing is received but JSON.
+A connection ends with its process, so that nobody waits for a dead rank. Ranks of one machine meet
+at a Unix socket in a folder that only the user can write to. Ranks of several machines get a port
+and a token through the store of torch.distributed or torchrun. Only JSON is received.
 """
 
 import hashlib
@@ -14,12 +14,11 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from cellfeed import CellfeedError, ParameterError
@@ -29,77 +28,75 @@ from cellfeed_tuner._ranks import World
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["JOIN_SECONDS", "Meeting", "told_by_first"]
+__all__ = ["JOIN_SECONDS", "Meeting", "message_from_first"]
 
 JOIN_SECONDS = 300.0
 """How long ranks wait for each other to begin."""
 
-_AGAIN_SECONDS = 0.05
+_RETRY_SECONDS = 0.05
 _HELLO_SECONDS = 10.0
-_LONGEST_SOCKET_PATH = 100  # bytes; the least that systems allow is 104
+_LONGEST_SOCKET_PATH = 100  # bytes; the lowest limit of any system is 104
 _numbers = count()  # of meetings through a store, whose keys stay
 
 Message = Mapping[str, Any]
 
 
 class Meeting:
-    """What the first rank holds while it works for all; a context manager.
+    """The first rank's connections to all others; a context manager.
 
-    What is asked of it must be the same on all ranks.
+    ``digest`` must be the same on all ranks.
 
     Raises
     ------
     MeasuringError
-        On entry: a rank does not come, or is gone again.
+        On entry: a rank does not come, or has ended.
     ParameterError
-        On entry: ranks do not agree on who they are, or have no place to meet.
+        On entry: variables of ranks contradict each other, or ranks have no place to meet.
     """
 
     def __init__(
-        self, world: World, *, asked: str = "", join_seconds: float = JOIN_SECONDS
+        self, world: World, *, digest: str = "", join_seconds: float = JOIN_SECONDS
     ) -> None:
-        self._world, self._asked, self._join_seconds = world, asked, join_seconds
+        self._world, self._digest, self._join_seconds = world, digest, join_seconds
         self._others: list[tuple[int, Connection[bytes, bytes]]] = []
 
     def __enter__(self) -> Self:
         try:
-            with _listening(self._world) as listener:
-                self._take_in(listener, time.monotonic() + self._join_seconds)
+            with _listening(self._world) as (listener, token):
+                self._accept_all(listener, token, time.monotonic() + self._join_seconds)
         except BaseException as error:
             if isinstance(error, CellfeedError):
-                self.tell({"error": type(error).__name__, "message": str(error)})
-            self._close()
+                self.send({"error": type(error).__name__, "message": str(error)})
+            self.close()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close()
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all connections."""
+        for _, each in self._others:
+            each.close()
 
     def check(self) -> None:
-        """Raise `MeasuringError` if a rank has ended; it says which."""
+        """Raise `MeasuringError` if a rank has ended."""
         gone = sorted(rank for rank, each in self._others if each.poll())
         if gone:
             msg = (
-                f"rank {gone[0]} ended while rank 0 measured for all; see what it said last, and "
-                "start all ranks again"
+                f"rank {gone[0]} ended while rank 0 measured for all; see its last output, and "
+                "restart all ranks"
             )
             raise MeasuringError(msg)
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message to all ranks that are still there."""
         data = json.dumps(message).encode()
         for _, each in self._others:
-            try:
+            with suppress(OSError):
                 each.send_bytes(data)
-            except OSError:
-                continue
 
-    def _take_in(self, listener: "_Listener", deadline: float) -> None:
+    def _accept_all(self, listener: socket.socket, token: str, deadline: float) -> None:
         world_size = self._world.world_size
         missing = set(range(1, world_size))
         while missing:
@@ -112,24 +109,24 @@ class Meeting:
                     "`ranks`"
                 )
                 raise MeasuringError(msg)
-            found = listener.accepted()
+            found = _accepted(listener, token)
             if found is None:
                 continue
-            connection, rank, theirs, asked = found
+            connection, rank, theirs, digest = found
             self._others.append((rank, connection))
             if theirs != world_size:
                 msg = (
-                    f"rank {rank} has WORLD_SIZE={theirs}, but rank 0 has {world_size}; set it as "
-                    "torchrun does, alike for all"
+                    f"rank {rank} has WORLD_SIZE={theirs}, but rank 0 has {world_size}; set it to "
+                    "the same on all ranks, as torchrun does"
                 )
                 raise ParameterError(msg)
             if rank not in missing:
                 msg = (
-                    f"two processes have RANK={rank}; set it as torchrun does, a different one "
-                    "for each"
+                    f"two processes have RANK={rank}; set a different one for each, as torchrun "
+                    "does"
                 )
                 raise ParameterError(msg)
-            if asked != self._asked:
+            if digest != self._digest:
                 msg = (
                     f"rank {rank} called `autotune` with another collection or other arguments "
                     "than rank 0; call it alike on all ranks"
@@ -137,125 +134,101 @@ class Meeting:
                 raise ParameterError(msg)
             missing.remove(rank)
 
-    def _close(self) -> None:
-        for _, each in self._others:
-            each.close()
 
-
-def told_by_first(
-    world: World, *, asked: str = "", join_seconds: float = JOIN_SECONDS, limit_seconds: float
+def message_from_first(
+    world: World, *, digest: str = "", join_seconds: float = JOIN_SECONDS, limit_seconds: float
 ) -> Message:
-    """Return what the first rank tells all others, once it is there and asked the same.
+    """Return the message that the first rank sends to all others.
 
     Raises
     ------
     MeasuringError
-        It does not come, ends, or says nothing in time.
+        The first rank does not come, ends, or sends nothing in time.
     """
-    connection, hello = _joined(world, join_seconds)
+    connection, token = _joined(world, join_seconds)
+    hello = {
+        "rank": world.rank, "world_size": world.world_size, "token": token, "digest": digest,
+    }  # fmt: skip
     try:
-        connection.send_bytes(json.dumps({**hello, "asked": asked}).encode())
+        connection.send_bytes(json.dumps(hello).encode())
         if not connection.poll(limit_seconds):
             msg = (
-                f"rank 0, which measures for all, said nothing for {limit_seconds:,.0f} s; see "
-                "what it waits for, and start all ranks again"
+                f"rank 0, which measures for all, sent nothing for {limit_seconds:,.0f} s; see "
+                "its last output, and restart all ranks"
             )
             raise MeasuringError(msg)
-        told: Message = json.loads(connection.recv_bytes())
+        message: Message = json.loads(connection.recv_bytes())
     except (EOFError, OSError) as error:
-        msg = "rank 0 ended while it measured for all; see what it said last, and start all again"
+        msg = "rank 0 ended while it measured for all; see its last output, and restart all ranks"
         raise MeasuringError(msg) from error
     finally:
         connection.close()
-    return told
+    return message
 
 
-class _Listener:
-    """Where other ranks come to; a context manager."""
-
-    def __init__(self, listener: socket.socket, token: str, path: Path | None = None) -> None:
-        self._socket, self._token, self._path = listener, token, path
-        listener.settimeout(_AGAIN_SECONDS)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
-    def accepted(self) -> "tuple[Connection[bytes, bytes], int, int, str] | None":
-        """Return a connection, its rank, number of ranks and what it asks; None if nobody comes."""
-        try:
-            accepted, _ = self._socket.accept()
-        except TimeoutError:
-            return None
-        accepted.settimeout(None)
-        # Whoever says no more than a part of it is not waited for.
-        accepted.setsockopt(
-            socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(_HELLO_SECONDS), 0)
-        )
-        connection: Connection[bytes, bytes] = Connection(accepted.detach())
-        try:
-            if connection.poll(_HELLO_SECONDS):
-                hello = json.loads(connection.recv_bytes(maxlength=1000))
-                if hmac.compare_digest(hello["token"], self._token):
-                    rank, world_size = int(hello["rank"]), int(hello["world_size"])
-                    return connection, rank, world_size, str(hello["asked"])
-        except (EOFError, OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass  # whoever that was, it is no rank
-        connection.close()
+def _accepted(
+    listener: socket.socket, token: str
+) -> "tuple[Connection[bytes, bytes], int, int, str] | None":
+    """Return a connection, its rank, number of ranks and digest; None if no rank connects."""
+    try:
+        accepted, _ = listener.accept()
+    except TimeoutError:
         return None
+    accepted.settimeout(None)
+    # Do not wait for the rest of a partial message.
+    accepted.setsockopt(
+        socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(_HELLO_SECONDS), 0)
+    )
+    connection: Connection[bytes, bytes] = Connection(accepted.detach())
+    try:
+        if connection.poll(_HELLO_SECONDS):
+            hello = json.loads(connection.recv_bytes(maxlength=1000))
+            if hmac.compare_digest(hello["token"], token):
+                rank, world_size = int(hello["rank"]), int(hello["world_size"])
+                return connection, rank, world_size, str(hello["digest"])
+    except (EOFError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass  # it is no rank
+    connection.close()
+    return None
 
 
-def _listening(world: World) -> _Listener:
-    if not world.is_on_one_machine:
-        store, token = _store(world), secrets.token_hex()
-        listener = _open_port()
+@contextmanager
+def _listening(world: World) -> Iterator[tuple[socket.socket, str]]:
+    """Listen for other ranks; gives a socket, and the token that they must send."""
+    if world.is_on_one_machine:
+        path, token = _free_socket_path(world), ""
+        listener = socket.socket(socket.AF_UNIX)
+        # Its name appears after it listens: before, it would look like that of a killed process.
+        new = path.with_suffix(f".{os.getpid()}")
+        new.unlink(missing_ok=True)
+        listener.bind(str(new))
+        listener.listen(world.world_size)
+        new.rename(path)
+    else:
+        path, token = None, secrets.token_hex()
+        store, listener = _store(world), _open_port()
         store.set("first", json.dumps([listener.getsockname()[1], token]))
-        return _Listener(listener, token)
-    path = _socket_path(world)
-    for left in path.parent.glob(f"*{path.suffix}"):
-        if _has_ended(left):
-            left.unlink(missing_ok=True)
-        elif left == path:
-            msg = "two processes have RANK=0; set it as torchrun does, a different one for each"
-            raise ParameterError(msg)
-    listener = socket.socket(socket.AF_UNIX)
-    # Nobody sees it before it listens: it would look like one whose process was killed.
-    new = path.with_suffix(f".{os.getpid()}")
-    new.unlink(missing_ok=True)
-    listener.bind(str(new))
-    listener.listen(world.world_size)
-    new.rename(path)
-    return _Listener(listener, "", path)
+    listener.settimeout(_RETRY_SECONDS)
+    try:
+        with listener:
+            yield listener, token
+    finally:
+        if path is not None:
+            path.unlink(missing_ok=True)
 
 
 def _open_port() -> socket.socket:
-    """Listen where ``MASTER_ADDR`` leads: by IPv6 and by IPv4, if the machine has both."""
+    """Listen on a free port, by IPv6 and IPv4 if the machine has both."""
     if socket.has_dualstack_ipv6():
-        with suppress(OSError):  # it is switched off
+        with suppress(OSError):  # IPv6 may be disabled
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", 0))
 
 
-def _has_ended(path: Path) -> bool:
-    """Return whether the process is gone that listened there."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(0.0)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return True
-        except BlockingIOError:  # as many others wait there as may
-            return False
-    return False
-
-
-def _joined(world: World, seconds: float) -> "tuple[Connection[bytes, bytes], Message]":
-    """Return a connection to the first rank, and who this one is."""
+def _joined(world: World, seconds: float) -> "tuple[Connection[bytes, bytes], str]":
+    """Return a connection to the first rank, and the token to send."""
     deadline = time.monotonic() + seconds
+    path = _socket_path(world) if world.is_on_one_machine else None
     store = None if world.is_on_one_machine else _store(world)
     token, found = "", None
     while found is None:
@@ -265,42 +238,54 @@ def _joined(world: World, seconds: float) -> "tuple[Connection[bytes, bytes], Me
                 "it on all ranks alike, or on one alone with `ranks`"
             )
             raise MeasuringError(msg)
-        if store is None:
-            found = _connected(_socket_path(world))
-        elif store.check(["first"]):
-            port, token = json.loads(store.get("first"))
-            found = _connected((world.host, port))
+        with suppress(OSError):  # nobody listens there yet
+            if path is not None:
+                found = _connected(path)
+            elif store is not None and store.check(["first"]):
+                port, token = json.loads(store.get("first"))
+                found = socket.create_connection((world.host, port), timeout=_HELLO_SECONDS)
+                found.settimeout(None)
         if found is None:
-            time.sleep(_AGAIN_SECONDS)
-    hello = {"rank": world.rank, "world_size": world.world_size, "token": token}
-    return Connection(found.detach()), hello
+            time.sleep(_RETRY_SECONDS)
+    return Connection(found.detach()), token
 
 
-def _connected(address: Path | tuple[str, int]) -> socket.socket | None:
-    """Return a connection; None if nobody listens there."""
+def _connected(path: Path, timeout: float | None = None) -> socket.socket:
+    """Return a Unix socket that is connected to a path; `OSError` if nobody listens there."""
+    found = socket.socket(socket.AF_UNIX)
+    found.settimeout(timeout)
     try:
-        if isinstance(address, tuple):
-            found = socket.create_connection(address, timeout=_HELLO_SECONDS)
-            found.settimeout(None)
-            return found
-        found = socket.socket(socket.AF_UNIX)
-        try:
-            found.connect(str(address))
-        except OSError:
-            found.close()
-            raise
+        found.connect(str(path))
     except OSError:
-        return None
+        found.close()
+        raise
     return found
 
 
+def _free_socket_path(world: World) -> Path:
+    """Return the path to listen at, after removing sockets of processes that were killed."""
+    path = _socket_path(world)
+    for left in path.parent.glob(f"*{path.suffix}"):
+        try:
+            _connected(left, timeout=0.0).close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            left.unlink(missing_ok=True)
+            continue
+        except BlockingIOError:
+            pass  # its queue is full
+        if left == path:
+            msg = "two processes have RANK=0; set a different one for each, as torchrun does"
+            raise ParameterError(msg)
+    return path
+
+
 def _socket_path(world: World) -> Path:
-    """Return where ranks of this machine meet: one place for each training.
+    """Return where ranks of this machine meet: one path for each training.
 
     Raises
     ------
     ParameterError
-        Others may write to the folder that would hold it.
+        Others may write to its folder.
     """
     run = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
     words = json.dumps([world.host, world.port, *run])
@@ -317,19 +302,19 @@ def _socket_path(world: World) -> Path:
 
 
 def _store(world: World) -> "Store":
-    """Return what ranks of several machines share already.
+    """Return the store that ranks of several machines share.
 
     Raises
     ------
     ParameterError
-        They share nothing.
+        They share none.
     """
-    from torch import distributed  # noqa: PLC0415 - only where there are several machines
+    from torch import distributed  # noqa: PLC0415 - only for several machines
     from torch.distributed.distributed_c10d import PrefixStore  # noqa: PLC0415
     from torch.distributed.rendezvous import rendezvous  # noqa: PLC0415
 
     if distributed.is_initialized():
-        # There is no other way to it.
+        # There is no public way to it.
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store, _, _ = next(rendezvous("env://"))

@@ -1,4 +1,4 @@
-"""``autotune`` on several ranks: the first measures for all, and all get the same result."""
+"""``autotune`` on several ranks: the first measures for all, and all return the same result."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sized
@@ -12,25 +12,25 @@ from cellfeed_tuner._plain import from_plain, to_plain
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._ranks import World
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
-from cellfeed_tuner._together._meeting import Meeting, Message, told_by_first
+from cellfeed_tuner._together._meeting import Meeting, Message, message_from_first
 
 __all__ = ["tuned_once"]
 
-# How long other ranks wait: for so many budgets, and for what comes before and after these.
-_BUDGETS, _BESIDE_SECONDS, _LONGEST_SECONDS = 5, 600.0, 1e6
+# How long other ranks wait: for so many budgets, and seconds before and after these.
+_BUDGETS, _OTHER_SECONDS, _LONGEST_SECONDS = 5, 600.0, 1e6
 
 P = ParamSpec("P")
 
 
 def tuned_once(tune: Callable[P, AutotuneResult]) -> Callable[P, AutotuneResult]:
-    """Have only the first of several ranks call a function, whose result all of them return.
+    """Have only the first of several ranks call a function, and all ranks return its result.
 
-    Where ``ranks`` is given, this process is by itself.
+    If ``ranks`` is given, this process is the only one.
 
     Raises
     ------
     CellfeedError
-        On all ranks, what the first raised.
+        On all ranks, the error of the first.
     MeasuringError
         A rank did not come, or has ended.
     """
@@ -41,11 +41,11 @@ def tuned_once(tune: Callable[P, AutotuneResult]) -> Callable[P, AutotuneResult]
         world = World.here() if given.get("ranks") is None else None
         if world is None:
             return tune(*arguments, **settings)
-        asked = _digest(arguments, given)
+        digest = _digest(arguments, given)
         if world.rank:
             limit = _limit_seconds(given.get("budget", DEFAULT_BUDGET_SECONDS))
-            return _as_told(told_by_first(world, asked=asked, limit_seconds=limit))
-        with Meeting(world, asked=asked) as meeting:
+            return _result_in(message_from_first(world, digest=digest, limit_seconds=limit))
+        with Meeting(world, digest=digest) as meeting:
             on_progress: Progress = given.get("on_progress", silent)
 
             def progress(stage: str, done: float, total: float) -> None:
@@ -54,28 +54,28 @@ def tuned_once(tune: Callable[P, AutotuneResult]) -> Callable[P, AutotuneResult]
 
             given["on_progress"] = progress
             try:
-                told = {"result": to_plain(tune(*arguments, **settings))}
+                message = {"result": to_plain(tune(*arguments, **settings))}
                 meeting.check()
             except AutotuneInterrupted as interruption:
-                told = {"result": to_plain(interruption.result)}
+                message = {"result": to_plain(interruption.result)}
             except BaseException as error:
-                meeting.tell(_failure(error))
+                meeting.send(_failure(error))
                 raise
-            meeting.tell(told)
-        return _as_told(told)
+            meeting.send(message)
+        return _result_in(message)
 
     return tuned
 
 
 def _limit_seconds(budget: Any) -> float:
-    """Return how long to wait; what is no budget, rank 0 refuses at once."""
+    """Return how long to wait; rank 0 refuses a wrong budget immediately."""
     is_number = isinstance(budget, int | float)
-    seconds = _BUDGETS * budget + _BESIDE_SECONDS if is_number else _LONGEST_SECONDS
+    seconds = _BUDGETS * budget + _OTHER_SECONDS if is_number else _LONGEST_SECONDS
     return seconds if 0 < seconds < _LONGEST_SECONDS else _LONGEST_SECONDS
 
 
 def _digest(arguments: Iterable[object], settings: Mapping[str, Any]) -> str:
-    """Return the same text for what is asked alike, of what can be written down."""
+    """Return a text that is the same for the same sizes and plain settings."""
     words = [f"{len(each)}" for each in arguments if isinstance(each, Sized)]
     words += [f"{name}={value!r}" for name, value in sorted(settings.items()) if _is_plain(value)]
     return hashlib.sha256(repr(words).encode()).hexdigest()
@@ -90,15 +90,15 @@ def _is_plain(value: object) -> bool:
 def _failure(error: BaseException) -> Message:
     if isinstance(error, CellfeedError):
         return {"error": type(error).__name__, "message": str(error)}
-    said = " ".join(f"{type(error).__name__} {error}".split())
-    return {"error": "MeasuringError", "message": f"autotune ended on rank 0: {said}"}
+    words = " ".join(f"{type(error).__name__} {error}".split())
+    return {"error": "MeasuringError", "message": f"autotune ended on rank 0: {words}"}
 
 
-def _as_told(told: Message) -> AutotuneResult:
-    if "error" in told:
+def _result_in(message: Message) -> AutotuneResult:
+    if "error" in message:
         kinds = {each.__name__: each for each in CellfeedError.__subclasses__()}
-        raise kinds.get(told["error"], MeasuringError)(told["message"])
-    result = from_plain(AutotuneResult, told["result"])
+        raise kinds.get(message["error"], MeasuringError)(message["message"])
+    result = from_plain(AutotuneResult, message["result"])
     if result.interrupted:
         raise AutotuneInterrupted(result)
     return result
