@@ -40,12 +40,14 @@ def print_report(
         say(console, in_words("faults", result), "bold red")
         return
     say_choice(console, result)
-    if result.bottleneck is not None:
-        say(console, [result.bottleneck.sentence])
-    say(console, [advice.sentence for advice in result.storage_advice])
-    say(console, in_words("floor", result, floor_cost(result)))
-    say(console, in_words("warnings", result), "bold yellow")
-    say(console, in_words("untimed", result))
+    found = [result.bottleneck] if result.bottleneck is not None else []
+    limits = [each.sentence for each in (*found, *result.storage_advice)]
+    for lines, style in (
+        (limits + in_words("floor", result, floor_cost(result)), ""),
+        (in_words("warnings", result), "bold yellow"),
+        (in_words("untimed", result), ""),
+    ):
+        say(console, [""] * bool(lines) + lines, style)
     if result.recommended is not None:
         say(console, ["", "To train with it:"])
         code = code_to_paste(result, saved_as, elements=elements)
