@@ -178,6 +178,7 @@ def test_the_page_has_the_recommendation_and_its_code(tuned):
     assert recommended["reason"] in page
     chosen = AutotuneResult.load(output / "autotune.json").chosen
     assert chosen is not None
+    assert chosen.cells_per_second is not None
     assert interval(chosen.cells_per_second) in printed.stdout
     assert interval(Estimate(**recommended["cells_per_second"])) in printed.stdout
     assert recommended["peak_memory_bytes"] == chosen.peak_memory_bytes

@@ -1,6 +1,7 @@
 """How configurations compare with the recommended one: measured, predicted, and in words."""
 
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 
@@ -8,6 +9,7 @@ from cellfeed_tuner import Configuration, Estimate
 from cellfeed_tuner._comparisons import FloorCost, Predictions, floor_cost, relative
 from cellfeed_tuner._reports._words import in_words
 
+_T = TypeVar("_T")
 FASTEST = Configuration(block_size=1024, fetch_factor=4)
 
 
@@ -22,16 +24,21 @@ def without_the_fastest(result):
     return replace(result, configurations=configurations)
 
 
+def known(value: _T | None) -> _T:
+    assert value is not None
+    return value
+
+
 def test_interleaved_measurements_come_before_ratios_of_throughputs(result_of):
     result = result_of("recommended")
     by_settings = {each.configuration: each for each in result.configurations}
     rival, *_ = result.recommended.rivals
     found = relative(result, by_settings[rival.configuration])
     assert found == Estimate(1 / 1.12, 1 / 1.2, 1 / 1.05)
-    found = relative(result, by_settings[FASTEST])
+    found = known(relative(result, by_settings[FASTEST]))
     assert found.value == pytest.approx(12_000 / 8_800)
     assert found.low < found.value < found.high
-    own = relative(result, result.chosen)
+    own = known(relative(result, result.chosen))
     assert own.value == pytest.approx(1.0)
     assert relative(result, result.configurations[3]) is None  # not timed
     assert relative(result_of("nothing feasible"), result.chosen) is None
@@ -39,23 +46,23 @@ def test_interleaved_measurements_come_before_ratios_of_throughputs(result_of):
 
 def test_the_floor_costs_what_the_fastest_below_it_gives(result_of):
     result = result_of("recommended")
-    cost = floor_cost(result)
+    cost = known(floor_cost(result))
     assert (cost.result.configuration, cost.is_measured) == (FASTEST, True)
     assert cost.ratio == relative(result, cost.result)
     greedy = replace(result, constraints=replace(result.constraints, memory_bytes=10**8))
-    assert not floor_cost(greedy).is_measured  # what was timed takes more than that
+    assert not known(floor_cost(greedy)).is_measured  # what was timed takes more than that
 
 
 def test_what_was_not_timed_is_predicted(result_of):
     result = without_the_fastest(result_of("recommended"))
-    cost, predictions = floor_cost(result), Predictions(result)
+    cost, predictions = known(floor_cost(result)), Predictions(result)
     assert not cost.is_measured
     assert cost.result.status == "below entropy floor"
     own, chosen = cost.result.configuration, result.recommended.configuration
     assert cost.ratio == predictions.ratio(own, chosen)
-    speeds = predictions.speed(own), predictions.speed(chosen)
+    speeds = known(predictions.speed(own)), known(predictions.speed(chosen))
     assert cost.ratio.value == pytest.approx(speeds[0].value / speeds[1].value)
-    back = predictions.ratio(chosen, own)
+    back = known(predictions.ratio(chosen, own))
     assert (back.low, back.high) == pytest.approx((1 / cost.ratio.high, 1 / cost.ratio.low))
 
 

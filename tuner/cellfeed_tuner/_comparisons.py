@@ -1,11 +1,11 @@
 """How configurations of a result compare with the recommended one: measured, or predicted."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, hypot, inf, isfinite, log
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import CONFIDENCE, Estimate
@@ -51,25 +51,20 @@ class Predictions:
 
     def speed(self, configuration: Configuration) -> Estimate | None:
         """Return cells per second with their 95 % interval; None if unknown."""
-        if configuration not in self._place:
-            return None
-        direction = np.zeros(len(self._place))
-        direction[self._place[configuration]] = -1
-        return self._estimate(direction)
+        return self._estimate({configuration: -1})
 
     def ratio(self, one: Configuration, other: Configuration) -> Estimate | None:
         """Return the throughput of one configuration divided by that of another."""
-        if not {one, other} <= self._place.keys():
+        return self._estimate({one: -1, other: 1})
+
+    def _estimate(self, signs: Mapping[Configuration, int]) -> Estimate | None:
+        if not signs.keys() <= self._place.keys():
             return None
         direction = np.zeros(len(self._place))
-        direction[self._place[one]], direction[self._place[other]] = -1, 1
-        return self._estimate(direction)
-
-    def _estimate(self, direction: NDArray[np.float64]) -> Estimate:
-        return _estimate(
-            float(direction @ self._mean),
-            float(direction @ self._covariance @ direction) ** 0.5,
-        )
+        for configuration, sign in signs.items():
+            direction[self._place[configuration]] = sign
+        variance = max(0.0, float(direction @ self._covariance @ direction))
+        return _estimate(float(direction @ self._mean), variance**0.5)
 
 
 def _estimate(logarithm: float, error: float) -> Estimate:

@@ -122,7 +122,7 @@ def _compared(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _C
             f"{bits.expected.value:.3f} bits of {bits.random_alike:.3f}",
         ),
         "memory": _Cell(megabytes(each.peak_memory_bytes or 0)),
-        "outcome": _Cell(*in_words("why_not", result, each)),
+        "outcome": _Cell(in_words("why_not", result, each)[0]),
     }
 
 

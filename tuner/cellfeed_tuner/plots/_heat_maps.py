@@ -25,7 +25,7 @@ _WHITE_ON = 0.6  # darker colours have white text
 
 
 class _Square(NamedTuple):
-    """A square of the grid: 0 to 1 on the colour map, or None for grey; its text; its hover."""
+    """A square of the grid; its shade is 0 to 1 on the colour map, or None for grey."""
 
     shade: float | None
     text: str
@@ -116,7 +116,7 @@ def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
 
 
 def describe(each: ConfigurationResult) -> str:
-    """Return what is known of a configuration in one line, for whoever points at it."""
+    """Return one line about a configuration, to be shown on hover."""
     bits = each.entropy_bits
     speed = STATUS_WORDS[each.status].listed
     if each.cells_per_second is not None:
