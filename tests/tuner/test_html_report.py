@@ -197,6 +197,13 @@ def test_the_measured_are_compared_with_the_chosen(result_of, html_of):
     assert "was 1.36x [1.18x, 1.58x] as fast." in html
 
 
+def test_without_a_choice_there_is_nothing_to_compare_with(html_of):
+    html = html_of("nothing feasible").split('id="measured"')[1].split("</section>")[0]
+    assert html.count('<td data-of="times the recommended"></td>') == 6
+    assert "recommended</td>" not in html
+    assert "entropy floor of" not in html
+
+
 def test_what_is_pointed_at_is_described(result_of, html_of):
     titles = re.findall(r"<title>(.*?)</title>", html_of("recommended"))[1:]
     for each in result_of("recommended").configurations:

@@ -40,10 +40,11 @@ def print_report(
         say(console, in_words("faults", result), "bold red")
         return
     say_choice(console, result)
-    found = [result.bottleneck] if result.bottleneck is not None else []
-    limits = [each.sentence for each in (*found, *result.storage_advice)]
+    limits = [result.bottleneck.sentence] if result.bottleneck is not None else []
+    limits += [advice.sentence for advice in result.storage_advice]
+    limits += in_words("floor", result, floor_cost(result))
     for lines, style in (
-        (limits + in_words("floor", result, floor_cost(result)), ""),
+        (limits, ""),
         (in_words("warnings", result), "bold yellow"),
         (in_words("untimed", result), ""),
     ):
