@@ -17,8 +17,9 @@ from click.testing import CliRunner
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, open_collection
-from cellfeed_tuner import AutotuneResult, autotune
+from cellfeed_tuner import AutotuneResult, Estimate, autotune
 from cellfeed_tuner._commands._autotune_cli import main
+from cellfeed_tuner._interval import interval
 from cellfeed_tuner._measuring import _measuring_process
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._reports._terminal import print_report
@@ -105,7 +106,7 @@ def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, 
     assert order.already_shuffled
     page = html.unescape((tmp_path / "autotune.html").read_text(encoding="utf-8"))
     assert order.sentence in page
-    assert "Theory does not apply, since labels are mixed inside blocks" in page
+    assert "The theory does not apply because labels are mixed inside blocks" in page
     said = " ".join(printed.stdout.split())
     assert "`X` is read slowly, through h5py: its numbers are big-endian; write it as" in said
     assert "UserWarning" not in capfd.readouterr().err  # of processes that measure
@@ -115,14 +116,14 @@ def test_a_loader_that_is_wrong_is_named_as_such(result_of, capsys):
     result = result_of("wrong loader")
     print_report(result, Path("autotune.json"))
     said = capsys.readouterr().out.strip()
-    assert said.startswith("THE LOADER IS WRONG, so nothing is recommended")
+    assert said.startswith("THE LOADER DELIVERS WRONG DATA: do not train with it.")
     assert f"{result.loader_fault}; please report this." in said
 
 
 def test_figures_from_few_rounds_are_marked(result_of, capsys):
     print_report(result_of("few rounds"), Path("autotune.json"))
     said = capsys.readouterr().out
-    assert "9,000 [8,100, 10,800] cells/s, from 5 rounds only, not measured again" in said
+    assert "9,000 [8,100, 10,800] cells/s, from only 5 rounds, not repeated; " in said
 
 
 def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path):
@@ -153,10 +154,10 @@ def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path)
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ("4;16", "'4;16' are not integers; write them as 4,16,64, or a range as 1:4096"),
-        ("1:8,16", "'1:8,16' are not integers"),
-        ("0:8", "0 is below 1, the least there may be"),
-        ("8:4", "'8:4' holds nothing; write the lower end first"),
+        ("4;16", "'4;16' is not a list of integers; write 4,16,64, or 1:4096 for a range"),
+        ("1:8,16", "'1:8,16' is not a list of integers"),
+        ("0:8", "0 is below 1, the minimum"),
+        ("8:4", "'8:4' is an empty range; write the lower end first"),
     ],
 )
 def test_sizes_that_are_none_are_refused_in_a_line(small_collection, sizes, said):
@@ -175,6 +176,12 @@ def test_the_page_has_the_recommendation_and_its_code(tuned):
     page = html.unescape((output / "autotune.html").read_text(encoding="utf-8"))
     recommended = json.loads((output / "autotune.json").read_text())["recommended"]
     assert recommended["reason"] in page
+    chosen = AutotuneResult.load(output / "autotune.json").chosen
+    assert chosen is not None
+    assert chosen.cells_per_second is not None
+    assert interval(chosen.cells_per_second) in printed.stdout
+    assert interval(Estimate(**recommended["cells_per_second"])) in printed.stdout
+    assert recommended["peak_memory_bytes"] == chosen.peak_memory_bytes
     code = printed.stdout.split("To train with it:")[1].split("Wrote")[0]
     assert textwrap.dedent(code).strip() in page
     assert str(output / "autotune.html") in printed.stdout
@@ -317,7 +324,7 @@ def test_impossible_settings_are_refused_before_any_measuring(small_collection, 
 def test_a_folder_that_cannot_be_written_is_named_before_measuring(small_collection):
     printed = run(small_collection, "--label", "plate", "--output", "/proc/nowhere")
     assert printed.exit_code == 2
-    assert "/proc/nowhere: cannot be written to (" in printed.stderr
+    assert "/proc/nowhere: not writable (" in printed.stderr
     assert "Measuring" not in printed.stderr
 
 

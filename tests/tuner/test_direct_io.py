@@ -61,4 +61,4 @@ def test_is_said_and_opened_so_again():
     result = replace(RECOMMENDED, dataset=replace(RECOMMENDED.dataset, direct_io=True))
     assert ", direct_io=True)" in code_to_paste(result, Path("autotune.json"), elements=["X"])
     said = in_words("cache", replace(result, cache="cold"))
-    assert said == ["not used: files are read past it"]
+    assert said == ["bypassed (direct I/O)"]

@@ -153,7 +153,7 @@ def test_earlier_runs_are_shown_by_their_url(tuned):
     (known,) = json.loads(as_json.output)["runs"]
     assert known["path"] == url
     assert known["asked"]["cache"] == "remote"
-    assert "side by side, the stages explain" in " ".join(explained.output.split())
+    assert "running side by side, the stages explain" in " ".join(explained.output.split())
 
 
 def test_a_url_is_known_again_until_another_file_is_there(server, folder):

@@ -18,8 +18,8 @@ from cellfeed_tuner._results._configuration_result import STATUS_WORDS
 CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"
 VOID = {"br", "meta"}
 SECTIONS = [
-    "recommendation", "code", "bottleneck", "trade-off", "grid", "bounds", "configurations",
-    "conditions",
+    "recommendation", "measured", "code", "bottleneck", "trade-off", "grid", "bounds",
+    "configurations", "conditions",
 ]  # fmt: skip
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Of pages in frames of one, this writes down what became of each.
@@ -80,26 +80,29 @@ def test_every_section_is_there_for_results_of_every_kind(any_kind, any_result, 
     page = Page(html_of(any_kind))
     is_grid = any_result.ranges is None
     is_judged = any(each.verdict for each in any_result.configurations)
+    n_timed = sum(each.cells_per_second is not None for each in any_result.configurations)
     optional = {
-        "code": any_result.recommended, "grid": is_grid, "bounds": is_grid or is_judged,
+        "measured": n_timed, "code": any_result.recommended, "grid": is_grid,
+        "bounds": is_grid or is_judged,
     }  # fmt: skip
     wanted = [name for name in SECTIONS if optional.get(name, True)]
     assert [name for name in page.values("id") if name in SECTIONS] == wanted
     assert all(page.texts[name].strip() for name in wanted)
-    timed = any(each.cells_per_second for each in any_result.configurations)
     stages = any_result.bottleneck.stages if any_result.bottleneck else ()
-    assert page.tags["svg"] == timed + 2 * is_grid
-    assert page.tags["tr"] == 1 + len(any_result.configurations) + len(stages)
+    assert page.tags["svg"] == (n_timed > 0) + 3 * is_grid
+    assert page.tags["tr"] == (
+        1 + len(any_result.configurations) + len(stages) + (n_timed and 1 + n_timed)
+    )
 
 
 def test_the_recommendation_has_reason_figure_and_proof(html_of):
     said = Page(html_of("recommended")).texts["recommendation"]
     assert "block size 64, fetch factor 64, 0 workers" in said
     assert "It is the fastest of the 4 measured" in said
-    assert "throughput, measured in turns with its rivals8,800 [8,500, 9,100] cells/s" in said
-    assert "3.456 bits, 96.0% of random sampling's" in said
-    assert "Theory does not apply, since there are few blocks." in said
-    assert "1 x not timed (budget exhausted)" in said
+    assert "throughput, interleaved with its 2 closest rivals8,800 [8,500, 9,100] cells/s" in said
+    assert "3.456 bits, 96.0% of random sampling" in said
+    assert "The theory does not apply because there are few blocks." in said
+    assert "1 not timed (budget exhausted)" in said
 
 
 @pytest.mark.parametrize(
@@ -108,26 +111,34 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
         (
             "not measured in turns",
             "recommendation",
-            "throughput, not measured again9,000 [8,100, 10,800]",
+            "throughput, not repeated9,000 [8,100, 10,800]",
         ),
         ("nothing feasible", "recommendation", "No configuration is feasible.The nearest is block"),
         ("nothing feasible", "conditions", "at least 50,000 cells/s"),
         ("not enough samples", "recommendation", "None could be timed: "),
-        ("not enough samples", "trade-off", "No throughput could be measured"),
+        ("not enough samples", "trade-off", "No throughput was measured"),
         ("not enough samples", "bounds", "No measured configuration could be judged"),
         ("not enough samples", "conditions", "storage ordernot checked"),
         ("wrong loader", "recommendation", "0 workers: minibatch 0 has plate p3; please"),
         ("wrong loader", "bounds", "1 loader: not as planned"),
-        ("wrong loader", "configurations", "THE LOADER IS WRONG: measured something else."),
+        (
+            "wrong loader",
+            "configurations",
+            "The loader delivered wrong data: measured something else.",
+        ),
         ("recommended", "bounds", "4 inside: as planned"),
-        ("recommended", "conditions", "cold, dropped before each epoch"),
+        ("recommended", "conditions", "cold: dropped before each epoch"),
         ("recommended", "conditions", "The files are not shuffled"),
         ("recommended", "conditions", "torchnot installed"),
         ("recommended", "conditions", "2026-11-21 09:30 UTC"),
         ("several labels", "<title>", "mixed by plate and cell_line"),
-        ("several labels", "recommendation", "cell_line: 3.421 bits, 95.0% of random sampling's"),
+        (
+            "several labels",
+            "recommendation",
+            "cell_line: 3.421 bits, 95.0% of random sampling (3.600)",
+        ),
         ("several labels", "recommendation", "plate within drug: 0.800 bits, 88.9% of random"),
-        ("several labels", "recommendation", "cell_line: Theory does not apply"),
+        ("several labels", "recommendation", "cell_line: The theory does not apply"),
         ("several labels", "trade-off", "entropy of the label mixed least"),
         ("several labels", "bounds", "Label plate."),
         ("several labels", "configurations", "cell_line: share of random"),
@@ -135,20 +146,20 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
         ("several labels", "conditions", "labelcell_linevalues50, 5.600 bitswithout label7 cells"),
         ("ranges", "recommendation", "Of 35,651,584 configurations (block size 1 to 4,096,"),
         ("ranges", "bounds", "14 inside: as planned"),
-        ("warm", "conditions", "warm, all files read beforehand"),
+        ("warm", "conditions", "warm: all files were read beforehand"),
         ("recommended", "bottleneck", "Not known: there is no recommendation"),
-        ("explained", "bottleneck", "Clearly bound by decompression: it takes 80.0 [72.0, 88.0]"),
+        ("explained", "bottleneck", "Bound by decompression: 80.0 [72.0, 88.0] us of the 113.0 us"),
         (
             "explained",
             "bottleneck",
-            "should be read at least 2.5 times as fast (estimated from a sample)",
+            "give at least 2.5x the throughput (estimated from a sample)",
         ),
         ("explained", "bottleneck", "decompressing160.0 [144.0, 176.0]"),
         ("explained", "bottleneck", "1.67 bytes are decompressed for each byte used"),
-        ("few rounds", "recommendation", "from 5 rounds only, not measured again9,000 [8,100,"),
+        ("few rounds", "recommendation", "from only 5 rounds, not repeated9,000 [8,100,"),
         ("few rounds", "configurations", "9,000 [8,100, 10,800]*"),
-        ("few rounds", "configurations", "* Not enough samples: from 4 to 7 rounds of whole f"),
-        ("unknown cache", "conditions", "unknown, since the kernel kept pages"),
+        ("few rounds", "configurations", "* Not enough samples: only 4 to 7 rounds of whole f"),
+        ("unknown cache", "conditions", "unknown: the kernel kept pages"),
     ],
 )
 def test_what_sets_a_kind_of_result_apart_is_said(html_of, kind, section, sentence):
@@ -158,13 +169,50 @@ def test_what_sets_a_kind_of_result_apart_is_said(html_of, kind, section, senten
 def test_each_configuration_says_what_became_of_it(result_of, html_of):
     result = result_of("recommended")
     table = Page(html_of("recommended")).texts["configurations"]
-    chosen, *_ = re.findall(r'<tr class="(\w+)">', html_of("recommended"))
+    whole = html_of("recommended").split('id="configurations"')[1]
+    chosen, *_ = re.findall(r'<tr class="(\w+)">', whole)
     assert chosen == "chosen"  # in sight
     for each in result.configurations:
         status = "recommended" if each == result.chosen else STATUS_WORDS[each.status].listed
         assert status in table
         assert each.note in table
         assert each.verdict is None or each.verdict.sentence in table
+
+
+def test_the_measured_are_compared_with_the_chosen(result_of, html_of):
+    html = html_of("recommended").split('id="measured"')[1].split("</section>")[0]
+    rows = re.findall(r'<tr class="(\w+)">(.*?)</tr>', html)
+    settings = [
+        re.findall(r'<td data-of="(?:block size|workers)">(\d+)</td>', row) for _, row in rows
+    ]
+    assert settings == [["1024", "0"], ["64", "0"], ["64", "1"], ["4", "1"], ["4", "0"], ["4", "0"]]
+    assert [kind for kind, _ in rows].index("chosen") == 1
+    assert [row.count("recommended</td>") for _, row in rows] == [0, 1, 0, 0, 0, 0]
+    assert ">below the entropy floor</td>" in rows[0][1]
+    # The figure of the interleaved measurements, as everywhere.
+    assert ">0.89x [0.83x, 0.95x]</td>" in rows[2][1]
+    assert ">8,800 [8,500, 9,100]</td>" in rows[1][1]
+    assert ">slower</td>" in rows[2][1]
+    assert "The entropy floor of 0.95 costs throughput: below it, block size 1024, " in html
+    assert "was 1.36x [1.18x, 1.58x] as fast." in html
+
+
+def test_without_a_choice_there_is_nothing_to_compare_with(html_of):
+    html = html_of("nothing feasible").split('id="measured"')[1].split("</section>")[0]
+    assert html.count('<td data-of="times the recommended"></td>') == 6
+    assert "recommended</td>" not in html
+    assert "entropy floor of" not in html
+
+
+def test_what_is_pointed_at_is_described(result_of, html_of):
+    titles = re.findall(r"<title>(.*?)</title>", html_of("recommended"))[1:]
+    for each in result_of("recommended").configurations:
+        n_squares = sum(title.startswith(f"{each.configuration}: ") for title in titles)
+        assert n_squares >= (each.cells_per_second is not None)
+    point = (
+        "block size 64, fetch factor 64, 0 workers: 8,800 [8,500, 9,100] cells/s; 3.456 bits, 96.0%"
+    )
+    assert sum(title.startswith(point) for title in titles) == 3  # two squares, and a point
 
 
 def test_the_code_is_there_as_it_is_pasted(html_of):
@@ -206,7 +254,7 @@ def test_what_comes_from_the_user_is_escaped(result_of):
     html.encode()
     page = Page(html)
     assert not {"script", "img"} & page.tags.keys()
-    assert page.texts["<title>"].endswith(evil)
+    assert page.texts["<title>"].startswith(f"autotune: 28,000 cells mixed by {evil}")
     assert f"{evil}.h5ad" in page.texts["conditions"]
     assert evil in page.texts["configurations"]
     assert evil in page.texts["code"]

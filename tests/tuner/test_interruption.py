@@ -102,7 +102,7 @@ def test_what_earlier_runs_have_left_stays_as_it_was(interrupted, collection, ca
 def test_it_is_said_wherever_a_result_is_shown(result_of, tmp_path, capsys):
     whole = result_of("explained")
     result = replace(whole, interrupted=True)
-    said = "The run was interrupted after 61 s: this rests on the 6 configurations measured by then"
+    said = "The run was interrupted after 61 s, with 6 configurations measured;"
     path = tmp_path / "autotune.json"
     result.save(path)
     assert AutotuneResult.load(path) == result

@@ -50,7 +50,7 @@ def test_outside_of_a_terminal_each_stage_is_one_line():
             for tick in range(3):
                 display.show(stage, tick, 3)
     assert file.getvalue().splitlines() == [
-        "Looking at the machine ...",
+        "Inspecting the machine ...",
         "Computing label entropy ...",
         "Starting the measuring process ...",
         "Measuring throughput ...",

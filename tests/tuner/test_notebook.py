@@ -69,7 +69,7 @@ def test_every_result_shows_itself_shortly(any_result):
     assert len(shown.text) < MOST_CHARACTERS
     chosen = any_result.recommended
     wrong = any_result.loader_fault is not None
-    nothing = "THE LOADER IS WRONG" if wrong else "No configuration is feasible"
+    nothing = "THE LOADER DELIVERS WRONG DATA" if wrong else "No configuration is feasible"
     assert (str(chosen.configuration) if chosen else nothing) in shown.text
     assert len(repr(any_result)) < 120
     assert "\n" not in repr(any_result)
@@ -78,8 +78,8 @@ def test_every_result_shows_itself_shortly(any_result):
 def test_the_figure_and_the_reason_are_there(result_of):
     result = result_of("recommended")
     text = _Text(html_summary(result)).text
-    assert "throughput, measured in turns with its rivals8,800 [8,500, 9,100] cells/s" in text
-    assert "3.456 bits, 96.0% of random sampling's" in text
+    assert "throughput, interleaved with its 2 closest rivals8,800 [8,500, 9,100] cells/s" in text
+    assert "3.456 bits, 96.0% of random sampling" in text
     assert result.recommended.reason in text
     assert repr(result) == (
         "<AutotuneResult: block size 64, fetch factor 64, 0 workers; 8,800 [8,500, 9,100] cells/s>"
@@ -88,12 +88,12 @@ def test_the_figure_and_the_reason_are_there(result_of):
 
 def test_a_figure_from_few_rounds_is_marked(result_of):
     result = result_of("few rounds")
-    assert repr(result).endswith("cells/s, from 5 rounds only>")
-    assert "throughput, from 5 rounds only, not measured" in _Text(html_summary(result)).text
+    assert repr(result).endswith("cells/s, from only 5 rounds>")
+    assert "throughput, from only 5 rounds, not repeated" in _Text(html_summary(result)).text
 
 
 def test_a_wrong_loader_is_named(result_of):
-    assert "THE LOADER IS WRONG" in _Text(html_summary(result_of("wrong loader"))).text
+    assert "THE LOADER DELIVERS WRONG DATA" in _Text(html_summary(result_of("wrong loader"))).text
 
 
 def test_what_comes_from_the_user_is_escaped(result_of):

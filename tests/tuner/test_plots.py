@@ -5,11 +5,12 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Text
 
 from cellfeed_tuner import Configuration, Estimate, plots
-from cellfeed_tuner.plots._style import block_colours
+from cellfeed_tuner.plots._style import NOT_TIMED, block_colours
 
 FIGURES = (
     plots.autotune_figure,
@@ -33,7 +34,7 @@ def test_a_figure_can_be_saved(result_of, draw):
 def test_on_the_front_lies_what_nothing_beats_in_both_respects(result_of):
     (axes,) = plots.trade_off_figure(result_of("recommended")).axes
     (front,) = (line for line in axes.lines if line.get_label() == "Pareto front")
-    places = [[1.0, 1_500.0], [0.97, 3_000.0], [0.96, 9_000.0], [0.2, 12_000.0]]
+    places = [[1.0, 1_500.0], [0.97, 3_000.0], [0.96, 8_800.0], [0.2, 12_000.0]]
     assert front.get_xydata() == pytest.approx(np.array(places))
     assert front.get_drawstyle() == "steps-post"
 
@@ -49,7 +50,18 @@ def test_the_chosen_point_is_marked_with_the_figure_that_is_published(result_of)
 def test_what_has_no_throughput_says_why_in_its_place(result_of):
     speeds, _ = plots.heat_map_figure(result_of("recommended")).axes
     texts = {text.get_text() for text in speeds.texts}
-    assert {"3.0k\n1 w", "below\nfloor", "too few\ncells"} <= texts
+    assert {"3.0k\n1 w", "too few\ncells"} <= texts
+
+
+def test_what_was_not_timed_is_predicted(result_of):
+    speeds, entropies = plots.heat_map_figure(result_of("recommended")).axes
+    texts = [text.get_text() for text in speeds.texts]
+    assert speeds.get_title(loc="left").endswith("; ~ predicted")
+    (predicted,) = (text for text in texts if text.startswith("~"))
+    assert predicted.endswith("k\nbelow floor")
+    greys = [patch.get_facecolor() == to_rgba(NOT_TIMED) for patch in entropies.patches[:-1]]
+    shares = [text.get_text().split("\n")[1] for text in entropies.texts]
+    assert [float(share[:-1]) < 95 for share in shares] == greys
 
 
 def test_a_place_shows_the_best_of_all_other_settings(result_of):
@@ -67,7 +79,13 @@ def test_a_place_shows_the_best_of_all_other_settings(result_of):
     both = replace(result, configurations=(*result.configurations, *aligned))
     figures = plots.heat_map_figure(result), plots.heat_map_figure(both)
     one, other = (
-        [text.get_text() for axes in figure.axes for text in axes.texts] for figure in figures
+        [
+            text.get_text()
+            for axes in figure.axes
+            for text in axes.texts
+            if not text.get_text().startswith("~")  # predicted from all that was measured
+        ]
+        for figure in figures
     )
     assert one == other
 

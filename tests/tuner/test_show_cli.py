@@ -31,7 +31,7 @@ def show(*arguments):
 
 def test_nothing_known_is_a_plain_line(cache_folder):
     said = show()
-    assert said.startswith("Nothing is known yet")
+    assert said.startswith("No earlier runs; results of autotune are stored in ")
     assert str(cache_folder) in said
     assert json.loads(show("--json"))["runs"] == []
 

@@ -78,7 +78,7 @@ def test_smaller_chunks_save_what_is_decompressed_in_vain():
     assert rechunk.rows_per_chunk == 4
     assert rechunk.least_speedup == pytest.approx(80 / (70 * then / now + 10), rel=0.01)
     assert rechunk.sentence.startswith(
-        "Files with about 4 cells per chunk should be read at least 3.6 times as fast"
+        "Files with about 4 cells per chunk would give at least 3.6x the throughput"
     )
 
 
@@ -87,10 +87,10 @@ def test_a_shuffled_copy_is_read_in_the_largest_blocks_that_fit_a_fetch():
     (advice,) = storage_advice(found, BLOCKS_OF_16, LAYOUT, STORE, SIZES)
     assert (advice.action, advice.block_size) == ("preshuffle", 1024)
     assert advice.least_speedup == pytest.approx(80 / (4 * (1 + 63 / 1024) + 10), rel=0.01)
-    assert "in blocks of 1,024, and should be read at least 5.6 times as fast" in advice.sentence
+    assert "in blocks of 1,024 and give at least 5.6x the throughput" in advice.sentence
     # Written in three times what an epoch and encoding take, of which 4.6 of 5.6 is then saved.
     assert advice.epochs_until_paid == 5 == np.ceil(3 * (80 + 20) / (80 - 80 / 5.6))
-    assert advice.sentence.endswith("Writing it pays for itself within 5 epochs.")
+    assert advice.sentence.endswith("Writing it pays off within 5 epochs.")
 
 
 @given(conversion=st.floats(0.1, 1e4), now=st.floats(0.1, 1e3), share=st.floats(0.01, 0.99))

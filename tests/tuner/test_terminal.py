@@ -17,7 +17,7 @@ def test_the_answer_fits_on_one_screen(any_result, capsys):
     assert len(answer.splitlines()) < MOST_LINES
     said = " ".join(printed.split())
     if any_result.loader_fault is not None:
-        assert said.startswith("THE LOADER IS WRONG, so nothing is recommended")
+        assert said.startswith("THE LOADER DELIVERS WRONG DATA: do not train with it.")
     elif any_result.recommended is None:
         assert said.startswith("No configuration is feasible. ")
     else:
@@ -30,8 +30,8 @@ def test_what_was_not_measured_is_counted_with_its_reasons(result_of, capsys):
     print_report(result_of("recommended"), Path("autotune.json"))
     said = " ".join(capsys.readouterr().out.split())
     assert (
-        "Not measured: 1 x over memory, 1 x below the entropy floor, 1 x failed, 1 x not timed "
-        "(budget exhausted), 1 x too few cells, 1 x predicted slower than the best."
+        "Not measured: 1 over the memory limit, 1 below the entropy floor, 1 failed, 1 not timed "
+        "(budget exhausted), 1 too large for the collection, 1 predicted slower than the best."
     ) in said
     reasons = said.partition("than the best.")[2].partition("To train with it")[0]
     assert reasons.count(" workers: ") + reasons.count(" worker: ") == 1  # of what failed

@@ -18,7 +18,7 @@ from cellfeed_tuner import (
 from cellfeed_tuner._entropy._minibatch_entropy import count_labels
 from cellfeed_tuner._entropy._plan_replay import FetchSpread
 from cellfeed_tuner._interval import mean_with_interval
-from cellfeed_tuner._verdicts import Judge, convicted, departures, standard_error_of, verdict
+from cellfeed_tuner._verdicts import Judge, deviations, standard_error_of, verdict, wrong_data
 
 BATCH_SIZE = 64
 
@@ -105,7 +105,7 @@ def test_few_blocks_are_not_drawn_independently():
     assert found.kind == "assumptions"
     assert found.assumptions[0] == "few blocks"
     assert found.bits > 0
-    assert "28 of 14 labels, 16 to a fetch" in found.sentence
+    assert "28 for 14 labels, 16 per fetch" in found.sentence
 
 
 def test_a_partial_last_fetch_lowers_the_mean_of_an_epoch():
@@ -144,7 +144,7 @@ def test_random_sampling_is_inside_though_the_expansion_excludes_it(n_labels, sk
     random = theory.random_entropy_bits(np.bincount(codes), BATCH_SIZE)
     assert abs(random - upper) > 0.0005
     if random > upper:
-        assert "inside bounds, exact where the paper's are loose" in found.sentence
+        assert "inside the paper's bounds, widened to exact values" in found.sentence
 
 
 def test_where_an_expansion_excludes_what_is_exact_the_bounds_do_not():
@@ -159,10 +159,12 @@ def test_where_an_expansion_excludes_what_is_exact_the_bounds_do_not():
     assert entropy.bounds == (3.19, 3.5)
 
 
-def test_a_fault_convicts_the_loader():
-    found = convicted("minibatch 0 of epoch 0 has cell 3 where the plan has 7")
+def test_a_fault_is_the_verdict_on_the_loader():
+    found = wrong_data("minibatch 0 of epoch 0 has cell 3 where the plan has 7")
     assert (found.kind, found.bits, found.error_bits) == ("loader", 0.0, 0.0)
-    assert found.sentence.startswith("THE LOADER IS WRONG: minibatch 0 of epoch 0 has cell 3")
+    assert found.sentence.startswith(
+        "The loader delivered wrong data: minibatch 0 of epoch 0 has cell 3"
+    )
 
 
 def test_a_value_whose_error_touches_a_bound_is_inside():
@@ -174,7 +176,7 @@ def test_a_value_whose_error_touches_a_bound_is_inside():
     )  # fmt: skip
     for n_rounds, kind in ((100, "inside"), (10_000, "outside")):
         error = standard_error_of(measured, n_rounds, spread, fetches_per_epoch=10**6)
-        found = verdict(bits, planned_bits=1.0, standard_error=error, departures=())
+        found = verdict(bits, standard_error=error, deviations=())
         assert found is not None
         assert found.kind == kind
         assert found.error_bits == pytest.approx(3.89 * 0.1 / n_rounds**0.5, rel=0.01)
@@ -189,7 +191,7 @@ def test_what_no_assumption_explains_is_outside():
     )  # fmt: skip
     spread = FetchSpread(mean=0.0, deviation=0.0, n=100)
     error = standard_error_of(nothing, 10, spread, fetches_per_epoch=100)
-    found = verdict(bits, planned_bits=0.0, standard_error=error, departures=())
+    found = verdict(bits, standard_error=error, deviations=())
     assert found is not None
     assert (found.kind, found.bits) == ("outside", -3.5)
     assert "no assumption is known to fail" in found.sentence
@@ -197,6 +199,6 @@ def test_what_no_assumption_explains_is_outside():
 
 def test_a_collection_as_theory_has_it_departs_in_nothing_but_its_size():
     counted = count_labels(homogeneous(6400, 64, n_labels=4))
-    found = departures(counted, 0.0, batch_size=64, block_size=64, fetch_factor=64)
+    found = deviations(counted, 0.0, batch_size=64, block_size=64, fetch_factor=64)
     assert [each.assumption for each in found] == ["few blocks"]
     assert found[0].bits < 0.001

@@ -16,22 +16,22 @@ from cellfeed_tuner._results._recommended import Waiting
         (
             Waiting(share=Estimate(0.125, 0.1, 0.15), n_rounds=8, expected_share=0.2),
             (
-                "With a training step of 5 ms, training waits 12.5% [10.0%, 15.0%] of the time, "
-                "measured over 8 whole fetches per worker."
+                "With a training step of 5 ms, training waits for data 12.5% [10.0%, 15.0%] of "
+                "the time, measured over 8 whole fetches per worker."
             ),
         ),
         (
             Waiting(share=Estimate(0.125, 0.0, 1.0), n_rounds=1, expected_share=0.2),
             (
-                "With a training step of 5 ms, training waits 12.5% of the time, "
-                "measured over 1 whole fetch per worker, which is not enough to rely on."
+                "With a training step of 5 ms, training waits for data 12.5% of the time, "
+                "measured over 1 whole fetch per worker, too few to rely on."
             ),
         ),
         (
             Waiting(share=None, n_rounds=0, expected_share=0.2),
             (
-                "There was no time to measure it with a training step of 5 ms; by its throughput, "
-                "training would wait 20.0% of the time."
+                "Not timed with a training step of 5 ms (budget exhausted); judging by its "
+                "throughput, training would wait for data 20.0% of the time."
             ),
         ),
     ],
@@ -54,16 +54,16 @@ def test_how_long_training_waits(result_of, waiting, expected):
             "cold",
             3.0,
             (
-                "A cell takes 5.0 kB in storage; for each cell delivered, 1.5 times as much was "
-                "requested, and 3.0 times as much was read from storage."
+                "A cell takes 5.0 kB in storage; for each cell delivered, the loader requested "
+                "1.5x that, and the system read 3.0x that from storage."
             ),
         ),
         (
             "warm",
             1.5,
             (
-                "A cell takes 5.0 kB in storage; for each cell delivered, 1.5 times as much was "
-                "requested."
+                "A cell takes 5.0 kB in storage; for each cell delivered, the loader requested "
+                "1.5x that."
             ),
         ),
     ],

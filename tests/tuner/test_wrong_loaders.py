@@ -91,7 +91,7 @@ def test_nothing_is_recommended(name, small_collection, tmp_path, monkeypatch, w
     assert verdict.kind == "loader"
 
     said = " ".join(printed.stdout.split())
-    assert said.startswith("THE LOADER IS WRONG")
+    assert said.startswith("THE LOADER DELIVERS WRONG DATA")
     assert " ".join(fault.split()) in said
     assert "from_autotune" not in printed.stdout
     saved = json.loads((tmp_path / "autotune.json").read_text())
@@ -106,13 +106,13 @@ def test_the_page_and_a_notebook_say_so_first(result_of):
     page = html_report(result, code="CellDataset.from_autotune")
     assert "from_autotune" not in page
     _, first = page.split("<h2>Recommendation</h2>")
-    assert first.strip().startswith('<p class="choice alarm">THE LOADER IS WRONG')
+    assert first.strip().startswith('<p class="choice alarm">THE LOADER DELIVERS WRONG DATA')
     assert f'<p class="alarm">{result.loader_fault}' in first
     notebook = html_summary(result)
-    assert notebook.startswith("<div>\n<p><strong>THE LOADER IS WRONG")
+    assert notebook.startswith("<div>\n<p><strong>THE LOADER DELIVERS WRONG DATA")
     assert result.loader_fault in notebook
     assert "from_autotune" not in notebook
-    assert "THE LOADER IS WRONG" in repr(result)
+    assert "wrong data delivered" in repr(result)
     assert result.loader_fault in repr(result)
 
 

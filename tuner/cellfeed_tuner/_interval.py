@@ -1,4 +1,4 @@
-"""Means with their uncertainty."""
+"""Means with their 95 % intervals."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ __all__ = [
     "interval",
     "mean_with_interval",
     "positive_estimate",
+    "times",
 ]
 
 
@@ -29,7 +30,7 @@ class Estimate:
     value
         The estimate.
     low, high
-        Ends of the interval; infinite where the samples do not suffice for one.
+        Ends of the interval; infinite if there are too few samples for one.
     """
 
     value: float
@@ -37,7 +38,7 @@ class Estimate:
     high: float
 
     def overlaps(self, other: "Estimate") -> bool:
-        """Return whether the two cannot be told apart."""
+        """Return whether the intervals overlap."""
         return self.low <= other.high and other.low <= self.high
 
 
@@ -62,7 +63,7 @@ def mean_with_interval(samples: ArrayLike, *, weights: ArrayLike | None = None) 
 
 
 def positive_estimate(mean: float, relative_error: float, freedom: float) -> Estimate:
-    """Return the mean of something above 0, with Student's 95 % interval of its logarithm."""
+    """Return the mean of a positive quantity, with Student's 95 % interval of its logarithm."""
     times = exp(_half_width(freedom) * relative_error)
     return Estimate(mean, mean / times, mean * times)
 
@@ -71,18 +72,17 @@ def positive_estimate(mean: float, relative_error: float, freedom: float) -> Est
 class Spread:
     """How much replicates of one measurement differ, relative to their mean.
 
-    A replicate is one process that measures for a second or so. Its rounds have the moment in
-    common, and whatever else the machine did then, so that their spread says little of the next
-    replicate's. All configurations are taken to have the same relative spread, which makes up
-    for each having few replicates.
+    A replicate is one process that measures for about a second. Its rounds share the state of the
+    machine at that moment, so their spread says little about the next replicate. The relative
+    spread is pooled over all configurations, because each has few replicates.
 
     Parameters
     ----------
     relative, freedom
-        Standard deviation, and the degrees of freedom that it rests on.
+        Standard deviation and its degrees of freedom.
     common
-        Standard deviation of what replicates of one time have in common, and those of another
-        have not, so that more of them do not average it out.
+        Standard deviation of the error that replicates of one period share, which more of them do
+        not average out.
     """
 
     relative: float
@@ -91,10 +91,9 @@ class Spread:
 
     @classmethod
     def of(cls, replicates: Iterable[Sequence[float]]) -> "Spread":
-        """Estimate it from the replicates of each of several measurements.
+        """Estimate it from the replicates of several measurements.
 
-        What is usual on a machine that does little else (5 %) counts as much as two degrees of
-        freedom.
+        The usual spread on an idle machine (5 %) enters with two degrees of freedom.
 
         Examples
         --------
@@ -117,7 +116,7 @@ class Spread:
 
 
 def seen_spread(replicates: Iterable[Sequence[float]]) -> float | None:
-    """Return how much replicates differ by what was seen alone; None if nothing was repeated.
+    """Return the spread of replicates without a prior; None if nothing was repeated.
 
     Examples
     --------
@@ -130,7 +129,7 @@ def seen_spread(replicates: Iterable[Sequence[float]]) -> float | None:
 
 def _half_width(freedom: float) -> float:
     """Return half of Student's 95 % interval, in standard errors."""
-    from scipy.special import stdtrit  # noqa: PLC0415 - who only shows intervals needs no SciPy
+    from scipy.special import stdtrit  # noqa: PLC0415 - showing intervals needs no SciPy
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
@@ -147,7 +146,7 @@ def _squares(replicates: Iterable[Sequence[float]]) -> tuple[float, int]:
 
 
 def interval(speed: Estimate) -> str:
-    """Return a throughput with its interval, as it is written.
+    """Return a throughput with its interval, formatted.
 
     Examples
     --------
@@ -155,3 +154,14 @@ def interval(speed: Estimate) -> str:
     '43,932 [41,612, 46,525]'
     """
     return f"{speed.value:,.0f} [{speed.low:,.0f}, {speed.high:,.0f}]"
+
+
+def times(ratio: Estimate) -> str:
+    """Return a ratio with its interval, formatted.
+
+    Examples
+    --------
+    >>> times(Estimate(1.105, 1.01, 1.2085))
+    '1.10x [1.01x, 1.21x]'
+    """
+    return f"{ratio.value:.2f}x [{ratio.low:.2f}x, {ratio.high:.2f}x]"

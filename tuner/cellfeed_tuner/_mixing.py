@@ -29,7 +29,7 @@ from cellfeed_tuner._results._configuration_result import (
 from cellfeed_tuner._results._recommended import least_share
 from cellfeed_tuner._subject._labels import Label
 from cellfeed_tuner._subject._plans import Plans, Settings
-from cellfeed_tuner._verdicts import Judge, convicted
+from cellfeed_tuner._verdicts import Judge, wrong_data
 
 __all__ = ["Mixing"]
 
@@ -279,7 +279,7 @@ class Mixing:
         self, name: str, bits: EntropyBits, result: ConfigurationResult, fault: str | None
     ) -> Verdict | None:
         if fault is not None:
-            return convicted(fault)
+            return wrong_data(fault)
         configuration = result.configuration
         settings = self._plans.differing(configuration.plan_settings)
         replayed = self._replayed(settings) if self._plans.has_theory else None

@@ -1,4 +1,4 @@
-"""Dataclasses as plain values that JSON can hold, one to one, and back; and their files."""
+"""Dataclasses as plain JSON values and back; and files that are replaced atomically."""
 
 import math
 import os
@@ -15,25 +15,24 @@ from cellfeed_tuner._configuration import Configuration, Setting
 __all__ = ["INFINITE_IF_NULL", "from_plain", "replaced_file", "to_plain"]
 
 _Record = TypeVar("_Record")
-# Of these, chance may leave nothing known; JSON has no infinity, and null stands for it.
+# Ends of intervals may be infinite; JSON has no infinity, so null stands for it.
 INFINITE_IF_NULL = {"low": -math.inf, "high": math.inf}
 
 
 def to_plain(record: object) -> Any:
-    """Return a dataclass as dictionaries, lists and plain values, infinite ones as None."""
+    """Return a dataclass as dictionaries, lists and plain values, with None for infinity."""
     return _finite(msgspec.to_builtins(record, enc_hook=_item))
 
 
 def from_plain(kind: type[_Record], plain: object) -> _Record:
-    """Return a dataclass from plain values, or raise `msgspec.ValidationError`, which says where.
+    """Return a dataclass from plain values, or raise `msgspec.ValidationError`.
 
-    Names that are not fields are left aside; fields that are absent take their defaults.
+    Unknown names are ignored; absent fields take their defaults.
     """
     return msgspec.convert(_infinite(plain), kind, dec_hook=_configuration)
 
 
 def _configuration(kind: type, plain: Any) -> object:
-    """Return a configuration from its settings by name."""
     if kind is not Configuration:
         msg = f"{kind.__name__} has no plain value"
         raise NotImplementedError(msg)
@@ -69,9 +68,9 @@ def _infinite(plain: Any) -> Any:
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of another once it is complete, and leaves nothing if not.
+    """Open a file that replaces another once it is complete; on an error, nothing is left of it.
 
-    An `OSError` of a full disk, or of its folder, names the path.
+    An `OSError` names the path.
 
     Examples
     --------
@@ -82,13 +81,13 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
     >>> path.read_text()
     '{}'
     """
-    target = path.resolve()  # what a link leads to is replaced, and not the link
+    target = path.resolve()  # replace the target of a link, not the link
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())  # some file systems say only now that they are full
+            os.fsync(file.fileno())  # some file systems report a full disk only here
         unfinished.replace(target)
     except OSError as error:
         if error.errno is None:

@@ -1,4 +1,4 @@
-"""All that ``autotune`` found."""
+"""The result of ``autotune``."""
 
 import json
 from dataclasses import dataclass, field
@@ -30,16 +30,16 @@ SCHEMA = "cellfeed.autotune/2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranges:
-    """A space of configurations too large to list, of which a study proposed some.
+    """A space of configurations that is too large to list.
 
     Parameters
     ----------
     block_sizes, fetch_factors, workers
         The smallest and the largest of each.
     n_configurations
-        How many there are.
+        Number of configurations in it.
     n_considered
-        How many were proposed or known, and held against constraints and the cost model.
+        How many were checked against the constraints and the cost model.
     """
 
     block_sizes: tuple[int, int]
@@ -51,60 +51,59 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutotuneResult:
-    """All that ``autotune`` found.
+    """The result of ``autotune``.
 
     Parameters
     ----------
     machine, dataset, constraints
-        What it was asked about.
+        The machine, the collection, and the constraints of the search.
     cache
-        State of the page cache that throughputs were measured in; "remote" of files on servers,
-        whose caches are not under control; "unknown" if pages were to be dropped but stayed.
+        State of the page cache during measurements; "remote" for files on servers, whose caches
+        cannot be controlled; "unknown" if pages that should have been dropped were not.
     configurations
-        The grid; of ranges, what was measured.
+        The grid; for ranges, what was measured.
     recommended
-        The choice, or None.
+        The recommended configuration, or None.
     nearest
-        Where there is no choice, what comes nearest; None if nothing was measured, or the loader
-        is wrong.
+        Where none is feasible, the closest one; None if nothing was measured, or if the loader
+        delivered wrong data.
     seconds
-        Time that it took.
+        Duration of the run.
     date
-        When it began, with the offset from UTC.
+        Start of the run, with its offset from UTC.
     storage_order
-        Whether the files are shuffled already; None if that was not looked at.
+        Whether the files are already shuffled; None if not checked.
     earlier
-        What became of earlier runs' results; None if they were not looked at.
+        How results of earlier runs were used; None if there was no lookup.
     bottleneck
-        Where the time of a cell goes in the chosen configuration; None if there was no time to
-        find out.
+        Where the time per cell goes in the recommended configuration; None if unknown.
     storage_advice
-        What other layouts of the files may give, the best first; often nothing.
+        What other layouts of the files may give, the best first; often empty.
     ranges
-        What configurations were proposed from; None if all were listed.
+        The space that configurations were taken from; None if all were listed.
     busy
-        How busy other programs kept the machine; None if that was not looked at.
+        CPU use by other programs; None if not measured.
     replicate_spread
-        How much replicates of one configuration differed, relative to their mean, over all
-        configurations; None if nothing was measured twice.
+        Relative standard deviation of replicates of one configuration, pooled over all; None if
+        nothing was measured twice.
     interrupted
-        Whether Ctrl-C ended the run, so that all of this rests on what was measured by then.
+        Whether Ctrl-C ended the run early.
     loader_fault
-        What the loader delivered that it should not have, in words; None if nothing was found.
-        There is no choice then, since what is wrong may be so in any configuration.
+        The first piece of wrong data that the loader delivered, in words; None if there was none.
+        Nothing is recommended then, because any configuration may be affected.
     n_cells_compared
-        Delivered cells that were read once more through h5py or zarr, and compared.
+        Delivered cells that were read again through h5py or zarr and compared.
     prefetch_results
-        What was measured of the choice at several depths of reading ahead, of files on servers.
+        For files on servers, throughput of the recommended configuration by prefetch depth.
     strategy
-        How cells were visited, of which the block size was searched; in shuffled blocks
-        (`cellfeed.BlockShuffling`) if None.
+        The sampling strategy, whose block size was searched; None for
+        `cellfeed.BlockShuffling`.
     ranks
-        For how many it holds: those of one machine were measured side by side, and all figures
-        are of these together.
+        The ranks that it holds for. Those of one machine are measured side by side, and figures
+        are their total.
     n_unlisted
-        Configurations that are not in ``configurations``, though all are listed, since nothing was
-        measured of them: of a loader whose entropies are known only then.
+        Configurations missing from ``configurations`` because they were not measured, for a loader
+        whose entropy is known only by measuring.
     """
 
     machine: Machine
@@ -132,17 +131,17 @@ class AutotuneResult:
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
-        """Check that nothing is recommended of a loader that is wrong."""
+        """Check that nothing is recommended for a loader that delivers wrong data."""
         if self.loader_fault is not None and self.recommended is not None:
             msg = (
-                "a loader that is wrong cannot be recommended, but got "
+                "a loader that delivers wrong data cannot be recommended, but got "
                 f"{self.recommended.configuration} and loader_fault={self.loader_fault!r}"
             )
             raise ParameterError(msg)
 
     @property
     def chosen(self) -> ConfigurationResult | None:
-        """What is known of the configuration that is recommended; None if none is."""
+        """The recommended configuration's entry in ``configurations``; None without one."""
         if self.recommended is None:
             return None
         configuration = self.recommended.configuration
@@ -151,7 +150,7 @@ class AutotuneResult:
 
     @property
     def n_few_rounds(self) -> int | None:
-        """How many rounds the figure of the choice rests on, if too few; else None."""
+        """Number of rounds behind the recommended throughput, if too few; else None."""
         chosen = self.chosen
         if chosen is None or self.recommended is None or self.recommended.measured_in_turns:
             return None
@@ -160,20 +159,20 @@ class AutotuneResult:
     def __repr__(self) -> str:
         said = "no configuration is feasible"
         if self.loader_fault is not None:
-            said = f"THE LOADER IS WRONG: {self.loader_fault}"
+            said = f"wrong data delivered: {self.loader_fault}"
         elif self.recommended is not None:
             speed = interval(self.recommended.cells_per_second)
-            few = f", from {self.n_few_rounds} rounds only" if self.n_few_rounds else ""
+            few = f", from only {self.n_few_rounds} rounds" if self.n_few_rounds else ""
             said = f"{self.recommended.settings}; {speed} cells/s{self.ranks.together}{few}"
         return f"<AutotuneResult: {said}>"
 
     def entropies(self, result: ConfigurationResult) -> dict[str, EntropyBits]:
-        """Return the entropy of each label in the minibatches of a configuration, by name."""
+        """Return the entropy of each label in the minibatches of a configuration."""
         further = {name: each.entropy_bits for name, each in result.further_labels.items()}
         return {self.dataset.label: result.entropy_bits} | further
 
     def pareto_front(self) -> tuple[ConfigurationResult, ...]:
-        """Return what nothing else beats both in throughput and in mixing, best mixed first."""
+        """Return what nothing beats in both throughput and entropy, highest entropy first."""
         timed = [
             (each.least_mixed.share_of_random, each.cells_per_second.value, each)
             for each in self.configurations
@@ -187,10 +186,10 @@ class AutotuneResult:
         return tuple(front)
 
     def read_amplification(self, result: ConfigurationResult) -> float | None:
-        """Return how many times the stored size of a cell is read for each that is delivered.
+        """Return bytes read per delivered cell, divided by the stored size of a cell.
 
-        Read from storage, or, where the page cache was warm or unknown, asked of the system.
-        None if that is not known.
+        Bytes are those read from storage; with a warm or unknown page cache, those requested from
+        the system. None if unknown.
         """
         read, stored = result.bytes_read_per_cell, self.dataset.stored_bytes_per_cell
         if read is None or stored <= 0:
@@ -202,12 +201,12 @@ class AutotuneResult:
         return {"schema": SCHEMA, "version": __version__, **to_plain(self)}
 
     def save(self, path: Path | str) -> None:
-        """Write the result as JSON: all of it, or nothing, so that an older one stays.
+        """Write the result as JSON, replacing the file only when it is complete.
 
         Raises
         ------
         OSError
-            The disk is full, or the folder is missing or cannot be written to; names the path.
+            The disk is full, or the folder is missing or not writable; names the path.
         """
         text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
         with replaced_file(Path(path)) as file:
@@ -215,14 +214,14 @@ class AutotuneResult:
 
     @classmethod
     def load(cls, path: Path | str) -> "AutotuneResult":
-        """Read a result that `save` wrote.
+        """Read a result written by `save`.
 
         Raises
         ------
         PathError
-            There is no such file.
+            The file does not exist.
         FormatError
-            It is no result of ``autotune``, or of another schema.
+            It is not a result of ``autotune``, or has another schema.
         """
         path = Path(path)
         if not path.is_file():
@@ -235,27 +234,26 @@ class AutotuneResult:
             if schema == SCHEMA:
                 return from_plain(cls, plain)
         except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
-            why = "no JSON" if plain is None else str(error)
+            why = "not JSON" if plain is None else str(error)
             if isinstance(error, KeyError):
                 why = f"{error} is missing"
             msg = f"{path}: not a result of autotune ({why}); give the file that it wrote"
             raise FormatError(msg) from error
-        msg = f"{path}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"
+        msg = f"{path}: has schema {schema!r} instead of {SCHEMA!r}; run autotune again"
         raise FormatError(msg)
 
 
 class AutotuneInterrupted(KeyboardInterrupt):
-    """`autotune` was interrupted after it had measured something.
+    """`autotune` was interrupted after its first measurements.
 
-    A `KeyboardInterrupt` as any other, so that what calls `autotune` stops too, unless it wants
-    to go on with ``result``.
+    A `KeyboardInterrupt`, so callers stop too unless they catch it and use ``result``.
 
     Parameters
     ----------
     result
-        What was found by then; its ``interrupted`` is true.
+        The result so far; its ``interrupted`` is true.
     """
 
     def __init__(self, result: AutotuneResult) -> None:
-        super().__init__("what was measured by then is in this exception's `result`")
+        super().__init__("this exception's `result` has what was measured so far")
         self.result = result

@@ -1,9 +1,9 @@
-"""Whether a loader delivers its plan, and whether theory explains what that gives.
+"""Whether a loader delivers its plan, and whether the theory explains the resulting entropy.
 
-Theory (`theory.expected_entropy_bits`, and the paper's bounds) assumes that each block holds one
+The theory (`theory.expected_entropy_bits` and the paper's bounds) assumes that each block holds one
 label, drawn independently of all others; that blocks and fetches are whole; and that all rows have
-a label. No collection is quite like that, so each departure is given in bits, to be held against
-what a measurement can tell apart.
+a label. No collection meets all of this, so each deviation is expressed in bits and compared with
+the sampling error of the measurement.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,25 +23,25 @@ from cellfeed_tuner._entropy._plan_replay import FetchSpread
 from cellfeed_tuner._interval import BEYOND_CHANCE, CONFIDENCE, Estimate
 from cellfeed_tuner._results._configuration_result import Assumption, EntropyBits, Verdict
 
-__all__ = ["Departure", "Judge", "convicted", "departures", "standard_error_of", "verdict"]
+__all__ = ["Deviation", "Judge", "deviations", "standard_error_of", "verdict", "wrong_data"]
 
-# Sums of many logarithms may differ by so much.
+# Rounding error of sums of many logarithms.
 _ROUNDING = 1e-9
 
 
 class Judge:
-    """Holds what was measured against the plan and theory for one label.
+    """Compares the measured entropy of one label with the plan and the theory.
 
     Parameters
     ----------
     codes
-        Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
+        Label code of each row in storage order, -1 where missing, shape (n_rows,).
     counted
-        How often each occurs.
+        Counts of the labels.
     batch_size
         Rows of a minibatch.
     rows_in_blocks
-        Gives rows of blocks of a size, block after block; in the order of storage if None.
+        Returns the rows of all blocks of a given size; in storage order if None.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Judge:
             in_order = codes if rows_in_blocks is None else codes[rows_in_blocks(block_size)]
             return within_block_bits(in_order, block_size)
 
-        @cache  # which workers do not matter to
-        def departures_of(block_size: int, fetch_factor: int) -> list[Departure]:
-            return departures(
+        @cache
+        def deviations_of(block_size: int, fetch_factor: int) -> list[Deviation]:
+            return deviations(
                 counted,
                 within(block_size),
                 batch_size=batch_size,
@@ -68,14 +68,15 @@ class Judge:
                 fetch_factor=fetch_factor,
             )
 
-        self._departures = departures_of
+        self._deviations = deviations_of
 
     def verdict(
         self, configuration: Configuration, planned: LabelEntropy, bits: EntropyBits, n_rounds: int
     ) -> Verdict | None:
-        """Return the verdict on what was measured in ``n_rounds`` rounds at least.
+        """Return the verdict on an entropy measured over at least ``n_rounds`` rounds.
 
-        None where nothing was, theory does not apply, or the plan has too few whole fetches.
+        None if nothing was measured, if there is no theory for the strategy, or if the plan has
+        too few whole fetches.
         """
         if planned.whole_fetches is None or bits.measured is None:
             return None
@@ -91,48 +92,45 @@ class Judge:
         )
         return verdict(
             bits,
-            planned_bits=planned.whole_fetches.mean,
             standard_error=error,
-            departures=self._departures(block_size, fetch_factor),
+            deviations=self._deviations(block_size, fetch_factor),
         )
 
 
-def convicted(fault: str) -> Verdict:
-    """Return the verdict on a loader whose minibatches were not those of the plan.
-
-    Rows are compared one by one, so that nothing is left to chance.
-    """
-    return Verdict(kind="loader", sentence=f"THE LOADER IS WRONG: {fault}; please report this.")
+def wrong_data(fault: str) -> Verdict:
+    """Return the verdict on a loader whose minibatches differ from the plan, row by row."""
+    sentence = f"The loader delivered wrong data: {fault}; please report this."
+    return Verdict(kind="loader", sentence=sentence)
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
-    """An assumption that does not hold, the bits that this may shift the mean by, and the fact."""
+class Deviation:
+    """An assumption that fails, by how many bits this may shift the mean, and the reason."""
 
     assumption: Assumption
     bits: float
     fact: str
 
 
-def departures(
+def deviations(
     counted: LabelCounts,
     within_block_bits: float,
     *,
     batch_size: int,
     block_size: int,
     fetch_factor: int,
-) -> list[Departure]:
-    """Return in which assumptions a collection departs from theory, the weightiest first.
+) -> list[Deviation]:
+    """Return which assumptions of the theory a collection violates, the largest effect first.
 
-    Labels mixed inside blocks add at most the entropy within a block (chain rule: the entropy of
-    labels is at most that of blocks and that of labels within them). The n blocks of a fetch,
-    drawn without replacement from N, have (N - n) / (N - 1) of the plug-in bias of independent
-    ones, (K - 1) / (2 n ln 2), and at most the entropy log2 n; a split block counts as two.
-    Neither lifts the entropy above that of random sampling. A short last block moves the
-    boundaries of all behind it, which is half of an epoch on average, as theory can count; at
-    most, all that is measured lies behind. Missing labels leave smaller minibatches and fetches;
-    they are smallest where whole blocks are missing, which is assumed. A partial last fetch mixes
-    as one of its own size does, and lowers the mean of the epoch by its share of it.
+    - Labels mixed inside blocks add at most the entropy within a block (chain rule).
+    - The n blocks of a fetch, drawn without replacement from N, have (N - n) / (N - 1) times the
+      plug-in bias of independent ones, (K - 1) / (2 n ln 2), and an entropy of at most log2 n; a
+      split block counts as two. Like the first, this cannot exceed random sampling.
+    - A short last block moves the boundaries of all blocks behind it: half of an epoch on average,
+      at most everything that is measured.
+    - A partial last fetch mixes like any fetch of its size, weighted by its share of the epoch.
+    - Missing labels make minibatches and fetches smaller, most so if whole blocks are missing,
+      which is assumed.
     """
     n_rows, counts = counted.n_rows, counted.counts
     fetch_size = batch_size * fetch_factor
@@ -150,29 +148,30 @@ def departures(
     known_rows = max(1, round(batch_size * (1 - share_missing)))
     short, partial = n_rows % block_size, n_rows % fetch_size
     in_partial = max(1, partial // batch_size)
+    per_fetch = fetch_size / block_size
     found = [
-        Departure(
+        Deviation(
             "labels mixed inside blocks",
             min(within_block_bits, room),
             f"labels are mixed inside blocks ({within_block_bits:.2f} bits within one)",
         ),
-        Departure(
+        Deviation(
             "few blocks",
             min(bias, room, most - usual),
-            f"there are few blocks ({n_blocks:,} of {counts.size:,} labels, "
-            f"{fetch_size / block_size:,.3g} to a fetch)",
+            f"there are few blocks ({n_blocks:,} for {counts.size:,} labels, "
+            f"{per_fetch:{',.0f' if per_fetch >= 1 else '.2g'}} per fetch)",
         ),
-        Departure(
+        Deviation(
             "partial last fetch",
             partial / n_rows * (usual - homogeneous(f=in_partial)) if partial else 0.0,
             f"the last fetch is partial ({partial / n_rows:.0%} of all cells)",
         ),
-        Departure(
+        Deviation(
             "short last block",
             2 * abs(homogeneous(n=n_rows) - usual) if short else 0.0,
-            f"the last block is short ({short:,} cells), so that fetches cut blocks",
+            f"the last block is short ({short:,} cells), so fetches split blocks",
         ),
-        Departure(
+        Deviation(
             "missing labels",
             usual - homogeneous(m=known_rows) if counted.n_missing else 0.0,
             f"labels are missing in {share_missing:.1%} of all cells",
@@ -190,14 +189,14 @@ def standard_error_of(
     fetches_per_epoch: int,
     fetches_per_block: int = 1,
 ) -> float:
-    """Return the standard error of the mean of some rounds of whole fetches, the larger of two.
+    """Return the standard error of the mean over rounds of whole fetches, the larger of two.
 
-    That of the rounds themselves says nothing where all happened to be alike, as where most
-    minibatches hold one label; that of as many planned fetches knows better. Those of one epoch
-    share out its rows: what one has too many of, the others lack. If a fetch's entropy is a
-    quadratic function of such surpluses, as near the collection's frequencies, those of N fetches
-    correlate by 1 / (N - 1)^2, so that the variance of their mean is N / (N - 1) times that of
-    independent ones. Consecutive fetches that one block fills count as one.
+    The spread of the rounds themselves is misleading if they happen to be alike, for example when
+    most minibatches hold a single label; the spread of as many planned fetches is not. Fetches of
+    one epoch share its rows: what one has in surplus, the others lack. If a fetch's entropy is a
+    quadratic function of such surpluses, as it is near the collection's frequencies, those of N
+    fetches correlate by 1 / (N - 1)^2, and the variance of their mean is N / (N - 1) times that of
+    independent ones. Consecutive fetches within one block count as one.
     """
     n = fetches_per_epoch
     shared = n / (n - 1) if n > 1 else 1.0
@@ -212,27 +211,23 @@ def standard_error_of(
 def verdict(
     bits: EntropyBits,
     *,
-    planned_bits: float,
     standard_error: float,
-    departures: Sequence[Departure],
+    deviations: Sequence[Deviation],
 ) -> Verdict | None:
-    """Hold against theory what a loader measured that delivered its plan.
+    """Compare the measured entropy of a loader that delivered its plan with the theory.
 
-    With it goes whether the collection is as theory assumes. A value whose error touches a bound
-    is inside. All figures are the same plug-in estimate over minibatches of the same size, so
-    that its bias is on both sides. Partial fetches are not measured: what they do to an epoch is
-    known from the plan.
+    A value within sampling error of a bound counts as inside. All figures are plug-in estimates
+    over minibatches of the same size, so their biases cancel. Partial fetches are not measured;
+    their effect on an epoch is known from the plan.
 
     Parameters
     ----------
     bits
-        What was measured, what the plan gives for whole epochs, and what theory does.
-    planned_bits
-        Mean of whole fetches of the plan.
+        The entropy as measured, as planned for whole epochs, and in theory.
     standard_error
-        Of what was measured.
-    departures
-        How far the collection is from what theory assumes, the weightiest first.
+        Standard error of the measured entropy.
+    deviations
+        How the collection deviates from the assumptions of the theory, the largest effect first.
     """
     if bits.measured is None or bits.homogeneous is None:
         return None
@@ -240,13 +235,13 @@ def verdict(
     error = BEYOND_CHANCE * standard_error + _ROUNDING
     off_exact = _beyond(value, exact, exact, error)
     off = off_exact or _beyond(epoch, exact, exact, error)
-    if off and sum(each.bits for each in departures) + error >= abs(off):
-        # One that is below the standard error could not be seen.
-        failing = [each for each in departures if each.bits > standard_error] or departures[:1]
+    if off and sum(each.bits for each in deviations) + error >= abs(off):
+        # A deviation below the standard error would not be visible.
+        failing = [each for each in deviations if each.bits > standard_error] or deviations[:1]
         explained = [sum(each.bits for each in failing[:n]) for n in range(1, len(failing))]
         enough = sum(bits + error < abs(off) for bits in explained) + 1
         facts = " and ".join(each.fact for each in failing[:enough])
-        got = f"{value:.3f} were measured, as the plan gives"
+        got = f"{value:.3f} were measured, as planned"
         if not off_exact:
             got = f"a whole epoch of the plan has {epoch:.3f}"
         return Verdict(
@@ -254,32 +249,34 @@ def verdict(
             bits=off,
             error_bits=error,
             assumptions=tuple(each.assumption for each in failing),
-            sentence=f"Theory does not apply, since {facts}: it expects {exact:.3f} bits, but "
+            sentence=f"The theory does not apply because {facts}: it expects {exact:.3f} bits, but "
             f"{got}.",
         )
     low, high = bits.bounds
-    whose = "bounds, exact where the paper's are loose"
-    if (low, high) == (bits.lower_bound, bits.upper_bound):
-        whose = "the paper's bounds"
+    whose = "the paper's bounds"
+    if (low, high) != (bits.lower_bound, bits.upper_bound):
+        whose += ", widened to exact values"
     bounds = f"{whose} ({low:.3f} to {high:.3f})"
     if not off_exact:
-        said = f"as the plan gives ({planned_bits:.3f}), inside {bounds}"
         return Verdict(
-            kind="inside", error_bits=error, sentence=f"Measured {value:.3f} bits, {said}."
+            kind="inside",
+            error_bits=error,
+            sentence=f"Measured {value:.3f} bits, as planned: within sampling noise of the theory "
+            f"({exact:.3f}) and inside {bounds}.",
         )
-    # What is outside the bounds is off what is exact, which they do not exclude.
+    # The bounds include the exact expectation, so a value outside them is off it, too.
     off_bounds = _beyond(value, low, high, error)
-    where = f"{off_bounds:+.3f} outside {bounds}" if off_bounds else f"inside {bounds}"
+    where = f"{off_bounds:+.3f} outside {bounds}, and" if off_bounds else f"inside {bounds}, but"
     return Verdict(
         kind="outside",
         bits=off_bounds or off_exact,
         error_bits=error,
-        sentence=f"Measured {value:.3f} bits, as planned, {where}, but {off_exact:+.3f} off the "
-        f"exact expectation ({exact:.3f}), though no assumption is known to fail.",
+        sentence=f"Measured {value:.3f} bits, as planned, {where} {off_exact:+.3f} off the exact "
+        f"expectation ({exact:.3f}), although no assumption is known to fail.",
     )
 
 
 def _beyond(value: float, low: float, high: float, error: float) -> float:
-    """Return how far a value lies outside a range, 0 if its error touches that."""
+    """Return how far a value lies outside a range, 0 if within the error."""
     distance = max(low - value, value - high)
     return copysign(distance, value - low) if distance > error else 0.0

@@ -1,6 +1,6 @@
 """The ``autotune`` command. Results go to stdout, progress and errors to stderr.
 
-Modules of commands import what they do only when it is done, so that help is there at once.
+Commands import their work only when they run, so that help appears immediately.
 """
 
 import re
@@ -25,12 +25,12 @@ __all__ = ["Sizes", "explain_command", "listed", "main", "show_command"]
 
 if TYPE_CHECKING:
     SizesParameter = click.ParamType[Sequence[int]]
-else:  # older ones say nothing of the type of values
+else:  # older versions are not generic
     SizesParameter = click.ParamType
 
 
 class Sizes(SizesParameter):
-    """Integers, separated by commas or blanks, or all from one to another, such as 1:4096.
+    """Integers separated by commas or blanks, or a range such as 1:4096.
 
     Examples
     --------
@@ -52,25 +52,25 @@ class Sizes(SizesParameter):
         ends = re.fullmatch(r"\s*(-?\d+):(-?\d+)\s*", value)
         texts = ends.groups() if ends else re.split(r"[,\s]+", value.strip(", "))
         if not all(re.fullmatch(r"-?\d+", text) for text in texts):
-            wanted = "write them as 4,16,64, or a range as 1:4096"
-            self.fail(f"{value!r} are not integers; {wanted}", param, ctx)
+            wanted = "write 4,16,64, or 1:4096 for a range"
+            self.fail(f"{value!r} is not a list of integers; {wanted}", param, ctx)
         sizes = tuple(map(int, texts))
         if min(sizes) < self._least:
-            self.fail(f"{min(sizes)} is below {self._least}, the least there may be", param, ctx)
+            self.fail(f"{min(sizes)} is below {self._least}, the minimum", param, ctx)
         if ends and sizes[0] > sizes[1]:
-            self.fail(f"{value!r} holds nothing; write the lower end first", param, ctx)
+            self.fail(f"{value!r} is an empty range; write the lower end first", param, ctx)
         return range(sizes[0], sizes[1] + 1) if ends else sizes
 
 
 def listed(sizes: Sequence[int]) -> str:
-    """Return sizes as they are written in a list."""
+    """Return sizes separated by commas."""
     return ",".join(map(str, sizes))
 
 
 class _Commands(OneLineErrorGroup):
-    """Commands, and what is done with paths where the first word is the name of none.
+    """A group whose own action takes paths, if the first argument is not the name of a command.
 
-    What has the name of a command and is a path is written as ``./show``.
+    A path with the name of a command is written as ``./show``.
     """
 
     allow_interspersed_args = True
@@ -83,7 +83,7 @@ class _Commands(OneLineErrorGroup):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """Read the arguments, for the command that they begin with if they do."""
+        """Parse the arguments, for a command if they begin with its name."""
         command = self.commands.get(args[0]) if args else None
         if command is None:
             return super().make_context(info_name, args, parent, **extra)
@@ -97,16 +97,17 @@ class _Commands(OneLineErrorGroup):
 @click.group(cls=_Commands, invoke_without_command=True, subcommand_metavar="")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--label", required=True, multiple=True, metavar="COLUMN",
-              help="obs column to mix minibatches by; may be given several times.")  # fmt: skip
+              help="obs column to mix minibatches by; can be repeated.")  # fmt: skip
 @click.option("--given", metavar="COLUMN",
-              help="obs column within whose values the first label is to be mixed.")  # fmt: skip
+              help="Also report how well the first label is mixed within each value of this obs "
+              "column.")  # fmt: skip
 @click.option("--where", metavar="QUERY",
-              help="Tune on cells whose obs fulfil this: \"plate != 'plate14'\".")  # fmt: skip
+              help="Tune on cells whose obs match this: \"plate != 'plate14'\".")  # fmt: skip
 @click.option("--balance", metavar="COLUMN",
               help="Draw the classes of this obs column equally often.")  # fmt: skip
 @click.option("--element", "elements", default=("X",), show_default="X", multiple=True,
               metavar="NAME",
-              help="What is read, such as layers/counts; may be given several times.")  # fmt: skip
+              help="Element to read, such as layers/counts; can be repeated.")  # fmt: skip
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
 @click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),
@@ -116,28 +117,28 @@ class _Commands(OneLineErrorGroup):
               show_default=listed(DEFAULT_FETCH_FACTORS),
               help="Fetch factors to try; 1:512 is a range.")  # fmt: skip
 @click.option("--workers", type=Sizes(0), show_default="0 and powers of two up to the cores",
-              help="Numbers of worker processes to try; of files on servers, 0.")  # fmt: skip
+              help="Numbers of worker processes to try; 0 for files on servers.")  # fmt: skip
 @click.option("--num-threads", default=(), type=Sizes(1), show_default="chosen by the loader",
-              help="Threads of each process that reads to try.")  # fmt: skip
+              help="Numbers of reading threads per process to try.")  # fmt: skip
 @click.option("--align", "with_aligned", is_flag=True,
-              help="Try blocks that end where chunks do, too.")  # fmt: skip
+              help="Also try blocks aligned with chunks.")  # fmt: skip
 @click.option("--budget", default=DEFAULT_BUDGET_SECONDS, show_default=True,
               type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-              help="Time to spend, all in all.")  # fmt: skip
+              help="Total time to spend.")  # fmt: skip
 @click.option("--entropy-floor", default=DEFAULT_ENTROPY_FLOOR, show_default=True,
               type=click.FloatRange(0, 1),
-              help="Least entropy, as a share of true random sampling's.")  # fmt: skip
-@click.option("--memory", type=ByteSize(), show_default="what is available",
-              help="Most memory to use, such as 8GB.")  # fmt: skip
+              help="Minimum entropy, as a share of that of random sampling.")  # fmt: skip
+@click.option("--memory", type=ByteSize(), show_default="available memory",
+              help="Memory limit, such as 8GB.")  # fmt: skip
 @click.option("--need", type=click.FloatRange(min=0, min_open=True), metavar="CELLS_PER_S",
-              help="Throughput that suffices; the best mixed is then chosen.")  # fmt: skip
+              help="Throughput that suffices; the best mixed is then recommended.")  # fmt: skip
 @click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), metavar="MS",
-              help="How long training computes on a minibatch: what keeps up suffices, and the "
-              "choice is measured with such a loop.")  # fmt: skip
-@click.option("--ranks", type=click.IntRange(min=1), show_default="those of torchrun, or 1",
-              help="Measure for so many ranks on this machine, which share it.")  # fmt: skip
+              help="Time of your training step: keeping up with it suffices, and the "
+              "recommendation is measured with such a loop.")  # fmt: skip
+@click.option("--ranks", type=click.IntRange(min=1), show_default="torchrun's, or 1",
+              help="Number of ranks that share this machine, measured side by side.")  # fmt: skip
 @click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
-              help="State of the page cache to measure in; not of files on servers.")  # fmt: skip
+              help="State of the page cache to measure in; not for files on servers.")  # fmt: skip
 @click.option(
     "--direct-io",
     is_flag=True,
@@ -145,25 +146,25 @@ class _Commands(OneLineErrorGroup):
 )
 @click.option("--storage-options", type=click.Path(dir_okay=False, path_type=Path),
               metavar="FILE.json",
-              help="How servers are reached, credentials too, which are not kept.")  # fmt: skip
+              help="Storage options for files on servers; credentials are not saved.")  # fmt: skip
 @click.option("--output", default=Path(), type=click.Path(file_okay=False, path_type=Path),
               help="Folder for autotune.json, autotune.png and autotune.html.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the plans.")
 @click.option("--sampler", default=DEFAULT_SAMPLER, show_default=True, type=click.Choice(SAMPLERS),
-              help="What proposes configurations; all but the first are Optuna's.")  # fmt: skip
+              help="What proposes configurations; gp, random and tpe are Optuna's.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
               help="Print the result as JSON on stdout, and the report on stderr.")  # fmt: skip
-@click.option("--fresh", is_flag=True, help="Ignore what earlier runs found.")
+@click.option("--fresh", is_flag=True, help="Ignore results of earlier runs.")
 @click.version_option(__version__, prog_name="autotune")
 def main(*, paths: tuple[str, ...], **settings: Any) -> None:
-    """Measure loaders of the AnnData files at PATH, and recommend the settings to train with.
+    """Measure loader settings on the AnnData files at PATH and recommend those to train with.
 
-    PATH is an .h5ad file, a folder of them, a pattern, or a URL; several make one collection. The
-    throughput and the label entropy of minibatches are measured over a grid of block sizes,
-    fetch factors and workers, or, of ranges, around what promises most; of files on servers, also
-    how many fetches are read ahead. Exits with 1 if no
-    configuration is feasible or the loader delivers other cells than it should, and with 2 if the
-    input cannot be used. Ctrl-C ends it with what was measured by then, and 130.
+    PATH is an .h5ad file, a folder of them, a pattern, or a URL; several make one collection.
+    autotune measures throughput and label entropy of minibatches over a grid of block sizes,
+    fetch factors and workers; for ranges, around the most promising configurations; for files on
+    servers, also how many fetches to read ahead. The exit code is 1 if no configuration is
+    feasible or the loader delivers wrong data, and 2 if the input cannot be used. Ctrl-C stops
+    early, reports what was measured, and exits with 130.
     """
     from cellfeed_tuner._commands._autotune_run import run  # noqa: PLC0415
 
@@ -175,15 +176,15 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
                 type=click.Path(dir_okay=False, path_type=Path))  # fmt: skip
 @click.option("--block-size", type=click.IntRange(min=1), help="Why not this block size?")
 @click.option("--fetch-factor", type=click.IntRange(min=1), help="Why not this fetch factor?")
-@click.option("--num-workers", type=click.IntRange(min=0), help="Why not so many workers?")
+@click.option("--num-workers", type=click.IntRange(min=0), help="Why not this number of workers?")
 @click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), metavar="MS",
-              help="Time of your training step, which may be the bottleneck.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of words.")
+              help="Time of your training step, in case that is the bottleneck.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def explain_command(*, saved: Path, **asked: Any) -> None:
-    """Explain a result: why the choice, why nothing else, and where the time goes.
+    """Explain a result: why this configuration, why not another, and where the time goes.
 
-    AUTOTUNE.json is what autotune wrote. With a block size, a fetch factor or a number of
-    workers, the best configuration that has them is held against the choice.
+    AUTOTUNE.json is the file that autotune wrote. Given a block size, fetch factor or number of
+    workers, explain compares the best such configuration with the recommended one.
     """
     from cellfeed_tuner._commands._explain_report import explain  # noqa: PLC0415
 
@@ -191,9 +192,9 @@ def explain_command(*, saved: Path, **asked: Any) -> None:
 
 
 @main.command("show")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def show_command(*, as_json: bool) -> None:
-    """List what earlier runs found: the last one on each machine and data set."""
+    """List earlier runs: the last one for each machine and data set."""
     from cellfeed_tuner._commands._show_report import show  # noqa: PLC0415
 
     show(as_json=as_json)

@@ -1,4 +1,4 @@
-"""What the ``autotune`` command does, and what it shows on stderr meanwhile."""
+"""What the ``autotune`` command does, and its progress display on stderr."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import click
 import psutil
-import torch  # noqa: F401 - where it is missing, that is to be said, and not what SciPy makes of it
+import torch  # noqa: F401 - if missing, report that instead of the error that SciPy makes of it
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -29,13 +29,13 @@ from cellfeed_tuner.plots import autotune_figure
 __all__ = ["LiveDisplay", "run"]
 
 _STAGES = {
-    "machine": "Looking at the machine",
+    "machine": "Inspecting the machine",
     "entropy": "Computing label entropy",
     "start": "Starting the measuring process",
     "throughput": "Measuring throughput",
     "explain": "Finding the bottleneck",
 }
-# Drawing takes about 20 ms of the budget.
+# Drawing takes about 20 ms.
 _LEAST_SECONDS_APART = 1.0
 
 
@@ -58,13 +58,13 @@ def run(
     ranks: int | None,
     **settings: Any,
 ) -> None:
-    """Measure, report, and write; see the command."""
+    """Measure, report, and write files; see the command."""
     obs = dict.fromkeys(each for each in (*label, given, balance) if each)
     options = None if storage_options is None else _storage_options(storage_options)
     collection = open_collection(
         paths, obs=list(obs), elements=elements, storage_options=options, direct_io=direct_io
     )
-    _require_writable(output)  # which had better be known before measuring
+    _require_writable(output)  # before spending time on measurements
     try:
         with LiveDisplay() as display:
             result = _autotune.autotune(
@@ -84,15 +84,15 @@ def run(
     except AutotuneInterrupted as interruption:
         result = interruption.result
     world = World.here() if ranks is None else None
-    if world is not None and world.rank:  # the first says it for all
+    if world is not None and world.rank:  # rank 0 reports for all
         raise SystemExit(0 if result.recommended else 1)
     print_report(result, output / "autotune.json", elements=elements, to_stderr=as_json)
-    if as_json:  # before files, which a full disk does not take
+    if as_json:  # before the files, in case the disk is full
         click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
     written = ", ".join(map(str, _write(result, output, elements)))
     click.echo(f"\nWrote {written}", err=as_json)
     if result.interrupted:
-        interrupted(f"Interrupted. {output / 'autotune.json'} holds what was measured by then.")
+        interrupted(f"Interrupted. {output / 'autotune.json'} has what was measured so far.")
     if result.recommended is None:
         raise SystemExit(1)
 
@@ -103,19 +103,19 @@ def _require_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        msg = f"{folder}: cannot be written to ({error.strerror}); name another folder by --output"
+        msg = f"{folder}: not writable ({error.strerror}); choose another folder with --output"
         raise PathError(msg) from error
 
 
 def _left_of(budget: float) -> float:
-    """Return what is left of a budget after the start of this program, and before its files."""
+    """Return what is left of a budget, less the time to start this program and write its files."""
     age = time.time() - psutil.Process().create_time()
     spent = (age if age < MOST_START_SECONDS else 0.0) + WRITING_SECONDS
     return max(budget - spent, LEAST_SHARE_LEFT * budget)
 
 
 def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> list[Path]:
-    """Write the result as JSON, picture and page, and return where."""
+    """Write the result as JSON, picture and page, and return the paths."""
     as_json, picture, page = (output / f"autotune.{kind}" for kind in ("json", "png", "html"))
     result.save(as_json)
     with replaced_file(picture) as file:
@@ -127,7 +127,7 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
 
 
 def _storage_options(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; errors quote nothing of it."""
+    """Return the object in a JSON file; errors must not quote its contents."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -142,10 +142,10 @@ def _storage_options(path: Path) -> dict[str, Any]:
 
 
 class LiveDisplay:
-    """A progress bar; one line for each stage outside of a terminal.
+    """A progress bar; without a terminal, one line per stage.
 
-    It has no thread, and draws only when it is told of progress, which happens while nothing is
-    being timed; then at most once a second, so that it takes little time from measuring either.
+    It has no thread and draws only when progress is reported, which never happens during a timed
+    measurement, and at most once a second.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class LiveDisplay:
             self._bar.stop()
 
     def show(self, stage: str, done: float, total: float) -> None:
-        """Show how far a stage has come."""
+        """Show the progress of a stage."""
         is_new, said, now = stage != self._stage, _STAGES.get(stage, stage), self._clock()
         self._stage = stage
         if not self._console.is_terminal:

@@ -1,4 +1,4 @@
-"""Where the ``autotune`` command starts."""
+"""Entry point of the ``autotune`` command."""
 
 from cellfeed.interrupts import run_command
 

@@ -1,75 +1,46 @@
 """What ``autotune explain`` prints: why one configuration was chosen, and why another was not."""
 
 import json
-from dataclasses import asdict, dataclass
-from math import isfinite, log, log2
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log2
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import click
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
 from cellfeed_tuner import theory
+from cellfeed_tuner._comparisons import Predictions, floor_cost, relative
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._explain._bottleneck import Bottleneck, microseconds, with_training_step
-from cellfeed_tuner._interval import CONFIDENCE, Estimate, interval
+from cellfeed_tuner._interval import Estimate, interval, times
 from cellfeed_tuner._plain import to_plain
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
 from cellfeed_tuner._planning._recommend import choose
 from cellfeed_tuner._reports._console import report_console, say
-from cellfeed_tuner._reports._words import in_words
+from cellfeed_tuner._reports._terminal import say_choice
+from cellfeed_tuner._reports._words import in_words, megabytes
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import STATUS_WORDS, ConfigurationResult
 
 __all__ = ["explain"]
 
 _BAR_WIDTH = 24
-# Standard errors on either side of a mean that its interval covers.
-_HALF_WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """Which configurations a question is about; None stands for any."""
-
-    block_size: int | None = None
-    fetch_factor: int | None = None
-    num_workers: int | None = None
-
-    @property
-    def settings(self) -> dict[str, int]:
-        """What was asked for, by name."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-    def completed(self, chosen: Configuration | None) -> Configuration | None:
-        """Return it with what was left open as it is in the chosen one; None if a size is open."""
-        settings: dict[str, Any] = dict(chosen) if chosen else {"num_workers": 0}
-        settings |= self.settings
-        if not {"block_size", "fetch_factor"} <= settings.keys():
-            return None
-        return Configuration(**settings)
-
-    def __str__(self) -> str:
-        named = {name.removeprefix("num_"): value for name, value in self.settings.items()}
-        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in named.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Why:
-    """What is known of the ``n_matching`` configurations of the grid that a question is about.
+    """The answer to a question; ``n_matching`` configurations have the settings that it names.
 
-    Of them, it is ``about`` the best. If there is none, it is about what comes nearest, of what was
-    measured; ``outside`` is then what was asked for, with the recommended one's settings where
-    nothing was said (None if that leaves a size open), and ``homogeneous_bits`` its entropy if
-    every block held one label. ``predicted`` is what the cost model, fitted to all that was
-    measured, gives for it; ``speed_ratio`` its throughput as a share of the chosen one's, both as
-    searched; ``reasons`` what speaks against it, or for the chosen one.
+    ``about`` is the best of them; if there are none, the nearest that was measured. ``outside`` is
+    then the configuration in question, completed by the recommendation, and ``homogeneous_bits``
+    its entropy if every block held a single label. ``predicted`` is its throughput by the cost
+    model; ``speed_ratio`` its throughput divided by that of the recommendation; ``reasons`` say
+    why it was not chosen, or why it was.
     """
 
-    asked: _Asked
+    asked: Mapping[str, int | None]
     n_matching: int
     outside: Configuration | None
     about: ConfigurationResult
@@ -79,19 +50,27 @@ class _Why:
     homogeneous_bits: float | None
     reasons: tuple[str, ...]
 
+    @property
+    def question(self) -> str:
+        """The settings in question."""
+        return ", ".join(
+            f"{name.removeprefix('num_').replace('_', ' ')} {value}"
+            for name, value in self.asked.items()
+            if value is not None
+        )
+
 
 def explain(saved: Path, *, step_ms: float | None, as_json: bool, **settings: int | None) -> None:
-    """Explain what is saved; see `explain_command`."""
+    """Explain a saved result; see `explain_command`."""
     result = AutotuneResult.load(saved)
     found = result.bottleneck
     if found is not None and step_ms is not None:
         found = with_training_step(found, step_ms / 1e3 / result.dataset.batch_size)
-    asked = _Asked(**settings)
-    answer = _why(result, asked) if asked.settings else None
+    answer = _why(result, settings) if any(each is not None for each in settings.values()) else None
     if as_json:
         click.echo(json.dumps(_json(result, answer, found), indent=1, allow_nan=False))
         return
-    console, chosen = report_console(width=100), result.recommended
+    console = report_console(width=100)
     say(console, in_words("faults", result) + in_words("interruption", result), "bold red")
     if answer is not None:
         about, *others = in_words("answer", result, answer)
@@ -99,12 +78,8 @@ def explain(saved: Path, *, step_ms: float | None, as_json: bool, **settings: in
         say(console, others)
         console.print("", _facts(result, answer))
         return
-    if chosen is None:
-        say(console, in_words("no_choice", result), "bold red")
-        say(console, in_words("nothing", result))
-    else:
-        say(console, [chosen.settings], "bold green")
-        say(console, in_words("why", result))
+    say_choice(console, result)
+    say(console, in_words("floor", result, floor_cost(result)))
     if found is None:
         say(console, ["", f"Where the time goes: {in_words('no_bottleneck', result)[0]}"])
     else:
@@ -115,7 +90,7 @@ def explain(saved: Path, *, step_ms: float | None, as_json: bool, **settings: in
 
 def _stages(found: Bottleneck) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("stage, over all threads")
+    table.add_column("stage, all threads together")
     table.add_column("us/cell [95 % interval]", justify="right", no_wrap=True)
     table.add_column("")
     longest = max(found.seconds.values())
@@ -128,23 +103,25 @@ def _stages(found: Bottleneck) -> Table:
 
 def _facts(result: AutotuneResult, answer: _Why) -> Table:
     about, asked = answer.about, result.constraints
-    speed, few = "not known", f" (from {about.n_rounds} rounds only)" * about.has_few_rounds
+    speed = "not measured"
     if about.cells_per_second is not None:
+        few = f" (from only {about.n_rounds} rounds)" * about.has_few_rounds
         speed = f"{interval(about.cells_per_second)} cells/s{few}"
-    peak, limit = about.peak_memory_bytes, f"of {asked.memory_bytes / 1e6:,.0f} MB given"
+    peak, limit = about.peak_memory_bytes, f"limit {megabytes(asked.memory_bytes)}"
     (mixed,) = in_words("share", about.entropy_bits)
     facts = [
         ("status", STATUS_WORDS[about.status].listed + (about.note and f" ({about.note})")),
         ("throughput", speed),
         ("entropy", f"{mixed} (floor {asked.entropy_floor:.0%})"),
-        ("memory", f"{peak / 1e6:,.0f} MB {limit}" if peak else f"not known, {limit}"),
+        ("memory", f"{megabytes(peak)} ({limit})" if peak else f"not measured ({limit})"),
     ]
     if answer.predicted is not None and answer.n_matching:
-        facts.insert(2, ("by the cost model", f"{interval(answer.predicted)} cells/s"))
-    if answer.speed_ratio is not None and not answer.is_chosen:
-        facts.insert(2, ("", f"{answer.speed_ratio:.2f} times the chosen one's in the same search"))
+        facts.insert(2, ("cost model", f"{interval(answer.predicted)} cells/s"))
+    ratio = relative(result, about)
+    if ratio is not None and not answer.is_chosen:
+        facts.insert(2, ("", f"{times(ratio)} the recommended throughput"))
     if about.verdict is not None:
-        facts.append(("proof", about.verdict.sentence))
+        facts.append(("check", about.verdict.sentence))
     table = Table.grid(padding=(0, 2))
     for name, value in facts:
         table.add_row(Text(name, style="dim"), Text(value))
@@ -165,100 +142,74 @@ def _json(result: AutotuneResult, answer: _Why | None, found: Bottleneck | None)
     }
 
 
-def _why(result: AutotuneResult, asked: _Asked) -> _Why:
-    """Return why something was not chosen, or was."""
-    chosen, outside = result.chosen, None
+def _why(result: AutotuneResult, asked: Mapping[str, int | None]) -> _Why:
+    """Return why the configurations in question were not chosen, or were."""
+    chosen, outside, homogeneous = result.chosen, None, None
+    named = {name: value for name, value in asked.items() if value is not None}
     matching = [
-        each
-        for each in result.configurations
-        if asked.settings.items() <= each.configuration.items()
+        each for each in result.configurations if named.items() <= each.configuration.items()
     ]
     if matching:
         choice = choose(matching, result.constraints)
         about = choice.result if choice else max(matching, key=lambda each: _rank(each, result))
     else:
-        outside = asked.completed(chosen.configuration if chosen else None)
-        about = _nearest(outside or asked, result)
-    speeds = [each.cells_per_second for each in (about, chosen) if each and each.cells_per_second]
+        whole: dict[str, Any] = {
+            "num_workers": 0,
+            **(chosen.configuration if chosen else {}),
+            **named,
+        }
+        about = _nearest(whole, result)
+        if {"block_size", "fetch_factor"} <= whole.keys():
+            outside = Configuration(**whole)
+            homogeneous = _homogeneous_bits(outside, result)
+    ratio = relative(result, about)
     is_chosen = about == chosen
     reasons = in_words("against", result, about)
     if is_chosen and result.recommended is not None:
         reasons = [result.recommended.reason]
+    meant = outside or about.configuration
     return _Why(
         asked=asked,
         n_matching=len(matching),
         outside=outside,
         about=about,
         is_chosen=is_chosen,
-        speed_ratio=speeds[0].value / speeds[1].value if len(speeds) > 1 else None,
-        predicted=_predicted(result, outside or about.configuration),
-        homogeneous_bits=None if outside is None else _homogeneous_bits(result, outside),
+        speed_ratio=None if ratio is None else ratio.value,
+        predicted=Predictions(result, meant).speed(meant),
+        homogeneous_bits=homogeneous,
         reasons=tuple(reasons),
     )
 
 
 def _rank(each: ConfigurationResult, result: AutotuneResult) -> tuple[bool, float, float]:
-    """Return what is larger of what comes nearer to being chosen, where nothing would be."""
+    """Return a key that is larger the closer a configuration comes to being chosen."""
     speed = each.cells_per_second.value if each.cells_per_second else 0.0
     share = each.least_mixed.share_of_random
     mixes = result.constraints.mixes(share)
     return mixes, speed if mixes else share, speed
 
 
-def _nearest(wanted: _Asked | Configuration, result: AutotuneResult) -> ConfigurationResult:
-    """Return what is the fewest doublings away in both sizes together, of what was measured.
+def _homogeneous_bits(configuration: Configuration, result: AutotuneResult) -> float | None:
+    dataset = result.dataset
+    if not dataset.label_counts or result.strategy is not None:
+        return None
+    sizes = configuration.block_size, configuration.fetch_factor
+    return theory.expected_entropy_bits(dataset.label_counts, dataset.batch_size, *sizes)
 
-    Of several, the one with the most similar number of workers; of the whole grid if nothing was
-    measured.
+
+def _nearest(wanted: Mapping[str, int], result: AutotuneResult) -> ConfigurationResult:
+    """Return the measured configuration that is the fewest doublings away in both sizes together.
+
+    Ties go to the closest number of workers. If nothing was measured, any configuration counts.
     """
 
     def apart(each: ConfigurationResult) -> tuple[float, float]:
         settings = each.configuration
-        sizes = (
-            (wanted.block_size, settings.block_size),
-            (wanted.fetch_factor, settings.fetch_factor),
+        sizes = {"block_size": settings.block_size, "fetch_factor": settings.fetch_factor}
+        doublings = sum(
+            abs(log2(wanted[name] / size)) for name, size in sizes.items() if name in wanted
         )
-        doublings = sum(abs(log2(size / given)) for size, given in sizes if size is not None)
-        return doublings, abs((wanted.num_workers or 0) - settings.num_workers)
+        return doublings, abs(wanted["num_workers"] - settings.num_workers)
 
     measured = [each for each in result.configurations if each.cells_per_second is not None]
     return min(measured or result.configurations, key=apart)
-
-
-def _predicted(result: AutotuneResult, configuration: Configuration) -> Estimate | None:
-    """Return what the cost model makes of all measured throughputs."""
-    seen = {
-        each.configuration: Observation(1 / speed.value, _relative_error(speed))
-        for each in result.configurations
-        if (speed := each.cells_per_second) is not None
-    }
-    if not seen:
-        return None
-    dataset = result.dataset
-    known = list(
-        dict.fromkeys([*(each.configuration for each in result.configurations), configuration])
-    )
-    geometry = Geometry(
-        n_cells=dataset.n_visited,
-        rows_per_chunk=dataset.visited_per_chunk,
-        n_files=len(dataset.paths),
-        n_ranks=result.ranks.n_total,
-    )
-    mean, covariance = CostModel(known, dataset.batch_size, geometry).posterior(seen)
-    place = known.index(configuration)
-    half = _HALF_WIDTH * covariance[place, place] ** 0.5
-    low, middle, high = np.exp(-mean[place] + half * np.array([-1.0, 0.0, 1.0])).tolist()
-    return Estimate(middle, low, high)
-
-
-def _relative_error(speed: Estimate) -> float:
-    """Return what an interval takes for the standard error, or more: its ends are Student's."""
-    return log(speed.high / speed.low) / (2 * _HALF_WIDTH) if isfinite(speed.high) else 1.0
-
-
-def _homogeneous_bits(result: AutotuneResult, configuration: Configuration) -> float | None:
-    counts, batch_size = result.dataset.label_counts, result.dataset.batch_size
-    if not counts or result.strategy is not None:
-        return None
-    block_size, fetch_factor = configuration.block_size, configuration.fetch_factor
-    return theory.expected_entropy_bits(counts, batch_size, block_size, fetch_factor)

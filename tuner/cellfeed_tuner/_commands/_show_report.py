@@ -19,7 +19,7 @@ __all__ = ["show"]
 
 
 def show(*, as_json: bool) -> None:
-    """List what earlier runs found; see `show_command`."""
+    """List the results of earlier runs; see `show_command`."""
     folder = cache_folder()
     runs = _latest(read_runs(folder))
     if as_json:
@@ -31,13 +31,13 @@ def show(*, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=1, allow_nan=False))
     elif runs:
         _print(runs)
-        click.echo(f"\nThey are kept in {folder}; delete files there to forget them.")
+        click.echo(f"\nStored in {folder}; delete files there to forget them.")
     else:
-        click.echo(f"Nothing is known yet; what autotune finds is kept in {folder}.")
+        click.echo(f"No earlier runs; results of autotune are stored in {folder}.")
 
 
 def _latest(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
-    """Return the last run of each kind, the last of all first."""
+    """Return the last run of each kind, newest first."""
     by_kind = dict[tuple[object, ...], EarlierRun]()
     for run in runs:
         asked = run.asked
@@ -64,7 +64,6 @@ def _print(runs: Sequence[EarlierRun]) -> None:
 
 
 def _cells(run: EarlierRun) -> tuple[str, str, str, str]:
-    """Return data set, machine, configuration and throughput in words."""
     asked, data, machine = run.asked, run.key.data.facts, run.key.machine.facts
     disks = ", ".join(each["file_system"] or "unknown" for each in machine["storage"])
     ranks = f", {asked.ranks}" if asked.ranks.n_total > 1 else ""
@@ -80,5 +79,5 @@ def _cells(run: EarlierRun) -> tuple[str, str, str, str]:
         f"cellfeed {run.key.versions.facts['cellfeed']}"
     )
     if run.choice is None or run.cells_per_second is None:
-        return data_set, computer, "none was feasible", ""
+        return data_set, computer, "none feasible", ""
     return data_set, computer, str(run.choice), interval(run.cells_per_second)

@@ -1,1 +1,1 @@
-"""Why a configuration is as fast as it is, why it was chosen, and what storage would change."""
+"""Where the time per cell goes, and what other storage layouts would give."""

@@ -1,7 +1,8 @@
-"""Which stage decides how long a cell takes, by what the data set counted meanwhile."""
+"""Which stage limits throughput, from the times that the data set counts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from math import ceil
 from typing import Literal, get_args
 
 import numpy as np
@@ -23,7 +24,7 @@ __all__ = [
     "microseconds", "with_training_step",
 ]  # fmt: skip
 
-# Those of `cellfeed.Statistics`, where each is explained.
+# Stages of `cellfeed.Statistics`, which documents them, and the training step.
 StageName = Literal[
     "planning", "reading", "decompressing", "placing", "library", "densifying", "making_tensors",
     "functions", "sending", "training",
@@ -33,32 +34,31 @@ BottleneckKind = StageName | Literal["nothing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageModel:
-    """Who does the stages of a fetch, side by side.
+    """How the stages of a fetch run side by side.
 
-    While one fetch is delivered, the next is read by threads, and the one after it is planned. So a
-    cell takes as long as the slowest of these lanes, and no less than all work of the processors
-    divided among them:
+    While one fetch is delivered, threads read the next, and the one after that is planned. A cell
+    therefore takes as long as the slowest of these lanes, and at least the total CPU time divided
+    by the cores:
 
     - reading: ``(reading + decompressing + placing) / threads + library``;
     - planning;
-    - rows made dense, by as many threads;
-    - the process that trains: tensors, your functions unless they have threads of their own, and
+    - densifying, by as many threads;
+    - the training process: making tensors, user functions unless they have their own threads, and
       the training step;
-    - work: all of these, without waiting for bytes, functions and the training step, over the
-      cores.
+    - CPU time: all of these except reading bytes, user functions and the training step.
 
-    Every worker process has lanes of its own, in which it also makes tensors and sends minibatches.
+    Each worker process has its own lanes, and also makes tensors and sends minibatches.
 
     Parameters
     ----------
     cores
-        Cores that may be used.
+        Usable cores.
     n_workers
         Worker processes.
     n_threads
-        Threads that read in each process.
+        Reading threads per process.
     n_function_threads
-        Threads that your functions have in each; 0 if they have none of their own.
+        Threads per process for user functions; 0 if they have none of their own.
     """
 
     cores: float
@@ -69,10 +69,9 @@ class StageModel:
     def seconds_per_cell(
         self, stages: Mapping[StageName, float], *, without: StageName | None = None
     ) -> float:
-        """Return the time of a cell, or what it would be ``without`` a stage.
+        """Return the time per cell, or what it would be ``without`` a stage.
 
-        Of each stage, seconds that threads are busy with it for each cell, added up over all
-        threads and processes; those that are not there take none.
+        ``stages`` has the busy seconds per cell of each stage, summed over threads and processes.
         """
 
         def of(*names: StageName) -> float:
@@ -98,18 +97,17 @@ class StageModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage.
+    """One stage of a fetch.
 
     Parameters
     ----------
     name
-        Which.
+        Name of the stage.
     seconds_per_cell
-        How long threads were busy with it, over all of them, with its 95 % interval.
+        Busy time summed over all threads, with its 95 % interval.
     saving
-        Share of the measured time that would be saved if it took none, by the model of stages
-        that go on side by side: 0 if others would take as long all the same. Never more than the
-        share that it takes.
+        Share of the measured time that removing the stage would save, according to the
+        `StageModel`: 0 if another stage takes as long. Never more than the share it takes.
     """
 
     name: StageName
@@ -118,33 +116,35 @@ class Stage:
 
     @property
     def label(self) -> str:
-        """The name in words."""
+        """The name as text."""
         return self.name.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """Where the time of a cell goes.
+    """Where the time per cell goes.
 
     Parameters
     ----------
     kind
-        The stage without which the most would be saved; "nothing" if none saves much.
+        The stage whose removal would save the most time; "nothing" if none would save much.
     confidence
-        Share of resampled rounds that name the same, without a training step.
+        Share of bootstrap samples of the rounds that name the same stage, without a training
+        step.
     stages
-        All stages that were timed, in the order in which a cell goes through them.
+        All timed stages, in the order in which a cell passes through them.
     model
-        How stages go on side by side.
+        How the stages run side by side.
     measured_seconds_per_cell
-        One over the throughput of the loader, as it was measured.
+        Inverse of the measured throughput.
     accounted
-        What the stages, put together, make of that: 1 if they explain it to the full.
+        Time per cell according to the model, as a share of the measured time; 1 if the stages
+        explain all of it.
     n_rounds
         Rounds in which they were counted.
     stored_bytes, decoded_bytes, useful_bytes
-        Of each cell: bytes that are read, what they decompress to, and what of that is used; 0 if
-        the format's library reads.
+        Bytes per cell: read, decompressed, and used of those; 0 if the format's own library
+        reads.
     """
 
     kind: BottleneckKind
@@ -160,58 +160,66 @@ class Bottleneck:
 
     @property
     def read_amplification(self) -> float | None:
-        """Bytes that are decompressed for each one that is used; None if that is unknown."""
+        """Bytes decompressed per byte used; None if unknown."""
         return self.decoded_bytes / self.useful_bytes if self.useful_bytes else None
 
     @property
     def is_explained(self) -> bool:
-        """Whether the stages, put together, take about as long as was measured."""
+        """Whether the model's time per cell is close to the measured one."""
         return LEAST_ACCOUNTED <= self.accounted <= MOST_ACCOUNTED
 
     @property
     def seconds(self) -> dict[StageName, float]:
-        """How long threads are busy with each stage, for each cell."""
+        """Busy seconds per cell by stage."""
         return {each.name: each.seconds_per_cell.value for each in self.stages}
 
     @property
     def sentence(self) -> str:
-        """What this means, in one or two sentences."""
+        """The finding in one or two sentences."""
         if self.kind == "training":
             return (
-                f"The loader is fast enough: the training step takes "
-                f"{self.seconds['training'] * 1e6:,.1f} us for each cell, which is longer."
+                f"The loader is fast enough: the training step takes longer, "
+                f"{self.seconds['training'] * 1e6:,.1f} us per cell."
             )
-        said = "No stage stands out."
+        said = "No stage dominates."
         if self.kind != "nothing":
-            certainty = "Clearly" if self.confidence >= SURE else "Probably"
+            bound = "Bound" if self.confidence >= SURE else "Probably bound"
             if not self.is_explained or self.confidence < LIKELY:
-                certainty = "Perhaps"
-            said = f"{certainty} bound by {_MEANINGS[self.kind]}: {self._times(self.kind)}."
+                bound = "Possibly bound"
+            said = f"{bound} by {_MEANINGS[self.kind]}: {self._times(self.kind)}."
         if self.is_explained:
             return said
-        said = f"{said} The stages explain {self.accounted:.0%} of the time"
         if self.accounted < 1:
-            return f"{said} only; what takes the rest is not known."
-        return f"{said}: threads waited for processors."
+            return f"{said} The stages explain only {self.accounted:.0%} of the time."
+        return (
+            f"{said} The stages add up to {self.accounted:.0%} of the time: threads waited for "
+            "the CPU."
+        )
 
     def _times(self, name: StageName) -> str:
-        """Return what a stage takes, beside what a cell takes if it is a part of that."""
-        (alone,) = (each.seconds_per_cell for each in self.stages if each.name == name)
-        ends = (self.model.seconds_per_cell({name: end}) for end in astuple(alone))
+        """Return the time that a stage takes, and what removing it would give."""
+        (stage,) = (each for each in self.stages if each.name == name)
+        ends = map(
+            self.model.seconds_per_cell, ({name: end} for end in astuple(stage.seconds_per_cell))
+        )
         part, whole = Estimate(*ends), self.measured_seconds_per_cell
         if part.value > whole:
-            return f"it takes {microseconds(part)} us for each cell"
-        return f"it takes {microseconds(part)} us of the {whole * 1e6:,.1f} us that a cell takes"
+            return f"{microseconds(part)} us per cell"
+        taken = f"{microseconds(part)} us of the {whole * 1e6:,.1f} us per cell"
+        if stage.saving == 1:  # no other stage was counted
+            return taken
+        most = ceil(10 / (1 - stage.saving)) / 10
+        return f"{taken}; removing it would give at most {most:.1f}x the throughput"
 
 
 _MEANINGS: dict[StageName, str] = {
-    "planning": "planning, which one thread does",
-    "reading": "reading bytes, from storage or the page cache",
+    "planning": "planning, which is single-threaded",
+    "reading": "reading bytes from storage or the page cache",
     "decompressing": "decompression",
-    "placing": "placing rows in minibatches",
-    "library": "reading by the format's library (decompression and placing, not told apart)",
-    "densifying": "making rows dense",
-    "making_tensors": "making tensors of minibatches",
+    "placing": "copying rows into minibatches",
+    "library": "the format's own library (decompression and copying are not separated)",
+    "densifying": "densifying rows",
+    "making_tensors": "making tensors",
     "functions": "your own functions",
     "sending": "sending minibatches from worker processes",
     "training": "the training step",
@@ -227,7 +235,7 @@ def bottleneck(
     cells_per_second: float,
     seed: int = 0,
 ) -> Bottleneck | None:
-    """Return where the time of a cell goes; None of fewer than two rounds, or nothing counted."""
+    """Return where the time per cell goes; None with fewer than two rounds or nothing counted."""
 
     def per_cell(name: str) -> NDArray[np.float64]:
         return np.array([getattr(each, name) for each in rounds]) / cells_per_round
@@ -243,7 +251,7 @@ def bottleneck(
     kind = _kind(savings)
     rng, times = np.random.default_rng(seed), np.array(list(samples.values()))
 
-    def resampled() -> BottleneckKind:  # stages of one round stay together
+    def resampled() -> BottleneckKind:  # rounds as a whole
         drawn = times[:, rng.integers(0, len(rounds), len(rounds))].mean(axis=1).tolist()
         return _kind(_savings(dict(zip(samples, drawn, strict=True)), model, measured))
 
@@ -266,7 +274,7 @@ def bottleneck(
 
 
 def with_training_step(found: Bottleneck, seconds: float) -> Bottleneck:
-    """Return where the time of a cell goes when each takes so many seconds of training."""
+    """Return where the time goes if training takes so many seconds per cell."""
     step = Stage(name="training", seconds_per_cell=Estimate(seconds, seconds, seconds), saving=0.0)
     stages = (*(each for each in found.stages if each.name != "training"), step)
     times = {each.name: each.seconds_per_cell.value for each in stages}
@@ -278,9 +286,9 @@ def with_training_step(found: Bottleneck, seconds: float) -> Bottleneck:
 def _savings(
     seconds: Mapping[StageName, float], model: StageModel, measured: float
 ) -> dict[StageName, float]:
-    """Return the share of the measured time that would be saved without each stage.
+    """Return the share of the measured time that removing each stage would save.
 
-    Time that the stages do not explain goes on without any of them.
+    Time that the stages do not explain is not saved.
     """
     whole = model.seconds_per_cell(seconds)
 
@@ -297,6 +305,6 @@ def _kind(savings: Mapping[StageName, float]) -> BottleneckKind:
 
 
 def microseconds(seconds: Estimate) -> str:
-    """Return a time with its interval in microseconds, as it is written."""
+    """Return a time with its interval in microseconds, formatted."""
     value, low, high = (1e6 * each for each in (seconds.value, seconds.low, seconds.high))
     return f"{value:,.1f} [{low:,.1f}, {high:,.1f}]"

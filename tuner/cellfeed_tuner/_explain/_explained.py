@@ -1,4 +1,4 @@
-"""Where the time of the chosen configuration goes, and what follows from that."""
+"""Where the time per cell goes in the recommended configuration, and what storage would give."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ _REPEATS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """Where the time of a cell goes, and what storage would change."""
+    """Where the time per cell goes, and what other storage would give."""
 
     bottleneck: Bottleneck | None = None
     storage_advice: tuple[StorageAdvice, ...] = ()
@@ -56,10 +56,10 @@ def explain_throughput(
     seconds: float,
     seed: int,
 ) -> Explained:
-    """Say where the time of a configuration went, and what follows.
+    """Return where the time of a configuration goes, and storage advice.
 
-    No other storage is advised without ``block_sizes`` that a shuffled copy may be read with, or
-    without ``seconds`` for encoding some cells as it would have them.
+    There is no advice without ``block_sizes`` to read a shuffled copy with, or without
+    ``seconds`` to encode a sample of cells.
     """
     configuration = measured.configuration
     found = bottleneck(
@@ -90,7 +90,7 @@ def explain_throughput(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRequest:
-    """A sample of a few minibatches."""
+    """A request to encode a sample of cells."""
 
     configuration: Configuration
     batch_size: int
@@ -113,8 +113,8 @@ class StoreRequest:
 
 
 def sample_store(minibatches: Sequence[Minibatch], n_vars: int) -> StoreSample:
-    """Encode and decode some minibatches as the store does: Blosc, LZ4, bytes shuffled."""
-    blosc.use_threads = False  # as the loader, which has threads of its own
+    """Encode and decode some minibatches as a shuffled copy does: Blosc, LZ4, byte shuffle."""
+    blosc.use_threads = False  # the loader has its own threads
     codec = blosc.Blosc(cname="lz4", clevel=3, shuffle=blosc.SHUFFLE)
     pieces, n_cells = list[NDArray[Any]](), 0
     for minibatch in minibatches:

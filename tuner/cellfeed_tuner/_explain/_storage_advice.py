@@ -1,8 +1,8 @@
-"""What another layout of the files would give, as far as that can be reckoned.
+"""What another layout of the files would give.
 
-Both estimates put changed stages together again (see `StageModel`), and take the difference off
-the measured time. The least that is plausible counts: changed stages take what they take at
-least, and others what they take at most; where stages were measured badly, nothing is said.
+Both estimates apply the `StageModel` to the changed stages and subtract the difference from the
+measured time. They are lower bounds: changed stages count with the low end of their interval, and
+all others with the high end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,19 +32,19 @@ __all__ = [
 def epochs_until_paid(
     *, conversion_seconds: float, epoch_seconds: float, epoch_seconds_then: float
 ) -> int | None:
-    """Return after how many epochs a converted collection has saved what its conversion took.
+    """Return after how many epochs a conversion has saved the time it took.
 
     Parameters
     ----------
     conversion_seconds
-        What the conversion takes, once.
+        Duration of the conversion.
     epoch_seconds, epoch_seconds_then
-        What reading takes for an epoch of the files as they are, and of what they become. Where
-        the training step takes longer than reading, it is the step that counts in either.
+        Duration of an epoch before and after the conversion. If training is slower than reading,
+        pass the time of training.
 
     Returns
     -------
-    None if it is never paid for, since epochs then take as long, or longer.
+    Number of epochs; None if epochs do not become faster.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def epochs_until_paid(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageLayout:
-    """How a collection lies in storage, and how many of its cells make a minibatch."""
+    """How a collection is stored, and its batch size."""
 
     n_cells: int
     rows_per_chunk: float
@@ -69,7 +69,7 @@ class StorageLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSample:
-    """What a cell takes in a shuffled copy: times of one thread, and bytes in storage."""
+    """What a cell takes in a shuffled copy: seconds of one thread, and stored bytes."""
 
     encode_seconds: float
     decode_seconds: float
@@ -78,24 +78,24 @@ class StoreSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageAdvice:
-    """Another layout, what it may give, and by what reckoning.
+    """Another storage layout, and how much faster it would be.
 
     Parameters
     ----------
     action
-        "rechunk": the same files with other chunks. "preshuffle": a shuffled copy, from which
-        large blocks are read.
+        "rechunk": the same files with smaller chunks. "preshuffle": a shuffled copy, read in
+        large blocks.
     rows_per_chunk
-        Cells of a chunk then.
+        Cells per chunk of the new layout.
     block_size
-        Block size that is then to be used.
+        Block size to use with it.
     least_speedup
-        How many times the measured throughput it gives at least.
+        Lower bound of its throughput, divided by the measured one.
     basis
-        What the estimate rests on, in one clause.
+        What the estimate is based on, in one clause.
     epochs_until_paid
-        After how many epochs at most the conversion has saved what it took; None if that was not
-        reckoned.
+        Upper bound of the number of epochs after which the conversion has saved the time it took;
+        None if not estimated.
     """
 
     action: Literal["rechunk", "preshuffle"]
@@ -107,20 +107,20 @@ class StorageAdvice:
 
     @property
     def sentence(self) -> str:
-        """The advice in words."""
+        """The advice in one or two sentences."""
         cells = "1 cell" if self.rows_per_chunk == 1 else f"{self.rows_per_chunk:,} cells"
-        what = f"Files with about {cells} per chunk"
+        what = f"Files with about {cells} per chunk would"
         if self.action == "preshuffle":
             what = (
-                f"A shuffled copy (`cellfeed preshuffle`) mixes equally well in blocks of "
-                f"{self.block_size:,}, and"
+                f"A shuffled copy (`cellfeed preshuffle`) would mix equally well in blocks of "
+                f"{self.block_size:,} and"
             )
         tenths = floor(10 * self.least_speedup) / 10
-        said = f"{what} should be read at least {tenths:.1f} times as fast ({self.basis})."
+        said = f"{what} give at least {tenths:.1f}x the throughput ({self.basis})."
         if self.epochs_until_paid is None:
             return said
         epochs = "1 epoch" if self.epochs_until_paid == 1 else f"{self.epochs_until_paid:,} epochs"
-        return f"{said} Writing it pays for itself within {epochs}."
+        return f"{said} Writing it pays off within {epochs}."
 
 
 def storage_advice(
@@ -130,9 +130,9 @@ def storage_advice(
     store: StoreSample,
     block_sizes: Sequence[int],
 ) -> tuple[StorageAdvice, ...]:
-    """Return what is worth doing about the files, the best first; often nothing."""
+    """Return which layouts are worth converting to, the best first; often none."""
     if found.read_amplification is None:
-        return ()  # read through the format's library, of whose stages too little is known
+        return ()  # the stages of the format's own library are unknown
     advice = [_rechunk(found, configuration, layout)]
     if not layout.already_shuffled:
         fetch = layout.batch_size * configuration.fetch_factor
@@ -145,9 +145,9 @@ def storage_advice(
 def amplification(
     n_cells: int, rows_per_chunk: float, block_size: int, cells_per_fetch: int
 ) -> float:
-    """Return how many cells are decompressed for each one that is used, on average.
+    """Return how many cells are decompressed per cell used, on average.
 
-    Blocks lie anywhere in chunks, and those of one fetch share chunks; see `distinct`.
+    Blocks start anywhere in a chunk, and blocks of one fetch may share chunks; see `distinct`.
 
     Examples
     --------
@@ -161,7 +161,7 @@ def amplification(
     rows = min(block_size, cells_per_fetch)
     touched = 1 + max(0.0, rows - 1) / rows_per_chunk
     n_touched = float(distinct(n_chunks, blocks, touched)[0])
-    # Blocks of one fetch are different ones, so never less than what is used.
+    # The blocks of a fetch are distinct, so all of them are decompressed.
     return max(1.0, n_touched * rows_per_chunk / cells_per_fetch)
 
 
@@ -184,8 +184,8 @@ def _rechunk(
         block_size=configuration.block_size,
         least_speedup=_least_speedup(found, {"reading": factor, "decompressing": factor}, {}),
         basis=(
-            f"estimated from the layout: {now:.1f} cells are decompressed now for each that is "
-            f"used, and {then:.1f} then"
+            f"estimated from the layout: {then:.1f} cells would be decompressed per cell used, "
+            f"instead of {now:.1f}"
         ),
     )
 
@@ -202,7 +202,7 @@ def _preshuffle(found: Bottleneck, store: StoreSample, block_size: int) -> Stora
         rows_per_chunk=CELLS_PER_STORE_CHUNK,
         block_size=block_size,
         least_speedup=least_speedup,
-        basis="estimated from some of your cells, compressed and decompressed as in such a copy",
+        basis="estimated from a sample of your cells, compressed and decompressed the same way",
         epochs_until_paid=epochs_until_paid(
             conversion_seconds=PRESHUFFLE_OVERHEAD
             * (now + store.encode_seconds / found.model.n_threads),
@@ -215,9 +215,9 @@ def _preshuffle(found: Bottleneck, store: StoreSample, block_size: int) -> Stora
 def _least_speedup(
     found: Bottleneck, factors: Mapping[StageName, float], instead: dict[StageName, float]
 ) -> float:
-    """Return what it gives at least to multiply some stages, and to have others take other seconds.
+    """Return the least speedup from scaling some stages and replacing the time of others.
 
-    Time that the stages do not explain stays as it is.
+    Time that the stages do not explain does not change.
     """
     before = {
         each.name: each.seconds_per_cell.low

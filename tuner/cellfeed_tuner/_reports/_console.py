@@ -9,12 +9,12 @@ __all__ = ["report_console", "say"]
 
 
 def report_console(*, to_stderr: bool = False, width: int = 120) -> Console:
-    """Return a console as wide as the terminal; as wide as given where there is none."""
+    """Return a console as wide as the terminal, or of the given width without one."""
     console = Console(stderr=to_stderr)
     return console if console.is_terminal else Console(stderr=to_stderr, width=width)
 
 
 def say(console: Console, lines: Iterable[str], style: str = "") -> None:
-    """Print lines as they are, all in one style."""
+    """Print lines without markup, in one style."""
     for line in lines:
         console.print(Text(line, style=style))

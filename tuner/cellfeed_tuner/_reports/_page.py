@@ -1,16 +1,17 @@
-"""What ``autotune`` found, as one page that needs neither network nor scripts."""
+"""The HTML page of a result, which needs neither network nor scripts."""
 
 import re
 from io import BytesIO
 from math import isfinite
+from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cellfeed.console import format_bytes
-from cellfeed_tuner._interval import Estimate, interval
-from cellfeed_tuner._reports._words import rendered
+from cellfeed_tuner._comparisons import floor_cost, relative
+from cellfeed_tuner._interval import Estimate, interval, times
+from cellfeed_tuner._reports._words import in_words, megabytes, rendered
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import (
     MEANINGS,
@@ -18,20 +19,32 @@ from cellfeed_tuner._results._configuration_result import (
     ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
+    Verdict,
 )
 from cellfeed_tuner.plots import bounds_figure, heat_map_figure, trade_off_figure
+from cellfeed_tuner.plots._style import hover
 
 __all__ = ["html_report"]
 
 _NOT_OF_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+_HOVER = hover("")
+
+
+class _Cell(NamedTuple):
+    """A cell of a table; details are left out on narrow screens."""
+
+    text: object
+    title: str = ""
+    is_detail: bool = False
 
 
 def html_report(result: AutotuneResult, *, code: str) -> str:
     """Return the page."""
-    labels, chosen = " and ".join(result.dataset.labels), result.chosen
+    labels, chosen, cost = " and ".join(result.dataset.labels), result.chosen, floor_cost(result)
+    configurations = sorted(result.configurations, key=_speed, reverse=True)
     rows = [
         (_kind(each, chosen), _cells(each, result))
-        for each in sorted(result.configurations, key=lambda each: each is not chosen)
+        for each in sorted(configurations, key=lambda each: each is not chosen)
     ]
     return rendered(
         "page.html.jinja",
@@ -40,13 +53,18 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
         code=code,
         pictures=_pictures(result),
         meanings=MEANINGS,
-        headings=list(rows[0][1]),
+        floor_cost=cost,
+        measured=[
+            (_kind(each, chosen), _compared(each, result))
+            for each in configurations
+            if _speed(each)
+        ],
         rows=rows,
     )
 
 
 def _pictures(result: AutotuneResult) -> dict[str, str]:
-    """Return the figures as elements, of which some have nothing to draw."""
+    """Return the figures as SVG elements, without those that would be empty."""
     pictures = dict[str, str]()
     if any(each.cells_per_second for each in result.configurations):
         pictures["trade_off"] = _inline_svg(
@@ -55,19 +73,24 @@ def _pictures(result: AutotuneResult) -> dict[str, str]:
             description="Throughput against label entropy of each measured configuration",
         )
     if result.ranges is None:
-        pictures["heat_maps"] = _inline_svg(
-            heat_map_figure(result),
-            name="heat-maps",
-            description="Throughput and label entropy over block sizes and fetch factors",
-        )
+        for quantity in ("throughput", "entropy"):
+            pictures[quantity] = _inline_svg(
+                heat_map_figure(result, (quantity,)),
+                name=quantity,
+                description=f"{quantity.capitalize()} over block sizes and fetch factors",
+            )
     if result.ranges is None and not result.dataset.loader:
         pictures["bounds"] = _inline_svg(
             bounds_figure(result),
             name="bounds",
-            description="Label entropy over the fetch factor for each block size, as planned, as "
-            "measured, and between the paper's bounds",
+            description="Label entropy over the fetch factor for each block size: planned, "
+            "measured, and the paper's bounds",
         )
     return pictures
+
+
+def _speed(each: ConfigurationResult) -> float:
+    return each.cells_per_second.value if each.cells_per_second else 0.0
 
 
 def _kind(each: ConfigurationResult, chosen: ConfigurationResult | None) -> str:
@@ -76,43 +99,81 @@ def _kind(each: ConfigurationResult, chosen: ConfigurationResult | None) -> str:
     return "measured" if each.cells_per_second else "absent"
 
 
-def _cells(each: ConfigurationResult, result: AutotuneResult) -> dict[str, object]:
-    """Return what the table says of a configuration, by heading."""
-    settings, speed = each.configuration, each.cells_per_second
-    amplification = result.read_amplification(each)
-    cells: dict[str, object] = {
-        "block size": settings.block_size,
-        "fetch factor": settings.fetch_factor,
-        "workers": settings.num_workers,
+def _settings(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _Cell]:
+    settings = each.configuration
+    cells = {
+        "block size": _Cell(settings.block_size),
+        "fetch factor": _Cell(settings.fetch_factor),
+        "workers": _Cell(settings.num_workers),
     }
     if any(one.configuration.others for one in result.configurations):
-        cells["other settings"] = settings.others_in_words
-    cells |= {
-        "status": "recommended" if each is result.chosen else STATUS_WORDS[each.status].listed,
-        "cells/s [95 % interval]": f"{interval(speed)}{'*' * each.has_few_rounds}" if speed else "",
-        "rounds": each.n_rounds or "",
-        "verdict": each.verdict.kind if each.verdict else "",
+        cells["other settings"] = _Cell(settings.others_in_words)
+    return cells
+
+
+def _compared(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _Cell]:
+    """Return the cells of a measured configuration beside the recommended one."""
+    ratio, bits = relative(result, each), each.least_mixed
+    return _settings(each, result) | {
+        "cells/s [95 % interval]": _throughput(each),
+        "times the recommended": _Cell(
+            "1x" if each is result.chosen else times(ratio) if ratio else ""
+        ),
+        "share of random sampling's entropy": _Cell(
+            f"{bits.share_of_random:.1%}",
+            f"{bits.expected.value:.3f} bits of {bits.random_alike:.3f}",
+        ),
+        "memory": _Cell(megabytes(each.peak_memory_bytes or 0)),
+        "outcome": _Cell(in_words("why_not", result, each)[0]),
+    }
+
+
+def _cells(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _Cell]:
+    """Return the cells of the table of all configurations, by heading."""
+    amplification = result.read_amplification(each)
+    status = STATUS_WORDS[each.status]
+    cells = _settings(each, result) | {
+        "status": _Cell("recommended" if each is result.chosen else status.listed, each.note),
+        "cells/s [95 % interval]": _throughput(each),
+        "rounds": _detail(each.n_rounds or ""),
         **_bits_of(each.entropy_bits),
-        "bounds (bits)": "{:.3f} to {:.3f}".format(*each.entropy_bits.bounds),
-        "memory": format_bytes(each.peak_memory_bytes) if each.peak_memory_bytes else "",
-        "read / stored": "" if amplification is None else f"{amplification:.1f}",
+        "bounds (bits)": _detail("{:.3f} to {:.3f}".format(*each.entropy_bits.bounds)),
+        "verdict": _verdict(each.verdict),
+        "memory": _detail(megabytes(each.peak_memory_bytes) if each.peak_memory_bytes else ""),
+        "read / stored": _detail("" if amplification is None else f"{amplification:.1f}"),
     }
     for name, label in each.further_labels.items():
-        cells[f"{name}: verdict"] = label.verdict.kind if label.verdict else ""
+        cells[f"{name}: verdict"] = _verdict(label.verdict)
         cells |= _bits_of(label.entropy_bits, f"{name}: ")
     within = each.conditional_entropy_bits
     if within is not None:
         cells |= _bits_of(within, f"{result.dataset.label} within {within.given}: ")
     proof = each.verdict.sentence if each.verdict else ""
-    return cells | {"remark": "; ".join(filter(None, [each.note, proof]))}
+    return cells | {"remark": _Cell("; ".join(filter(None, [each.note, proof])))}
 
 
-def _bits_of(bits: EntropyBits | ConditionalEntropyBits, of: str = "") -> dict[str, str]:
+def _throughput(each: ConfigurationResult) -> _Cell:
+    speed = each.cells_per_second
+    return _Cell(
+        f"{interval(speed)}{'*' * each.has_few_rounds}" if speed else "",
+        f"{each.n_rounds} rounds of whole fetches" if speed else "",
+    )
+
+
+def _verdict(verdict: Verdict | None) -> _Cell:
+    return _Cell(verdict.kind, MEANINGS[verdict.kind]) if verdict else _Cell("")
+
+
+def _bits_of(bits: EntropyBits | ConditionalEntropyBits, of: str = "") -> dict[str, _Cell]:
     return {
-        f"{of}measured bits [95 % interval]": _bits(bits.measured),
-        f"{of}expected bits": f"{bits.expected.value:.3f}",
-        f"{of}share of random": f"{bits.share_of_random:.1%}",
+        f"{of}measured bits [95 % interval]": _detail(_bits(bits.measured)),
+        f"{of}expected bits": _detail(f"{bits.expected.value:.3f}"),
+        f"{of}share of random": _Cell(f"{bits.share_of_random:.1%}"),
     }
+
+
+def _detail(text: object) -> _Cell:
+    return _Cell(text, is_detail=True)
 
 
 def _bits(bits: Estimate | None) -> str:
@@ -124,20 +185,25 @@ def _bits(bits: Estimate | None) -> str:
 
 
 def _inline_svg(figure: Figure, *, name: str, description: str) -> str:
-    """Return a figure as an element as wide as the page allows, with its text as text.
+    """Return a figure as an SVG element that scales to the page, with text as text.
 
-    The name begins every id, so that figures of one page do not refer to each other's parts.
+    Ids begin with the name, so that figures on one page do not share them. What an artist's
+    `hover` says becomes its title.
     """
     file = BytesIO()
-    # The salt makes ids, which are random otherwise, the same for the same figure.
+    # The salt makes ids, which are otherwise random, the same for the same figure.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    # Labels may have characters that XML has not.
+    # Labels may contain characters that XML does not allow.
     svg = _NOT_OF_XML.sub("\N{REPLACEMENT CHARACTER}", file.getvalue().decode())
     root = ET.fromstring(svg)  # noqa: S314 - our own
-    for element in root.iter():
-        # HTML knows these elements without their namespaces.
+    for number, element in enumerate(root.iter()):
+        # HTML has these elements without their namespaces.
         element.tag = _local(element.tag)
+        said = element.get("id", "")
+        if said.startswith(_HOVER):
+            ET.SubElement(element, "title").text = said.removeprefix(_HOVER)
+            element.set("id", f"hover-{number}")
         element.attrib = {
             _local(key): _renamed(_local(key), value, name) for key, value in element.items()
         }
@@ -154,7 +220,7 @@ def _local(name: str) -> str:
 
 
 def _renamed(key: str, value: str, name: str) -> str:
-    """Return an attribute's value with the figure's name before the ids in it."""
+    """Return an attribute's value with the figure's name before any id in it."""
     if key == "id":
         return f"{name}-{value}"
     if key == "href":

@@ -4,13 +4,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 
+from rich.console import Console
 from rich.syntax import Syntax
 
+from cellfeed_tuner._comparisons import floor_cost
 from cellfeed_tuner._reports._console import report_console, say
 from cellfeed_tuner._reports._words import in_words
 from cellfeed_tuner._result import AutotuneResult
 
-__all__ = ["code_to_paste", "print_report"]
+__all__ = ["code_to_paste", "print_report", "say_choice"]
+
+
+def say_choice(console: Console, result: AutotuneResult) -> None:
+    """Print the recommendation and why, or the nearest configuration."""
+    if result.recommended is None:
+        say(console, in_words("no_choice", result), "bold red")
+        say(console, in_words("nothing", result))
+    else:
+        say(console, [f"Recommended: {result.recommended.settings}"], "bold green")
+        say(console, in_words("why", result))
 
 
 def print_report(
@@ -20,46 +32,41 @@ def print_report(
     elements: Sequence[str] = ("X",),
     to_stderr: bool = False,
 ) -> None:
-    """Print the recommendation with its reason, what was not measured, and the code to paste."""
-    console, chosen = report_console(to_stderr=to_stderr, width=100), result.recommended
+    """Print the recommendation and why, what was not measured, and the code to paste."""
+    console = report_console(to_stderr=to_stderr, width=100)
     console.print()
     if result.loader_fault is not None:
         say(console, in_words("no_choice", result), "bold red reverse")
         say(console, in_words("faults", result), "bold red")
         return
-    if chosen is None:
-        say(console, in_words("no_choice", result), "bold red")
-        say(console, in_words("nothing", result))
-    else:
-        say(console, [f"Recommended: {chosen.settings}"], "bold green")
-        say(console, in_words("why", result))
-        if result.bottleneck is not None:
-            say(console, [result.bottleneck.sentence])
-        say(console, [advice.sentence for advice in result.storage_advice])
-    say(console, in_words("warnings", result), "bold yellow")
-    say(console, in_words("untimed", result))
-    if chosen is not None:
+    say_choice(console, result)
+    limits = [result.bottleneck.sentence] if result.bottleneck is not None else []
+    limits += [advice.sentence for advice in result.storage_advice]
+    limits += in_words("floor", result, floor_cost(result))
+    for lines, style in (
+        (limits, ""),
+        (in_words("warnings", result), "bold yellow"),
+        (in_words("untimed", result), ""),
+    ):
+        say(console, [""] * bool(lines) + lines, style)
+    if result.recommended is not None:
         say(console, ["", "To train with it:"])
         code = code_to_paste(result, saved_as, elements=elements)
-        # Not wrapped at the width of the terminal, which would break it.
+        # Wrapping at the width of the terminal would break it.
         console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
 
 
 def code_to_paste(result: AutotuneResult, saved_as: Path, *, elements: Sequence[str]) -> str:
     """Return the lines that train with the recommendation in the file ``saved_as``.
 
-    What a result does not hold, such as weights, is there by its name, and how servers are reached
-    is left to be filled in.
+    What a result does not contain, such as weights or storage options, is left to be filled in.
     """
     dataset, strategy, chosen = result.dataset, result.strategy, result.recommended
     if dataset.loader:
         settings = repr(chosen.configuration) if chosen else "..."
-        return "\n".join(
-            [
-                "from cellfeed_tuner import Configuration",
-                "",
-                f"loader = {dataset.loader}(...).open({settings})",
-            ]
+        return (
+            "from cellfeed_tuner import Configuration\n\n"
+            f"loader = {dataset.loader}(...).open({settings})"
         )
     labels, selection = dataset.labels, dataset.selection
     columns = [*labels, *(strategy.columns if strategy else ())]
@@ -95,7 +102,7 @@ def code_to_paste(result: AutotuneResult, saved_as: Path, *, elements: Sequence[
 def _in_python(locations: Sequence[str]) -> str:
     if len(locations) == 1:
         return repr(locations[0])
-    folder = Path(locations[0]).parent  # of a URL, there is no such folder
+    folder = Path(locations[0]).parent  # a URL has no such folder
     if set(map(str, folder.glob("*.h5ad"))) == set(locations):
         return repr(str(folder))
     return repr(list(locations))

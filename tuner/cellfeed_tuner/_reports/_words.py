@@ -1,4 +1,4 @@
-"""What is said of a result: sentences and HTML, from the templates beside this module."""
+"""Sentences and HTML about a result, from the templates beside this module."""
 
 from collections import Counter
 from typing import Any
@@ -6,33 +6,39 @@ from typing import Any
 import jinja2
 
 from cellfeed.console import format_bytes
+from cellfeed_tuner._comparisons import relative
 from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS, MUCH_SPREAD, REMOTE_PREFETCH
 from cellfeed_tuner._explain._bottleneck import microseconds
-from cellfeed_tuner._interval import interval
+from cellfeed_tuner._interval import interval, times
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import STATUS_WORDS
 from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE
 
-__all__ = ["html_summary", "in_words", "rendered"]
+__all__ = ["html_summary", "in_words", "megabytes", "rendered"]
 
 
 def in_words(what: str, *about: object) -> list[str]:
-    """Return the sentences of a macro in ``words.jinja``, of which there may be none."""
+    """Return the sentences of a macro in ``words.jinja``; there may be none."""
     macro = getattr(_TEMPLATES.get_template("words.jinja").module, what)
     return [line for line in str(macro(*about)).splitlines() if line]
 
 
 def rendered(template: str, result: AutotuneResult, **values: Any) -> str:
-    """Return the HTML that a template makes of a result, escaped."""
+    """Return the escaped HTML of a template."""
     made = _TEMPLATES.get_template(template).render(
         result=result, key_figures=_key_figures(result), **values
     )
-    return made.encode("utf-8", "replace").decode()  # names of files need not be UTF-8
+    return made.encode("utf-8", "replace").decode()  # file names need not be UTF-8
 
 
 def html_summary(result: AutotuneResult) -> str:
     """Return what a notebook shows: an element that needs no style."""
     return rendered("notebook.html.jinja", result)
+
+
+def megabytes(n_bytes: int) -> str:
+    """Return the memory of processes, written the same everywhere."""
+    return f"{n_bytes / 1e6:,.0f} MB"
 
 
 def _key_figures(result: AutotuneResult) -> dict[str, str]:
@@ -43,7 +49,7 @@ def _key_figures(result: AutotuneResult) -> dict[str, str]:
     return {
         f"throughput, {how}": f"{interval(chosen.cells_per_second)} cells/s",
         f"entropy of {result.dataset.label}": mixed,
-        "peak memory": format_bytes(chosen.peak_memory_bytes),
+        "peak memory": megabytes(chosen.peak_memory_bytes),
     }
 
 
@@ -64,10 +70,14 @@ _TEMPLATES.globals.update(
     bytes=format_bytes,
     in_words=in_words,
     interval=interval,
+    megabytes=megabytes,
     microseconds=microseconds,
+    relative=relative,
+    times=times,
 )
 _TEMPLATES.filters.update(
-    counted=lambda values: Counter(values).most_common(),
+    counted=lambda statuses: Counter(
+        STATUS_WORDS[status].listed for status in statuses
+    ).most_common(),
     reason=lambda each: each.note or STATUS_WORDS[each.status].listed,
-    status=lambda each: STATUS_WORDS[each.status].listed,
 )

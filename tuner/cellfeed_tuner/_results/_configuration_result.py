@@ -15,12 +15,12 @@ __all__ = [
 
 Status = Literal[
     "measured",
-    "not enough samples",  # timed, but for too few whole fetches
-    "too few cells",  # an epoch holds too few whole fetches to time any
-    "over memory",  # its buffers alone exceed the memory given
-    "too slow",  # not timed, since by its like it cannot be the best
-    "below entropy floor",  # not timed, since it mixes too little to be chosen
-    "out of budget",  # not timed for want of time
+    "not enough samples",  # timed, but over too few whole fetches
+    "too few cells",  # an epoch has too few whole fetches to time any
+    "over memory",  # its buffers alone exceed the memory limit
+    "too slow",  # not timed: similar configurations show that it cannot be the best
+    "below entropy floor",  # not timed: it mixes too little to be chosen
+    "out of budget",  # not timed: no time left
     "failed",
 ]
 
@@ -36,17 +36,18 @@ class _StatusWords(NamedTuple):
 STATUS_WORDS: dict[Status, _StatusWords] = {
     "not enough samples": _StatusWords(
         "few samples", "timed for too few fetches",
-        "Too few whole fetches could be timed for a throughput",
+        "Too few whole fetches were timed to give a throughput",
     ),
     "too few cells": _StatusWords(
-        "too few cells", "too few cells", "The collection has too few cells to time it"
+        "too few cells", "too large for the collection",
+        "The collection has too few cells to time it",
     ),
     "over memory": _StatusWords(
-        "over memory", "over memory", "It does not fit in the memory given"
+        "over memory", "over the memory limit", "It exceeds the memory limit"
     ),
     "too slow": _StatusWords(
         "too slow", "predicted slower than the best",
-        "It was not timed, since it is predicted to be slower than the best",
+        "It was not timed because it is predicted to be slower than the best",
     ),
     "below entropy floor": _StatusWords("below floor", "below the entropy floor"),
     "out of budget": _StatusWords(
@@ -56,43 +57,43 @@ STATUS_WORDS: dict[Status, _StatusWords] = {
     "failed": _StatusWords("failed", "failed", "It failed"),
     "measured": _StatusWords("", "measured"),
 }  # fmt: skip
-"""What to say of each status."""
+"""How each status is worded."""
 
 VerdictKind = Literal["inside", "outside", "assumptions", "loader"]
 MEANINGS: dict[VerdictKind, str] = {
     "inside": "as planned, and inside the paper's bounds.",
-    "outside": "as planned, but outside the bounds or off the exact expectation, though theory "
-    "should apply.",
-    "assumptions": "as planned, but this collection is not as theory assumes.",
-    "loader": "not as planned: something is wrong with the loader.",
+    "outside": "as planned, but outside the bounds or off the exact expectation, although the "
+    "theory should apply.",
+    "assumptions": "as planned, but this collection violates an assumption of the theory.",
+    "loader": "not as planned: the loader delivered wrong data.",
 }
-"""What a verdict says."""
+"""What each kind of verdict means."""
 Assumption = Literal[
     "labels mixed inside blocks", "few blocks", "partial last fetch", "short last block",
     "missing labels",
 ]  # fmt: skip
-"""What can keep theory from applying, named by what is found instead of what is assumed."""
+"""What can keep the theory from applying."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a measured entropy proves.
+    """What a measured entropy shows about the loader and the theory.
 
     Parameters
     ----------
     kind
-        "inside", "outside" or "assumptions" if the loader delivered its plan, and that is inside
-        the bounds, outside, or where theory does not apply; "loader" if it did not.
+        "loader" if the loader did not deliver its plan. If it did: "inside" or "outside" the
+        bounds, or "assumptions" if the theory does not apply.
     sentence
-        What is known, in one sentence.
+        The finding in one sentence.
     bits
-        By how much: 0 if inside, and if the loader is wrong, which is told by its cells; from the
-        nearer bound (or, inside the bounds, from the exact expectation) if outside; from the exact
-        expectation for homogeneous blocks if assumptions fail.
+        How far off the entropy is. For "outside": from the nearer bound, or inside the bounds
+        from the exact expectation. For "assumptions": from the exact expectation for homogeneous
+        blocks. Otherwise 0.
     error_bits
-        What chance may do to it.
+        Sampling error of that.
     assumptions
-        Which assumptions fail, the weightiest first.
+        Assumptions that fail, the largest effect first.
     """
 
     kind: VerdictKind
@@ -112,12 +113,12 @@ class _MinibatchEntropyBits:
 
     @property
     def random_alike(self) -> float:
-        """Entropy of random samples that minibatches are held against."""
+        """Entropy of the random samples that minibatches are compared with."""
         return self.random
 
     @property
     def share_of_random(self) -> float:
-        """Expected entropy as a share of true random sampling's."""
+        """Expected entropy as a share of that of random sampling."""
         return self.expected.value / self.random_alike if self.random_alike else 1.0
 
 
@@ -128,21 +129,21 @@ class EntropyBits(_MinibatchEntropyBits):
     Parameters
     ----------
     measured
-        Mean over the minibatches that came out, with its 95 % interval; None if none did.
+        Mean over the delivered minibatches, with its 95 % interval; None if there were none.
     expected
-        Mean over the plan's minibatches, replayed over the labels in their order of storage,
-        with its 95 % interval.
+        Mean over the minibatches of the plan, replayed over the labels in storage order, with its
+        95 % interval.
     homogeneous
-        Exact expectation if every block held one label; see `theory.expected_entropy_bits`. None
-        where theory does not apply: to other strategies than blocks in random order.
+        Exact expectation if every block held a single label; see `theory.expected_entropy_bits`.
+        None where the theory does not apply: to strategies other than randomly ordered blocks.
     lower_bound, upper_bound
-        The paper's bounds, which are first-order expansions; 0 where theory does not apply.
+        The paper's bounds, which are first-order expansions; 0 where the theory does not apply.
     random
-        Exact expectation of true random sampling from these labels, as often as the strategy draws
-        them. Of a strategy of sets: of minibatches of random sets, by replay.
+        Exact expectation of true random sampling from these labels, weighted as the strategy
+        draws them. For a strategy that draws sets: of minibatches of random sets, by replay.
     random_of_known
-        Where labels are missing: that of random samples which have as many labelled cells as the
-        plan's minibatches; None where none are missing.
+        Where labels are missing: expectation of random samples with as many labelled cells as the
+        plan's minibatches. None where no labels are missing.
     """
 
     homogeneous: float | None = None
@@ -157,7 +158,7 @@ class EntropyBits(_MinibatchEntropyBits):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The paper's bounds, moved to what is exact where their expansion excludes that."""
+        """The paper's bounds, widened to the exact values that their expansions exclude."""
         exact = self.lower_bound if self.homogeneous is None else self.homogeneous
         return min(self.lower_bound, exact), max(self.upper_bound, exact, self.random)
 
@@ -169,7 +170,7 @@ class ConditionalEntropyBits(_MinibatchEntropyBits):
     Parameters
     ----------
     given
-        The obs column within whose values the label is to be mixed.
+        The obs column within whose values the label should be mixed.
     """
 
     given: str
@@ -177,7 +178,7 @@ class ConditionalEntropyBits(_MinibatchEntropyBits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelResult:
-    """One label in the minibatches of one configuration, and what its measured entropy proves."""
+    """Entropy of one label in the minibatches of one configuration, with its verdict."""
 
     entropy_bits: EntropyBits
     verdict: Verdict | None = None
@@ -185,7 +186,7 @@ class LabelResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigurationResult:
-    """One cell of the grid.
+    """One configuration of the grid.
 
     Parameters
     ----------
@@ -194,24 +195,24 @@ class ConfigurationResult:
     status
         Whether it was measured, and if not, why.
     note
-        More about the status, or empty.
+        Details of the status; may be empty.
     cells_per_second
-        Throughput with its 95 % interval; None if there are fewer than four rounds.
+        Throughput with its 95 % interval; None with fewer than four rounds.
     n_rounds
-        Rounds of whole fetches that the throughput rests on; with fewer than eight, the status
-        is "not enough samples".
+        Rounds of whole fetches that were timed; with fewer than eight, the status is
+        "not enough samples".
     entropy_bits
         Entropy of the first label in its minibatches.
     peak_memory_bytes
-        Highest memory of the process and its workers; None if it never ran.
+        Peak memory of the process and its workers; None if it never ran.
     bytes_read_per_cell
-        What was read for each cell that came out; None if that is not known.
+        Bytes read for each delivered cell; None if unknown.
     verdict
-        What the measured entropy of the first label proves; None unless measured.
+        What the measured entropy of the first label shows; None unless measured.
     further_labels
-        The same of other labels, by name.
+        The same for other labels, by name.
     conditional_entropy_bits
-        Entropy of the first label within each value of another; None if that was not asked for.
+        Entropy of the first label within each value of another; None unless requested.
     """
 
     configuration: Configuration
@@ -233,20 +234,14 @@ class ConfigurationResult:
 
     @property
     def least_mixed_label(self) -> str | None:
-        """Which of further labels is mixed least; None if the first label is."""
-        shares = {
-            name: each.entropy_bits.share_of_random for name, each in self.further_labels.items()
-        }
-        least = min(shares, key=shares.__getitem__, default=None)
-        if least is None or shares[least] >= self.entropy_bits.share_of_random:
-            return None
-        return least
+        """The further label that is mixed least; None if the first label is."""
+        shares: dict[str | None, float] = {None: self.entropy_bits.share_of_random}
+        for name, each in self.further_labels.items():
+            shares[name] = each.entropy_bits.share_of_random
+        return min(shares, key=shares.__getitem__)
 
     @property
     def least_mixed(self) -> EntropyBits:
-        """Entropy of the label that is mixed least, against random sampling.
-
-        A configuration is as mixed as this label is.
-        """
+        """Entropy of the label that is mixed least, relative to random sampling."""
         least = self.least_mixed_label
         return self.entropy_bits if least is None else self.further_labels[least].entropy_bits

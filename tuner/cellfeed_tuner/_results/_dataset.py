@@ -1,4 +1,4 @@
-"""What was read: a collection, how its labels are distributed, and the strategy."""
+"""What was read: the collection, the distribution of its labels, and the strategy."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,20 +17,20 @@ __all__ = [
 ]  # fmt: skip
 
 _MOST_LABEL_COUNTS = 1000
-# What a search chooses, and what says which rows are visited, which a result says by itself.
+# The block size is searched, and a result has its row selection elsewhere.
 _APART = ("block_size", "indices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelCensus:
-    """How an obs column is distributed over all cells.
+    """Distribution of an obs column over all cells.
 
     Parameters
     ----------
     n_labels, n_missing
-        How many values it takes, and how many cells have none.
+        Number of distinct values, and of cells without a value.
     label_entropy_bits
-        Its entropy.
+        Entropy of the distribution.
     """
 
     n_labels: int
@@ -40,10 +40,10 @@ class LabelCensus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The cells that were visited, where it was not all of them.
+    """The cells that were visited, if not all were.
 
-    With the mean number of them in a unit of storage that is read as a whole and holds any, and
-    the query that they fulfil (`cellfeed.Collection.where`); empty if they were given by number.
+    ``rows_per_chunk`` is the mean number of them in a chunk that holds any. ``where`` is the query
+    that selects them (`cellfeed.Collection.where`); empty if they were given by row number.
     """
 
     n_cells: int
@@ -52,7 +52,7 @@ class Selection:
 
     @property
     def in_words(self) -> str:
-        """How many, and by which query."""
+        """Their number and query."""
         return f"{self.n_cells:,} cells" + (f" where {self.where}" if self.where else "")
 
 
@@ -69,32 +69,31 @@ class Dataset:
     bytes_on_disk
         Size of the files, on this machine or on servers.
     stored_bytes_per_cell
-        Mean size of a cell in storage, compressed; of the matrix that is read, and no other.
+        Mean compressed size of a cell in storage, in the matrix that is read.
     rows_per_chunk
-        Mean number of rows in a unit of storage that is read as a whole.
+        Mean number of rows in a chunk.
     label, n_labels, n_missing
-        The first label's obs column, how many values it takes, and how many cells have none.
+        Obs column of the first label, its number of distinct values, and of cells without one.
     label_entropy_bits
         Entropy of the label over all cells.
     batch_size
         Cells of a minibatch.
     further_labels
-        The other labels by the names of their obs columns.
+        The other labels, by obs column.
     label_counts
-        Cells of each value of the first label; empty if it takes very many.
+        Cells of each value of the first label; empty if there are more than 1,000 values.
     slow_reading
-        What is read slowly, why, and what to do, in one line; empty if nothing is. See
+        What is read slowly, why, and the remedy, in one line; empty if nothing is. See
         `cellfeed.Collection.slow_reading`.
     selection
-        The cells that were visited, to which labels refer; None if it was all of them.
+        The cells that were visited, which the labels refer to; None if all were.
     has_storage_options
-        Whether servers were reached with ``storage_options``, which are kept nowhere.
+        Whether servers were reached with ``storage_options``, which are not saved.
     cache_bytes
-        How much of what servers gave may be kept on this machine's disk, so that it may have been
-        read from there; 0 if nothing.
+        Size limit of the cache of remote data on this machine's disk; 0 without one.
     loader
-        What read it, if that was not cellfeed: of that, columns and storage are not known, and are
-        0 or empty.
+        The loader that read it, if not cellfeed; its number of genes and storage are unknown, and
+        given as 0 or empty.
     direct_io
         Whether files were read past the page cache.
     """
@@ -123,12 +122,12 @@ class Dataset:
 
     @property
     def n_visited(self) -> int:
-        """How many cells were visited."""
+        """Number of cells that were visited."""
         return self.n_cells if self.selection is None else self.selection.n_cells
 
     @property
     def visited_per_chunk(self) -> float:
-        """Mean number of visited cells in a unit of storage that holds any."""
+        """Mean number of visited cells in a chunk that holds any."""
         return self.rows_per_chunk if self.selection is None else self.selection.rows_per_chunk
 
     @property
@@ -140,7 +139,7 @@ class Dataset:
 def describe_dataset(
     selected: Selected, counted: Mapping[str, LabelCounts], batch_size: int
 ) -> Dataset:
-    """Return what was measured, and how its labels are distributed, the first label first."""
+    """Return the record of a collection and its labels, the first label first."""
     collection = selected.collection
     remote = [each for each in collection.locations if each.is_remote]
     selection = None
@@ -168,7 +167,7 @@ def describe_dataset(
 
 
 def dataset_of_loader(tunable: Tunable, counted: Mapping[str, LabelCounts]) -> Dataset:
-    """Return the same of what another loader reads, of which less is known."""
+    """Return the record of what another loader reads, of which less is known."""
     return Dataset(
         loader=tunable.name,
         paths=tuple(map(str, tunable.files)),
@@ -185,7 +184,6 @@ def dataset_of_loader(tunable: Tunable, counted: Mapping[str, LabelCounts]) -> D
 
 
 def _labels(counted: Mapping[str, LabelCounts]) -> dict[str, Any]:
-    """Return what a data set says of its labels."""
     censuses = {
         name: LabelCensus(
             n_labels=each.counts.size,
@@ -208,8 +206,7 @@ def _labels(counted: Mapping[str, LabelCounts]) -> dict[str, Any]:
 class SearchedStrategy:
     """A strategy without its block size, which was searched, and without its rows.
 
-    Of parameters that are arrays, such as weights, a result holds nothing but the name; others are
-    numbers, text, or several of these.
+    Parameters that are arrays, such as weights, are saved by name only.
     """
 
     name: str
@@ -219,7 +216,7 @@ class SearchedStrategy:
 
     @classmethod
     def of(cls, strategy: SamplingStrategy) -> "SearchedStrategy":
-        """Return the record of a strategy, as the user made it."""
+        """Return the record of a strategy."""
         known = getattr(strategy, "__dataclass_fields__", {})
         parameters, arrays = dict[str, Any](), list[str]()
         for each in known.values():
@@ -240,7 +237,7 @@ class SearchedStrategy:
         )
 
     def in_python(self, block_size: int | None = None, rows: str = "") -> str:
-        """Return the call that makes it, with a block size if it has one, of some rows in Python.
+        """Return the Python expression that makes it.
 
         Examples
         --------
@@ -261,7 +258,7 @@ class SearchedStrategy:
 
     @property
     def is_made_again(self) -> bool:
-        """Whether `cellfeed.CellDataset.from_autotune` makes it by itself."""
+        """Whether `cellfeed.CellDataset.from_autotune` can make it without help."""
         return not self.arrays and self.name in sampling.__all__
 
     @property

@@ -1,4 +1,4 @@
-"""What was asked for, and the answer."""
+"""The constraints of a search, and what it recommends."""
 
 from dataclasses import dataclass
 
@@ -13,18 +13,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchResult:
-    """What was measured of the chosen configuration with so many fetches read ahead.
+    """Throughput of the recommended configuration at one prefetch depth.
 
     Parameters
     ----------
     prefetch
-        As of `cellfeed.CellDataset`.
+        Fetches read ahead; see `cellfeed.CellDataset`.
     cells_per_second
-        Throughput, with its 95 % interval; None if there were too few rounds.
+        Throughput with its 95 % interval; None if there were too few rounds.
     n_rounds, n_turns
-        Rounds of whole fetches that were timed, in so many turns with other depths.
+        Rounds of whole fetches that were timed, and over how many measurements, which were
+        interleaved with those of other depths.
     peak_memory_bytes
-        Highest memory of the process and its workers.
+        Peak memory of the process and its workers.
     """
 
     prefetch: int
@@ -35,16 +36,15 @@ class PrefetchResult:
 
 
 SAME_ENTROPY_SHARE = 0.001
-"""Shares of random sampling's entropy that differ by less than this are the same: a replay of the
-plan is not more exact."""
+"""Shares of random sampling's entropy that differ by less than this count as equal: a replay of
+the plan is no more exact."""
 
 SAME_SPEED_SHARE = 0.02
-"""A throughput that is lower than the highest by more than this share is not as fast, however wide
-the intervals."""
+"""A throughput more than this share below the highest is slower, however wide the intervals."""
 
 
 def least_share(entropy_floor: float) -> float:
-    """Return the least share of random sampling's entropy that counts as reaching the floor."""
+    """Return the lowest share of random sampling's entropy that counts as reaching the floor."""
     return entropy_floor - SAME_ENTROPY_SHARE
 
 
@@ -55,15 +55,15 @@ class Constraints:
     Parameters
     ----------
     entropy_floor
-        Least entropy, as a share of true random sampling's; what misses it by less than
-        `SAME_ENTROPY_SHARE` reaches it.
+        Minimum entropy, as a share of that of true random sampling; missing it by less than
+        0.001 counts as reaching it.
     memory_bytes
-        Most memory of the process and its workers.
+        Memory limit of the process and its workers.
     need_cells_per_second
-        Throughput that suffices; None for the most there is.
+        Throughput that suffices; None to maximise it.
     step_seconds
-        How long training computes on a minibatch, if that is where the need comes from: then it
-        is missed rather than nothing recommended.
+        Time of a training step, if the need comes from one. If no configuration keeps up, the
+        fastest is recommended nonetheless.
     """
 
     entropy_floor: float
@@ -78,17 +78,17 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """How much of its time training waits for minibatches.
+    """Share of its time that training waits for minibatches.
 
     Parameters
     ----------
     share
-        0 to 1, measured with a loop that computes for as long as a step takes; None if there was
-        no time for that. Its interval is infinite for a single round.
+        0 to 1, measured with a loop that computes for as long as a training step takes; None if
+        there was no time to measure it. The interval of a single round is infinite.
     n_rounds
-        Rounds of whole fetches that it rests on.
+        Rounds of whole fetches that were timed.
     expected_share
-        What throughput alone lets one expect.
+        The share estimated from throughput alone.
     """
 
     share: Estimate | None
@@ -98,16 +98,16 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """What the choice was measured in turns with.
+    """A configuration whose measurements were interleaved with those of the recommended one.
 
     Parameters
     ----------
     configuration
         Its settings.
     ratio
-        How many times as fast the choice is, with its 95 % interval.
+        Throughput of the recommended configuration divided by its own, with the 95 % interval.
     n_turns
-        In how many turns both were measured, one right after the other.
+        How often both were measured, one right after the other.
     """
 
     configuration: Configuration
@@ -116,35 +116,35 @@ class Rival:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the turns do not tell which is faster, nor that both are the same."""
+        """Whether the measurements show neither which is faster nor that both are equal."""
         same = self.ratio.low >= 1 - SAME_SPEED_SHARE and self.ratio.high <= 1 + SAME_SPEED_SHARE
         return self.ratio.low <= 1 <= self.ratio.high and not same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommended:
-    """The choice.
+    """The recommended configuration.
 
     Parameters
     ----------
     configuration
         The settings.
     cells_per_second
-        Throughput measured in turns with what else might have been chosen, after that was clear;
-        that of the search if time ran out.
+        Throughput with its 95 % interval, from measurements interleaved with those of its rivals;
+        from the search alone if time ran out.
     measured_in_turns
-        Which of the two it is.
+        Whether it is from interleaved measurements.
     peak_memory_bytes
-        Highest memory of the process and its workers.
+        Peak memory of the process and its workers.
     reason
-        Why, in one sentence.
+        Why it is recommended, in one sentence.
     waiting
-        Whether training waits for it; None unless a training step was given.
+        How long training waits for it; None unless a training step was given.
     rivals
-        What it was measured in turns with, the fastest first.
+        Configurations that it was compared with, the fastest first.
     prefetch
-        Fetches to read ahead, of files on servers; None if that was not measured. Throughput is
-        that of what `cellfeed.CellDataset` reads ahead by itself; see
+        For files on servers, how many fetches to read ahead; None if that was not measured. The
+        throughput is at the default depth of `cellfeed.CellDataset`; for other depths see
         `AutotuneResult.prefetch_results`.
     """
 
@@ -159,21 +159,21 @@ class Recommended:
 
     @property
     def settings(self) -> str:
-        """All of them in words."""
+        """All settings in words."""
         ahead = "" if self.prefetch is None else f", prefetch {self.prefetch}"
         return f"{self.configuration}{ahead}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """The configuration that comes nearest where none is feasible.
+    """The configuration closest to being feasible, where none is.
 
     Parameters
     ----------
     configuration
         The settings.
     problem
-        What it lacks, in one clause.
+        Which constraints it violates, in one clause.
     """
 
     configuration: Configuration

@@ -1,8 +1,7 @@
-"""The pictures of a result, in one visual language.
+"""The pictures of a result.
 
-Block sizes keep their colour in all pictures, from dark (small) to light (large), in a map that
-colour-blind readers can follow; strategies keep theirs too. Intervals are drawn wherever there
-are any, and the caption names the machine.
+Each block size has the same colour in all pictures, from dark (small) to light (large), on a
+colour-blind-safe map. Intervals are drawn wherever there are any.
 """
 
 from cellfeed_tuner.plots._autotune import autotune_figure, trade_off_figure

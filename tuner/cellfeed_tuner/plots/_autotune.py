@@ -1,4 +1,4 @@
-"""All that ``autotune`` found in one picture, and throughput against entropy in one of its own."""
+"""A result in one picture, and the trade-off between throughput and entropy in its own."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from cellfeed_tuner._interval import interval
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner.plots._heat_maps import draw_entropy, draw_throughput
+from cellfeed_tuner.plots._heat_maps import describe, draw_entropy, draw_throughput
 from cellfeed_tuner.plots._style import (
     BOUND,
     CHOSEN,
@@ -17,44 +18,48 @@ from cellfeed_tuner.plots._style import (
     around,
     block_colours,
     draw_caption,
+    hover,
     scale_speeds,
 )
 
 __all__ = ["autotune_figure", "trade_off_figure"]
 
-# Of more block sizes, only some have their colour named.
+# The legend names at most this many block sizes.
 _MOST_NAMED = 10
 _WORKER_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def autotune_figure(result: AutotuneResult) -> Figure:
-    """Draw what ``autotune`` found: throughput and entropy over the grid, and the trade-off."""
+    """Draw a result: throughput and entropy over the grid, and their trade-off."""
     with mpl.rc_context(STYLE):
         if result.ranges is None:
             figure = Figure(figsize=(14.5, 4.9), layout="constrained")
             speeds, entropies, trade_off = figure.subplots(1, 3, width_ratios=(1, 1, 1.25))
             draw_throughput(speeds, result)
             draw_entropy(entropies, result)
-        else:  # which form no grid
+        else:  # no grid
             figure = Figure(figsize=(9.5, 4.9), layout="constrained")
             trade_off = figure.subplots()
         _draw_trade_off(trade_off, result)
+        trade_off.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
         figure.suptitle(_headline(result), x=0.01, ha="left", fontsize=11)
         draw_caption(figure, _caption(result))
     return figure
 
 
 def trade_off_figure(result: AutotuneResult, *, caption: str = "") -> Figure:
-    """Draw throughput against entropy, the Pareto front of the two, and the chosen point."""
+    """Draw throughput against entropy, their Pareto front, and the recommended point."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9.5, 4.6), layout="constrained")
-        _draw_trade_off(figure.subplots(), result)
+        figure = Figure(figsize=(5.2, 4.8), layout="constrained")
+        axes = figure.subplots()
+        _draw_trade_off(axes, result)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), fontsize=8, ncols=3)
         draw_caption(figure, caption)
     return figure
 
 
 def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
-    """Draw what was measured, with the front of what nothing beats in both respects."""
+    """Draw the measured configurations and their Pareto front, without a legend."""
     block_sizes = sorted({each.configuration.block_size for each in result.configurations})
     workers = sorted({each.configuration.num_workers for each in result.configurations})
     colours = block_colours(block_sizes)
@@ -62,7 +67,7 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
         speed = each.cells_per_second
         if speed is None:
             continue
-        axes.errorbar(
+        point = axes.errorbar(
             each.least_mixed.share_of_random,
             speed.value,
             xerr=around(each.least_mixed.expected, unit=each.least_mixed.random_alike or 1.0),
@@ -73,6 +78,7 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
             ms=5,
             lw=1,
         )
+        point.lines[0].set_gid(hover(describe(each)))
     front = [
         (each.least_mixed.share_of_random, each.cells_per_second.value)
         for each in result.pareto_front()
@@ -100,7 +106,7 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
         )  # fmt: skip
     axes.set_title("Trade-off, with 95 % intervals")
     of = "entropy of the label mixed least" if result.dataset.further_labels else "entropy"
-    axes.set(xlabel=f"{of}, share of random sampling's", ylabel="throughput (cells/s)")
+    axes.set(xlabel=f"{of}, as a share of random sampling", ylabel="throughput (cells/s)")
     scale_speeds(axes)
     axes.yaxis.set_minor_locator(NullLocator())
     for size in block_sizes[:: ceil(len(block_sizes) / _MOST_NAMED)]:
@@ -110,7 +116,6 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
         axes.plot([], [], _marker(workers, number), color=BOUND, label=name)
     if any(each.has_few_rounds for each in result.configurations):
         axes.plot([], [], "o", color=BOUND, mfc="white", label="few rounds")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
 
 
 def _marker(workers: Sequence[int], number: int) -> str:
@@ -119,12 +124,10 @@ def _marker(workers: Sequence[int], number: int) -> str:
 
 def _headline(result: AutotuneResult) -> str:
     if result.recommended is None:
-        wrong = "the loader is wrong, so nothing is recommended"
+        wrong = "the loader delivers wrong data, so nothing is recommended"
         return f"autotune: {wrong if result.loader_fault else 'no configuration is feasible'}"
     chosen, speed = result.recommended.configuration, result.recommended.cells_per_second
-    return (
-        f"Recommended: {chosen}; {speed.value:,.0f} cells/s ({speed.low:,.0f} to {speed.high:,.0f})"
-    )
+    return f"Recommended: {chosen}; {interval(speed)} cells/s"
 
 
 def _caption(result: AutotuneResult) -> str:

@@ -25,7 +25,7 @@ _BETWEEN_BOUNDS = "#f3f3f3"
 
 
 def draw_bounds(axes: Axes, lower: float, upper: float) -> None:
-    """Shade what lies between the bounds, and write the value of the lower one."""
+    """Shade the range between the bounds, and label the lower one."""
     axes.axhspan(lower, upper, color=_BETWEEN_BOUNDS, lw=0, zorder=0)
     axes.axhline(upper, **UPPER)
     axes.axhline(lower, **LOWER)
@@ -36,7 +36,7 @@ def draw_bounds(axes: Axes, lower: float, upper: float) -> None:
 
 
 def scale_fetch_factors(axes: Axes, factors: Sequence[int]) -> None:
-    """Scale the horizontal axis, and those that share it."""
+    """Scale the horizontal axis and those that share it."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(factors, [str(factor) for factor in factors])
     axes.minorticks_off()
@@ -48,7 +48,7 @@ def title_of_block(block_size: int) -> str:
 
 
 _MOST_COLUMNS = 6
-# Measured values stand right of their place, one number of workers beside the other.
+# Measured values are drawn right of their fetch factor, side by side for each number of workers.
 _FIRST_STEP, _LAST_STEP = 0.2, 0.6
 _MEASURED: Any = {"ls": "", "mfc": "none", "ms": 5, "elinewidth": 1}
 # By the kind of the verdict; None where there is none.
@@ -62,7 +62,7 @@ _MARKS: dict[str | None, Any] = {
 
 
 def bounds_figure(result: AutotuneResult) -> Figure:
-    """Draw entropy over the fetch factor for each block size, with what theory says of it."""
+    """Draw entropy over the fetch factor for each block size, with the theory."""
     parts = dict[int, list[ConfigurationResult]]()
     for each in sorted(result.configurations, key=lambda each: each.configuration):
         parts.setdefault(each.configuration.block_size, []).append(each)
@@ -119,9 +119,9 @@ def _draw_measured(axes: Axes, part: Sequence[ConfigurationResult]) -> None:
 
 
 def _name_marks(figure: Figure, axes: Axes, result: AutotuneResult) -> None:
-    """Say once what lines and marks mean; those of lines in grey, whatever their colour."""
+    """Draw one legend of all lines and marks, with grey for lines of any colour."""
     marks: dict[str, Any] = {
-        "exact, homogeneous blocks": axes.plot([], [], lw=2, color=BOUND)[0],
+        "exact for homogeneous blocks": axes.plot([], [], lw=2, color=BOUND)[0],
         "plan replayed over labels, 95 % interval": axes.errorbar([], [], [], **REPLAYED),
         "upper bound": axes.plot([], [], **UPPER)[0],
         "lower bound of this block size": axes.plot([], [], **LOWER)[0],

@@ -1,73 +1,140 @@
 """Throughput and entropy over the grid."""
 
 from collections.abc import Callable, Mapping
-from math import log, nan
+from math import log
+from typing import Literal, NamedTuple
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from cellfeed_tuner._comparisons import Predictions
+from cellfeed_tuner._interval import interval
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import STATUS_WORDS, ConfigurationResult
-from cellfeed_tuner.plots._style import BOUND, CHOSEN, COLOURS, NOT_TIMED, STYLE
+from cellfeed_tuner.plots._style import BOUND, CHOSEN, COLOURS, NOT_TIMED, STYLE, hover
 
-__all__ = ["draw_entropy", "draw_throughput", "heat_map_figure"]
+__all__ = ["describe", "draw_entropy", "draw_throughput", "heat_map_figure"]
 
+Quantity = Literal["throughput", "entropy"]
 _Place = tuple[int, int]
+# What is slower than this share of the fastest has the darkest colour.
+_DARKEST_SHARE = 0.25
+_WHITE_ON = 0.6  # darker colours have white text
 
 
-def heat_map_figure(result: AutotuneResult) -> Figure:
-    """Draw throughput and entropy over block sizes and fetch factors."""
+class _Square(NamedTuple):
+    """A square of the grid; its shade is 0 to 1 on the colour map, or None for grey."""
+
+    shade: float | None
+    text: str
+    hover: str
+
+
+def heat_map_figure(
+    result: AutotuneResult, quantities: tuple[Quantity, ...] = ("throughput", "entropy")
+) -> Figure:
+    """Draw throughput and entropy over block sizes and fetch factors.
+
+    Parameters
+    ----------
+    result
+        What ``autotune`` found.
+    quantities
+        What to draw, side by side.
+    """
     block_sizes, fetch_factors = _sizes(result)
-    size = 2 * (1.2 + 0.75 * max(4, len(fetch_factors))), 1.2 + 0.55 * len(block_sizes)
+    width = 1.2 + 0.75 * max(4, len(fetch_factors))
+    size = width * len(quantities), 1.2 + 0.55 * len(block_sizes)
+    draw = {"throughput": draw_throughput, "entropy": draw_entropy}
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
-        speed_axes, entropy_axes = figure.subplots(1, 2)
-        draw_throughput(speed_axes, result)
-        draw_entropy(entropy_axes, result)
+        panels = figure.subplots(1, len(quantities), squeeze=False)[0]
+        for quantity, axes in zip(quantities, panels, strict=True):
+            draw[quantity](axes, result)
     return figure
 
 
 def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
-    """Draw the throughput of the fastest at each place of the grid."""
-    shown = _best(result, _speed)
-    squares = dict[_Place, tuple[float, str]]()
+    """Draw the throughput of the fastest configuration at each place of the grid.
+
+    Where none was timed, the status is given and the throughput that the cost model predicts.
+    """
+    predictions, squares = Predictions(result), dict[_Place, _Square]()
+    shown = _best(result, lambda each: each.cells_per_second.value if each.cells_per_second else 0)
+    best = max(
+        each.cells_per_second.value if each.cells_per_second else 0 for each in shown.values()
+    )
     for place, each in shown.items():
-        speed, workers = _speed(each), each.configuration.num_workers
-        short = f"{speed / 1000:.1f}k" if speed >= 1000 else f"{speed:.0f}"  # noqa: PLR2004 - a kilo
-        text = f"{short}{'*' * each.has_few_rounds}\n{workers} w"
-        status = "\n".join(STATUS_WORDS[each.status].short.rsplit(" ", 1))
-        squares[place] = (log(speed), text) if speed else (nan, status)
+        words = describe(each)
+        if each.cells_per_second is not None:
+            speed = each.cells_per_second.value
+            text = f"{_short(speed)}{'*' * each.has_few_rounds}\n{each.configuration.num_workers} w"
+            shade = max(0.0, 1 - log(speed / best) / log(_DARKEST_SHARE))
+            squares[place] = _Square(shade, text, words)
+            continue
+        status = STATUS_WORDS[each.status].short
+        predicted = predictions.speed(each.configuration)
+        if each.status in {"below entropy floor", "too slow", "out of budget"} and predicted:
+            words += f"; predicted {interval(predicted)} cells/s"
+            squares[place] = _Square(None, f"~{_short(predicted.value, digits=0)}\n{status}", words)
+        else:
+            squares[place] = _Square(None, "\n".join(status.rsplit(" ", 1)), words)
     few = "; * few rounds" if any(each.has_few_rounds for each in shown.values()) else ""
     has_others = any(each.configuration.others for each in shown.values())
-    best = "best workers (w) and other settings" if has_others else "best workers (w)"
-    axes.set_title(f"Throughput (cells/s), {best}{few}")
+    of_best = "best workers (w) and other settings" if has_others else "best workers (w)"
+    predicted_too = "; ~ predicted" if any(each.text[0] == "~" for each in squares.values()) else ""
+    axes.set_title(f"Throughput (cells/s), {of_best}{predicted_too}{few}")
     _draw_grid(axes, result, squares)
 
 
 def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
-    """Draw the expected entropy at each place of the grid, of what is best mixed there.
+    """Draw the expected entropy of the best mixed configuration at each place of the grid.
 
-    In bits, that of the first label; as a share of random sampling's, that of the least mixed.
+    Bits are those of the first label, and shares those of the least mixed. Colours begin at the
+    floor.
     """
     shown = _best(result, lambda each: each.least_mixed.share_of_random)
-    squares = dict[_Place, tuple[float, str]]()
+    shares = {place: each.least_mixed.share_of_random for place, each in shown.items()}
+    reaching = [share for share in shares.values() if result.constraints.mixes(share)]
+    low, high = min(reaching, default=0.0), max(reaching, default=1.0)
+    squares = dict[_Place, _Square]()
     for place, each in shown.items():
-        share = each.least_mixed.share_of_random
-        squares[place] = share, f"{each.entropy_bits.expected.value:.2f}\n{share:.0%}"
-    title = "Entropy (bits), share of random"
+        share = shares[place]
+        squares[place] = _Square(
+            (share - low) / max(high - low, 1e-9) if share >= low or not reaching else None,
+            f"{each.entropy_bits.expected.value:.3f}\n{share:.1%}",
+            describe(each),
+        )
+    below = f"; grey: below {result.constraints.entropy_floor:g}" if reaching else ""
+    title = f"Entropy (bits), share of random{below}"
     if result.dataset.further_labels:
-        title = f"Entropy of {result.dataset.label} (bits),\nleast label's share of random"
+        title = f"Entropy of {result.dataset.label} (bits),\nleast label's share of random{below}"
     axes.set_title(title, parse_math=False)
     _draw_grid(axes, result, squares)
+
+
+def describe(each: ConfigurationResult) -> str:
+    """Return one line about a configuration, to be shown on hover."""
+    bits = each.entropy_bits
+    speed = STATUS_WORDS[each.status].listed
+    if each.cells_per_second is not None:
+        speed = f"{interval(each.cells_per_second)} cells/s"
+    return (
+        f"{each.configuration}: {speed}; {bits.expected.value:.3f} bits, "
+        f"{bits.share_of_random:.1%} of random sampling"
+    )
+
+
+def _short(speed: float, digits: int = 1) -> str:
+    return f"{speed / 1000:.{digits}f}k" if speed >= 1000 else f"{speed:.0f}"  # noqa: PLR2004 - a kilo
 
 
 def _best(
     result: AutotuneResult, value: Callable[[ConfigurationResult], float]
 ) -> dict[_Place, ConfigurationResult]:
-    """Return what has the highest value of each block size and fetch factor."""
+    """Return the configuration with the highest value at each block size and fetch factor."""
     best = dict[_Place, ConfigurationResult]()
     for each in result.configurations:
         place = each.configuration.block_size, each.configuration.fetch_factor
@@ -75,33 +142,22 @@ def _best(
     return best
 
 
-def _draw_grid(
-    axes: Axes, result: AutotuneResult, squares: Mapping[_Place, tuple[float, str]]
-) -> None:
-    """Draw squares of values, NaN where there is none, and texts."""
+def _draw_grid(axes: Axes, result: AutotuneResult, squares: Mapping[_Place, _Square]) -> None:
     block_sizes, fetch_factors = _sizes(result)
-    values = np.array(
-        [[squares.get((size, factor), (nan, ""))[0] for factor in fetch_factors]
-         for size in block_sizes]
-    )  # fmt: skip
-    if not np.isnan(values).all():
-        low, high = np.nanmin(values), np.nanmax(values)
-        values = (values - low) / max(high - low, 1e-9)
-    axes.pcolormesh(
-        np.arange(len(fetch_factors) + 1) - 0.5,
-        np.arange(len(block_sizes) + 1) - 0.5,
-        values,
-        cmap=mpl.colormaps[COLOURS].with_extremes(bad=NOT_TIMED),
-        vmin=0,
-        vmax=1,
-        edgecolors="white",
-        linewidth=1,
-    )
-    for (block_size, fetch_factor), (_, text) in squares.items():
+    colours = mpl.colormaps[COLOURS]
+    for (block_size, fetch_factor), square in squares.items():
         row, column = block_sizes.index(block_size), fetch_factors.index(fetch_factor)
-        shade = values[row, column]
-        colour = BOUND if np.isnan(shade) else "white" if shade < 0.6 else "black"  # noqa: PLR2004 - of the colour map
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+        ground = NOT_TIMED if square.shade is None else colours(square.shade)
+        axes.add_patch(
+            Rectangle(
+                (column - 0.5, row - 0.5), 1, 1, fc=ground, ec="white", lw=1,
+                gid=hover(square.hover),
+            )
+        )  # fmt: skip
+        colour, size = BOUND, 7
+        if square.shade is not None:
+            colour, size = "white" if square.shade < _WHITE_ON else "black", 8
+        axes.text(column, row, square.text, ha="center", va="center", color=colour, fontsize=size)
     if result.recommended is not None:
         chosen = result.recommended.configuration
         corner = (
@@ -109,6 +165,8 @@ def _draw_grid(
             block_sizes.index(chosen.block_size) - 0.48,
         )
         axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, ec=CHOSEN, lw=2.5))
+    axes.set_xlim(-0.5, len(fetch_factors) - 0.5)
+    axes.set_ylim(-0.5, len(block_sizes) - 0.5)
     axes.set_xticks(range(len(fetch_factors)), [str(factor) for factor in fetch_factors])
     axes.set_yticks(range(len(block_sizes)), [str(size) for size in block_sizes])
     axes.set(xlabel="fetch factor (minibatches)", ylabel="block size (cells)")
@@ -122,7 +180,3 @@ def _sizes(result: AutotuneResult) -> tuple[list[int], list[int]]:
     block_sizes = sorted({each.block_size for each in settings})
     fetch_factors = sorted({each.fetch_factor for each in settings})
     return block_sizes, fetch_factors
-
-
-def _speed(result: ConfigurationResult) -> float:
-    return result.cells_per_second.value if result.cells_per_second else 0.0

@@ -1,4 +1,4 @@
-"""What all pictures have in common."""
+"""Colours, scales and captions that all pictures share."""
 
 import textwrap
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from cellfeed_tuner._interval import Estimate
 
 __all__ = [
     "BOUND", "CHOSEN", "COLOURS", "CONTEXT", "NOT_TIMED", "STYLE", "around", "block_colours",
-    "draw_caption", "scale_speeds",
+    "draw_caption", "hover", "scale_speeds",
 ]  # fmt: skip
 
 COLOURS = "viridis"
@@ -42,16 +42,13 @@ def block_colours(block_sizes: Sequence[int]) -> dict[int, Any]:
     return dict(zip(block_sizes, mpl.colormaps[COLOURS](shades), strict=True))
 
 
-def around(estimate: Estimate, *, unit: float = 1.0) -> list[list[float]] | None:
-    """Return an interval as error bars want it, None where there is none.
+def hover(text: str) -> str:
+    """Return the ``gid`` of an artist that shows a text when pointed at, on the page."""
+    return f"hover: {text}"
 
-    Parameters
-    ----------
-    estimate
-        What is drawn.
-    unit
-        The value that is drawn as 1.
-    """
+
+def around(estimate: Estimate, *, unit: float = 1.0) -> list[list[float]] | None:
+    """Return the lengths of error bars in a unit; None for an infinite interval."""
     below, above = estimate.value - estimate.low, estimate.high - estimate.value
     if not (isfinite(below) and isfinite(above)):
         return None
@@ -59,7 +56,7 @@ def around(estimate: Estimate, *, unit: float = 1.0) -> list[list[float]] | None
 
 
 def scale_speeds(axes: Axes) -> None:
-    """Scale a vertical axis of cells per second, by ratios."""
+    """Scale a vertical axis of cells per second logarithmically."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -69,7 +66,7 @@ def scale_speeds(axes: Axes) -> None:
 
 def draw_caption(figure: Figure, caption: str) -> None:
     """Write below a figure where its values come from."""
-    # A label may have dollars in its name, which are no formula.
+    # Dollars in the name of a label do not begin a formula.
     width = int(_CAPTION_CHARACTERS_PER_INCH * figure.get_figwidth())
     figure.supxlabel(
         textwrap.fill(caption, width), x=0.01, ha="left", fontsize=7.5, color=BOUND,

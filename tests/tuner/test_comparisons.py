@@ -1,0 +1,127 @@
+"""How configurations compare with the recommended one: measured, predicted, and in words."""
+
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from cellfeed_tuner import Configuration, Estimate
+from cellfeed_tuner._comparisons import FloorCost, Predictions, floor_cost, relative
+from cellfeed_tuner._reports._words import in_words
+
+_T = TypeVar("_T")
+FASTEST = Configuration(block_size=1024, fetch_factor=4)
+
+
+def without_the_fastest(result):
+    """Below the floor, nothing was timed."""
+    configurations = tuple(
+        replace(each, status="below entropy floor", cells_per_second=None, peak_memory_bytes=None)
+        if each.configuration == FASTEST
+        else each
+        for each in result.configurations
+    )
+    return replace(result, configurations=configurations)
+
+
+def known(value: _T | None) -> _T:
+    assert value is not None
+    return value
+
+
+def test_interleaved_measurements_come_before_ratios_of_throughputs(result_of):
+    result = result_of("recommended")
+    by_settings = {each.configuration: each for each in result.configurations}
+    rival, *_ = result.recommended.rivals
+    found = relative(result, by_settings[rival.configuration])
+    assert found == Estimate(1 / 1.12, 1 / 1.2, 1 / 1.05)
+    found = known(relative(result, by_settings[FASTEST]))
+    assert found.value == pytest.approx(12_000 / 8_800)
+    assert found.low < found.value < found.high
+    own = known(relative(result, result.chosen))
+    assert own.value == pytest.approx(1.0)
+    assert relative(result, result.configurations[3]) is None  # not timed
+    assert relative(result_of("nothing feasible"), result.chosen) is None
+
+
+def test_the_floor_costs_what_the_fastest_below_it_gives(result_of):
+    result = result_of("recommended")
+    cost = known(floor_cost(result))
+    assert (cost.result.configuration, cost.is_measured) == (FASTEST, True)
+    assert cost.ratio == relative(result, cost.result)
+    greedy = replace(result, constraints=replace(result.constraints, memory_bytes=10**8))
+    assert not known(floor_cost(greedy)).is_measured  # what was timed takes more than that
+
+
+def test_what_was_not_timed_is_predicted(result_of):
+    result = without_the_fastest(result_of("recommended"))
+    cost, predictions = known(floor_cost(result)), Predictions(result)
+    assert not cost.is_measured
+    assert cost.result.status == "below entropy floor"
+    own, chosen = cost.result.configuration, result.recommended.configuration
+    assert cost.ratio == predictions.ratio(own, chosen)
+    speeds = known(predictions.speed(own)), known(predictions.speed(chosen))
+    assert cost.ratio.value == pytest.approx(speeds[0].value / speeds[1].value)
+    back = known(predictions.ratio(chosen, own))
+    assert (back.low, back.high) == pytest.approx((1 / cost.ratio.high, 1 / cost.ratio.low))
+
+
+def test_the_cost_of_the_floor_is_not_always_known(result_of):
+    assert floor_cost(result_of("nothing feasible")) is None
+    assert floor_cost(result_of("ranges")) is None  # nothing below it is listed
+    result = result_of("recommended")
+    needed = replace(result.constraints, need_cells_per_second=1_000.0)
+    assert floor_cost(replace(result, constraints=needed)) is None
+    assert Predictions(result_of("not enough samples")).speed(FASTEST) is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "is_measured", "said"),
+    [
+        (
+            Estimate(1.5, 1.2, 1.8), False,
+            ("The entropy floor of 0.95 costs throughput: below it, block size 1024, fetch factor "
+            "4, 0 workers (20.0% of random sampling's entropy) is predicted to be "
+            "1.50x [1.20x, 1.80x] as fast."),
+        ),
+        (
+            Estimate(1.1, 0.9, 1.3), False,
+            ("It is undecided whether the entropy floor of 0.95 costs throughput: below it, block "
+            "size 1024, fetch factor 4, 0 workers (20.0% of random sampling's entropy) is "
+            "predicted to be 1.10x [0.90x, 1.30x] as fast."),
+        ),
+        (
+            Estimate(0.8, 0.7, 0.9), True,
+            ("The entropy floor of 0.95 costs no throughput: below it, block size 1024, fetch "
+            "factor 4, 0 workers (20.0% of random sampling's entropy) was "
+            "0.80x [0.70x, 0.90x] as fast."),
+        ),
+    ],
+)  # fmt: skip
+def test_the_cost_of_the_floor_in_words(result_of, ratio, is_measured, said):
+    result = result_of("recommended")
+    (fastest,) = (each for each in result.configurations if each.configuration == FASTEST)
+    assert in_words("floor", result, FloorCost(fastest, ratio, is_measured)) == [said]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (Estimate(1.12, 1.05, 1.2), "slower"),
+        (Estimate(1.1, 0.95, 1.3), "slower, but within sampling noise"),
+        (Estimate(1.0, 0.95, 1.05), "as fast, but takes more memory or workers"),
+    ],
+)
+def test_why_a_rival_was_not_chosen(result_of, ratio, said):
+    result = result_of("recommended")
+    rival, *others = result.recommended.rivals
+    rivals = (replace(rival, ratio=ratio), *others)
+    result = replace(result, recommended=replace(result.recommended, rivals=rivals))
+    (each,) = (each for each in result.configurations if each.configuration == rival.configuration)
+    assert in_words("why_not", result, each) == [said]
+    sentences = {
+        "slower": "It is slower: 8,000",
+        "slower, but within sampling noise": "It was slower, but within sampling noise: 8,000",
+        "as fast, but takes more memory or workers": "It is as fast, but it takes 1 worker process",
+    }
+    assert in_words("against", result, each)[0].startswith(sentences[said])
