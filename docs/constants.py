@@ -1,4 +1,4 @@
-"""The page of the tuner's constants, from their docstrings: `python docs/constants.py`."""
+"""Write the page of the tuner's constants from their docstrings: `python docs/constants.py`."""
 
 import ast
 import re
@@ -12,8 +12,11 @@ MODULES = sorted(TUNER.rglob("_constants.py"))
 ORIGIN = re.compile(r"(.*) (Chosen|Measured|Source)(?::\s*(.*?))?\.?", re.DOTALL)
 HEAD = """# Constants of the tuner
 
-Every number that decides what `autotune` measures, chooses and says, and where it comes from:
-*measured*, taken from a *source*, or *chosen*. Made by `python docs/constants.py`.
+Every number that determines what `autotune` measures, chooses and says, and where it comes from:
+*measured*, taken from a *source*, or *chosen*. `python docs/constants.py` writes this page.
+
+A *replicate* is one measurement of a configuration; it consists of *rounds* of whole fetches. In a
+*turn*, the configurations that are still compared are measured one after the other.
 
 | constant | value | what it is | where it comes from |
 |---|---|---|---|

@@ -1,10 +1,10 @@
-"""Hugging Face Accelerate: several processes, accumulated gradients, a checkpoint in an epoch.
+"""Hugging Face Accelerate: several processes, gradient accumulation, a checkpoint mid-epoch.
 
     accelerate launch --cpu --num_processes 2 examples/accelerate_training.py 'plates/*.h5ad' run
     torchrun --nproc-per-node 2 examples/accelerate_training.py 'plates/*.h5ad' run
 
-`prepare` leaves the loader as it is, whose ranks are divided already; `save_state` and
-`load_state` save and restore it with the model.
+`prepare` returns the loader unchanged, because it already divides the epoch among ranks.
+`save_state` and `load_state` save and restore the loader together with the model.
 """
 
 import sys
@@ -18,7 +18,7 @@ LABEL, STOP_AFTER = "cell_line", 10
 
 
 def train(plates: str, checkpoint: str, *, goes_on: bool) -> torch.Tensor:
-    """Train an epoch up to a step, or from there; return how often each cell came."""
+    """Train up to a checkpoint, or from there to the end; return how often each cell came."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     collection = open_collection(plates, obs=[LABEL])
     dataset = CellDataset(collection, BlockShuffling(16), batch_size=32, dense=True, seed=0)

@@ -1,4 +1,4 @@
-"""Fine-tuning on classes in equal shares, however rare they are.
+"""Class-balanced sampling: every cell line equally often, however rare.
 
 python examples/class_balanced.py 'plates/*.h5ad'
 """

@@ -1,9 +1,9 @@
-"""Several processes that train together, are stopped, and go on.
+"""DistributedDataParallel: several processes train together, stop, and resume.
 
     torchrun --nproc-per-node 2 examples/ddp_resume.py 'plates/*.h5ad' run.pt --stop-after 20
     torchrun --nproc-per-node 3 examples/ddp_resume.py 'plates/*.h5ad' run.pt
 
-The second run may have another number of processes: what is left of the epoch is divided anew.
+The second run may have another number of processes: the rest of the epoch is divided among them.
 """
 
 import argparse
@@ -57,8 +57,8 @@ def main(plates: str, checkpoint: Path, stop_after: int | None) -> None:
         torch.save(state, checkpoint)
         print(
             f"{dist.get_world_size()} ranks, {step} steps each: "
-            f"{int((seen > 0).sum()):,} of {len(collection):,} cells came so far, "
-            f"{int((seen > 1).sum())} of them twice so that ranks are equal"
+            f"{int((seen > 0).sum()):,} of {len(collection):,} cells seen so far, "
+            f"{int((seen > 1).sum())} of them twice to make ranks equal"
         )
     dist.destroy_process_group()
 

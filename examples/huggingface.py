@@ -1,10 +1,10 @@
-"""The `Trainer` of Hugging Face transformers, stopped within an epoch, and resumed.
+"""The `Trainer` of Hugging Face transformers, stopped mid-epoch and resumed.
 
     python examples/huggingface.py 'plates/*.h5ad' run
     torchrun --nproc-per-node 2 examples/huggingface.py 'plates/*.h5ad' run
 
-The Trainer would skip what came before one minibatch after the other, in an order that is not
-that of the epoch; with `ignore_data_skip` it leaves this to the state of the loader.
+On its own, the Trainer would skip the earlier minibatches one by one, in a different order from
+the epoch's. With `ignore_data_skip`, the state of the loader does this instead.
 """
 
 import json

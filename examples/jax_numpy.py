@@ -1,4 +1,4 @@
-"""A classifier in JAX, or in NumPy where JAX is not installed: no torch in the loop.
+"""A classifier in JAX, or in NumPy if JAX is not installed: no torch in the loop.
 
 python examples/jax_numpy.py 'plates/*.h5ad'
 """
@@ -42,7 +42,7 @@ def main(plates: str) -> None:
     weights = xp.zeros((collection.n_vars, n_classes), xp.float32)
     for epoch in range(2):
         total = 0.0
-        for cells in dataset.loader():  # or dataset itself, which needs no torch at all
+        for cells in dataset.loader():  # iterating over dataset itself needs no torch at all
             weights, loss = step(weights, xp.asarray(cells.X), xp.asarray(cells.obs[LABEL]))
             total += float(loss)
         print(f"epoch {epoch} in {LIBRARY}: loss {total / len(dataset):.2f}")

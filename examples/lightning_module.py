@@ -1,8 +1,8 @@
-"""The same with Lightning: a data module with train, validation and test.
+"""A classifier of cell lines in Lightning: a data module with train, validation and test.
 
     python examples/lightning_module.py 'plates/*.h5ad' [DEVICES]
 
-Ranks read their own parts, and the state of the loader is in Lightning's checkpoints.
+Each rank reads its own part, and Lightning's checkpoints contain the state of the loader.
 """
 
 import sys
@@ -52,8 +52,8 @@ class Classifier(pl.LightningModule):
         return torch.nn.functional.cross_entropy(self.scores(minibatch), minibatch.obs[LABEL])
 
     def validation_step(self, minibatch: Any, _: int) -> None:
-        right = (self.scores(minibatch).argmax(1) == minibatch.obs[LABEL]).float().mean()
-        self.log("right", right, batch_size=len(minibatch), sync_dist=True)
+        accuracy = (self.scores(minibatch).argmax(1) == minibatch.obs[LABEL]).float().mean()
+        self.log("accuracy", accuracy, batch_size=len(minibatch), sync_dist=True)
 
     test_step = validation_step
 
@@ -75,7 +75,7 @@ def main(plates: str, devices: int = 1) -> None:
     trainer.fit(model, data)
     (found,) = trainer.test(model, data, verbose=False)
     if trainer.is_global_zero:
-        print(f"{trainer.global_step} steps on each of {devices}, {found['right']:.0%} right")
+        print(f"{trainer.global_step} steps, {devices} device(s), accuracy {found['accuracy']:.0%}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sets of cells of one drug in one cell line, as perturbation models train on.
+"""Sets of cells with the same drug and cell line, as perturbation models need them.
 
 python examples/perturbation_sets.py 'plates/*.h5ad'
 """
@@ -24,7 +24,7 @@ def main(plates: str) -> None:
         same = (drugs == drugs[:, :1]) & (lines == lines[:, :1])
         n_sets += len(sets)
         n_whole += int(same.all(1).sum())
-    print(f"{n_sets} sets of {SET_SIZE} cells; {n_whole} are of one drug in one cell line")
+    print(f"{n_sets} sets of {SET_SIZE} cells; {n_whole} have a single drug and cell line")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training from PostgreSQL, on the cells that a condition in SQL chooses.
+"""Training from PostgreSQL, on the cells that an SQL condition selects.
 
 cellfeed load-database 'plates/*.h5ad' postgresql://me@host/cells --name plates
 PGPASSWORD=... python examples/postgres.py 'postgresql://me@host/cells?collection=plates'

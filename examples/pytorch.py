@@ -44,7 +44,7 @@ def main(plates: str) -> None:
                 n_right += int((scores.argmax(1) == minibatch.obs[LABEL]).sum())
         print(
             f"epoch {epoch}: loss {total / len(train):.2f}, "
-            f"{n_right / len(validation_rows):.0%} of {len(validation_rows):,} cells right"
+            f"accuracy {n_right / len(validation_rows):.0%} on {len(validation_rows):,} cells"
         )
 
 

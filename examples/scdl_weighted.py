@@ -1,4 +1,4 @@
-"""A folder of BioNeMo SCDL, trained from as it is: each label as often, stopped and resumed.
+"""Training from a BioNeMo SCDL folder: weights that balance labels, stopped and resumed.
 
 python examples/scdl_weighted.py folder/of/scdl
 """
@@ -34,8 +34,11 @@ def main(folder: str) -> None:
         np.add.at(drawn, minibatch.obs[LABEL].numpy(), 1)
         n_more += 1
     print(f"{collection}\n{stopped_after} minibatches, and {n_more} after resuming")
-    print(f"labels of {np.bincount(labels).min()} to {np.bincount(labels).max()} cells were drawn")
-    print(f"{drawn.min()} to {drawn.max()} times")
+    counts = np.bincount(labels)
+    print(
+        f"labels with {counts.min()} to {counts.max()} cells were drawn "
+        f"{drawn.min()} to {drawn.max()} times"
+    )
 
 
 if __name__ == "__main__":

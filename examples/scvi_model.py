@@ -1,8 +1,8 @@
-"""The model of SCVI from raw counts in many files, with a batch key: nothing is concatenated.
+"""scvi-tools' SCVI model on raw counts in many files, with a batch key and no concatenation.
 
     python examples/scvi_model.py 'plates/*.h5ad'
 
-Counts are a layer of each file, and only the genes are read that the model takes.
+Counts are a layer of each file.
 """
 
 import sys
@@ -20,7 +20,7 @@ COUNTS, BATCH, N_EPOCHS = "layers/counts", "plate", 2
 
 
 def inputs(minibatch: Any) -> dict[str, torch.Tensor]:
-    """Return a minibatch under the names that scvi-tools uses."""
+    """Return a minibatch under scvi-tools' names."""
     batch = minibatch.obs[BATCH][:, None]
     return {
         REGISTRY_KEYS.X_KEY: minibatch.X,

@@ -1,4 +1,4 @@
-"""Some cells of a TileDB-SOMA experiment, chosen by a query: settings, then training minibatches.
+"""Minibatches of those cells of a TileDB-SOMA experiment that a query selects.
 
 python examples/soma.py atlas_soma "n_counts > 500" --label plate
 """
@@ -12,7 +12,7 @@ def main(experiment: str, query: str | None, label: str) -> None:
     source = SomaSource(experiment, obs_query=query)
     collection = open_collection(source, obs=[label])
     print(f"{len(collection):,} cells x {collection.n_vars:,} genes of {source}")
-    # Larger fetches pay more than elsewhere: a query decodes whole tiles of some 1,000 cells.
+    # Large fetches pay off more than elsewhere: the blocks of a fetch share compressed chunks.
     dataset = CellDataset(
         collection, BlockShuffling(64), batch_size=256, fetch_factor=64, drop_last=False, seed=0
     )
@@ -23,7 +23,7 @@ def main(experiment: str, query: str | None, label: str) -> None:
             total += float(minibatch.X.values().sum())  # sparse CSR, in PyTorch
             labels = minibatch.obs[label]  # codes, or numbers
         print(f"epoch {epoch}: {seen:,.0f} cells, {total / seen:,.1f} counts each")
-    print(f"the last labels: {collection.obs[label].decode(labels.numpy()[:3]).tolist()}")
+    print(f"last labels: {collection.obs[label].decode(labels.numpy()[:3]).tolist()}")
 
 
 if __name__ == "__main__":

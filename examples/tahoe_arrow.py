@@ -1,9 +1,9 @@
-"""A HuggingFace data set of cells, such as Tahoe-100M, trained from as its files are.
+"""Training from the files of a HuggingFace data set of cells, such as Tahoe-100M.
 
     python examples/tahoe_arrow.py folder/of/save_to_disk gene_metadata.parquet
 
-Each row has the lists `genes` (token ids; that of a marker comes first) and `expressions`, and
-obs columns such as `drug`. The table of genes has a `token_id` and a `gene_symbol` for each.
+Each row has the lists `genes` (token ids, beginning with a marker's) and `expressions`, and obs
+columns such as `drug`. The table of genes has a `token_id` and a `gene_symbol` for each gene.
 """
 
 import sys

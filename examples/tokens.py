@@ -1,10 +1,10 @@
-"""Token streams: genes of cells as tokens with a value each, and what is known of each cell.
+"""Token streams: genes of cells as tokens with a count each, and metadata for each cell.
 
     python examples/tokens.py FOLDER_OF_PLATES
 
-Each cell becomes a document: its genes by falling count, as (gene, count). Each plate is a shard,
-which another process could write. Then windows over all cells train a small model that guesses
-the next gene, with the cells of each window by their metadata, and documents come padded.
+Each cell becomes a document: its genes by decreasing count, as (gene, count). Each plate is a
+shard, which another process could write. Windows over all cells then train a small model that
+predicts the next gene, with metadata for the cells of each window. Finally, documents are padded.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Settings of a plain PyTorch DataLoader, chosen by what they deliver on this machine.
+"""Tune a plain PyTorch DataLoader on this machine.
 
 python examples/tune_dataloader.py plates [seconds]
 """
@@ -18,7 +18,7 @@ LABEL = "plate"
 
 
 class Cells(torch.utils.data.Dataset):
-    """Cells with their label, read from the files when they are asked for."""
+    """Cells with their label, read from the files on demand."""
 
     def __init__(self, files):
         plates = [anndata.read_h5ad(path, backed="r") for path in files]
@@ -33,7 +33,7 @@ class Cells(torch.utils.data.Dataset):
 
 
 class Plates(Tunable):
-    """The loader, for the tuner: its settings, how it is opened, and what it delivers."""
+    """Describe the loader to the tuner: its settings, how to open it, and its labels."""
 
     def __init__(self, files):
         self.parameters = {"num_workers": [0, 1], "prefetch_factor": [2, 8]}
@@ -62,6 +62,6 @@ def main(folder: str, seconds: str = "20") -> None:
 
 
 if __name__ == "__main__":
-    from tune_dataloader import main  # by its name, so that the measuring process can import it
+    from tune_dataloader import main  # by module name, so that the measuring process can import it
 
     main(*sys.argv[1:])

@@ -1,8 +1,8 @@
-"""Settings for several processes that train together, measured as they will read: at once.
+"""Tune for several processes that train together and read at the same time.
 
     torchrun --nproc-per-node 2 examples/tune_ddp.py 'plates/*.h5ad' [seconds]
 
-All ranks call `autotune`; the first one measures for all, and each gets the same result.
+All ranks call `autotune`. The first one measures for all, and each gets the same result.
 """
 
 import sys

@@ -15,4 +15,4 @@ def test_the_page_runs_and_prints_what_it_says(capsys):
             printed = capsys.readouterr().out
             assert printed == (following[1] if following[0] == "text" else "")
             n_compared += bool(printed)
-    assert n_compared == 2
+    assert n_compared == 3

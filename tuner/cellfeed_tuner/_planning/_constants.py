@@ -1,4 +1,4 @@
-"""Numbers that decide what a search proposes, races and chooses, and where each comes from."""
+"""Numbers that determine what a search proposes, compares and chooses, and their origins."""
 
 # What a configuration costs before it is measured
 
@@ -6,136 +6,138 @@ PRICES = {
     "fetch": (0.5, 3.0),
     "block": (-1.0, 1.7),
     "file": (0.0, 2.5),
-    "chunk": (-1.0, 1.5),  # of one row's share
-    "transfer": (-1.0, 1.0),  # from a worker's process, per cell
-    "worker": (-2.0, 0.0),  # what each worker adds to each cell, by standing in the others' way
+    "chunk": (-1.0, 1.5),  # a row's share of it
+    "transfer": (-1.0, 1.0),  # from a worker process, per cell
+    "worker": (-2.0, 0.0),  # what each worker adds to each cell, by contention
 }
-"""Decades within which a price lies, in prices of a cell: what reading and placing one takes once
-its chunk is there. Chosen: generous beside all recorded grids, none of which it was fitted to."""
+"""Ranges of prices, as powers of ten, relative to the price of a cell: reading and placing it once
+its chunk is available. Chosen: wide enough for all recorded grids, to none of which it was
+fitted."""
 SERIAL = (-2.0, 0.0)
-"""Decades of the share of all reading that workers do not divide. Chosen: from hardly any to
-all."""
+"""Range, as powers of ten, of the share of reading that workers do not divide. Chosen: from hardly
+any to all."""
 NOT_AHEAD = 0.5
-"""What is added to the logarithm of a cost at most, divided by the fetches of an epoch, since the
+"""Largest addition to the logarithm of a cost, divided by the fetches of an epoch, because the
 first fetch is not read ahead. Chosen."""
 BY_SIZE = 0.1
-"""Standard deviation by which a cost deviates from the sum with each doubling of the fetch. Chosen:
-buffers outgrow caches, and memory is slow to get."""
+"""Standard deviation of a cost from the sum for each doubling of the fetch. Chosen: buffers outgrow
+caches, and allocating memory is slow."""
 DEVIATION, ALONE, OF_SIZES, REACH, CLOSE = 0.15, 0.25, 0.5, 3.0, 0.5
-"""Standard deviation by which a cost deviates otherwise; shares of its variance that neighbours do
-not have in common, and that do not depend on workers; and doublings over which the rest, and the
-part of one alone, fade. Chosen."""
+"""Standard deviation of a cost from the sum otherwise; shares of its variance that neighbours do
+not share, and that do not depend on workers; and doublings over which the rest, and the unshared
+part, decay. Chosen."""
 BY_OTHERS = 0.5
-"""Standard deviation by which a cost deviates with each combination of other settings. Chosen: the
-sum says nothing of them."""
+"""Standard deviation of a cost for each combination of other settings. Chosen: the sum does not
+model them."""
 ANY_SCALE = 3.0
-"""Standard deviation of the unit of time, as a logarithm. Chosen: nothing is known of it."""
+"""Standard deviation of the logarithm of the time unit. Chosen: nothing is known about it."""
 N_WORLDS, ENOUGH_WORLDS, HALVINGS, NO_WEIGHT = 4000, 200, 8, 1e-6
-"""Draws of the prices; how many equally likely ones are enough, how exactly that is met, and what
-share of the likeliest one's weight is none. Chosen: with one normal distribution in their place,
-choices among recorded grids are as good, but worse in ranges of settings."""
+"""Draws of the prices; how many equally likely draws are enough; the bisection steps to reach that
+number; and the share of the likeliest draw's weight that counts as none. Chosen: with a single
+normal distribution instead, choices on recorded grids are as good, but worse in ranges of
+settings."""
 NOISES = (0.01, 0.4, 8)
-"""The least and the largest relative spread that looks may have, and how many between are tried.
-Chosen: from a quiet machine to one that is hardly of use."""
+"""Smallest and largest relative spread of replicates, and how many values in between are tried.
+Chosen: from a quiet machine to one that is hardly usable."""
 USUAL_NOISE, NOISE_WIDTH = 0.08, 0.6
-"""What it usually is, and the standard deviation of its logarithm. Measured: half of the grids of
-`bench/grids` were recorded with spreads of 5 to 20 %."""
+"""Typical relative spread, and the standard deviation of its logarithm. Measured: half of the grids
+in `bench/grids` were recorded with spreads of 5 to 20 %."""
 JITTER = 1e-9
-"""A variance that is added to each look's. Chosen: so that matrices can be inverted."""
+"""Variance added to that of each replicate. Chosen: makes matrices invertible."""
 
-# What is looked at, and for how long something races
+# What is measured next, and what leaves the race
 
 N_DRAWS, MOST_DRAWN = 512, 128
-"""Draws of all costs that chances are counted in, and of how many configurations, the most
-promising ones, they are drawn. Chosen: a chance of 5 % is then known to 1 %."""
+"""Draws of all costs for computing probabilities, and the number of most promising configurations
+for which they are drawn. Chosen: a probability of 5 % is then known to 1 %."""
 LEAST_CHANCE = 0.05
-"""Probability of being the best below which something is out of the race. Chosen."""
+"""Probability of being the best below which a configuration leaves the race. Chosen."""
 OPTIMISM = 0.84
-"""Quantile of the difference to the leader that chooses what is held against it. Chosen: that of
-one standard deviation."""
+"""Quantile of the difference from the leader that selects its challenger. Chosen: one standard
+deviation."""
 KNOWN = 0.7
-"""Share of another's error below which the leader's own needs no look beside the other. Chosen."""
+"""If the leader's error is below this share of the challenger's, only the challenger is measured.
+Chosen."""
 DOUBTED_GAIN = 0.05
-"""Gain over the best that must have been expected of what a single look puts out of the race, for a
-second look. Chosen: what is as close as that is as good."""
+"""Expected gain over the best that earns a second replicate for a configuration that leaves the
+race after one. Chosen: a configuration that close is as good."""
 FIRST_TRIALS = 4
-"""Configurations that are looked at before any is compared, one of them with workers and one
-without. Measured: with three, choices among recorded grids are as good, and in ranges of settings
-they are worse."""
+"""Configurations measured before any comparison, one of them with workers and one without.
+Measured: with three, choices on recorded grids are as good, but worse in ranges of settings."""
 MOST_REPLAYED = 6
-"""Pairs of sizes of a large space that are replayed where nothing known mixes well enough.
-Chosen."""
+"""Pairs of sizes replayed from a large space if no known pair mixes well enough. Chosen."""
 SURVEY_UNTIL = 0.8
-"""Share of the budget until which what comes nearest to being feasible is measured, where nothing
-is. Chosen."""
-SLACK_SECONDS = 5.0
-"""Seconds beyond what should suffice for a loop with a training step, before it is stopped.
+"""Share of the budget until which nearly feasible configurations are measured if none is feasible.
 Chosen."""
+SLACK_SECONDS = 5.0
+"""Seconds beyond the expected time after which a loop with a training step is stopped. Chosen."""
 
-# What there is to choose from
+# The space of configurations
 
 MOST_LISTED = 2000
-"""Configurations of a space that are listed; of more, only a coarse grid and what is around the
-best. Chosen: each pair of sizes takes some 50 ms to replay, and the cost model's covariance grows
-with their square."""
+"""Most configurations of a space that are all listed; a larger space gets a coarse grid, then the
+surroundings of the best. Chosen: replaying a pair of sizes takes about 50 ms, and the cost model's
+covariance grows with the square of their number."""
 SIZE_STEP, WORKER_STEP = 4, 2
-"""Factors between neighbours in the coarse grid: of sizes, and of processes and threads. Chosen:
-these have less far to go."""
+"""Factors between neighbours in the coarse grid: for sizes, and for processes and threads. Chosen:
+the latter span a smaller range."""
 SIGNIFICANT_BITS = 4
-"""Proposals are rounded to so many significant bits. Chosen: neither speed nor entropy changes
+"""Proposals are rounded to this many significant bits. Chosen: neither speed nor entropy changes
 measurably within steps of 6 % to 12 %."""
 AROUND_STEP = 2**0.5
 """Factor between a size and its neighbours around a configuration. Chosen."""
 AROUND = ((-2, -2), (-1, -1), (1, 1), (2, 2), (-1, 0), (1, 0), (0, -1), (0, 1))
-"""How many of these steps are taken in block and fetch. Chosen: what has as many blocks in a fetch
-mixes as well, and what has more mixes better."""
+"""Numbers of these steps in block size and fetch. Chosen: a fetch with as many blocks mixes as
+well, and one with more blocks mixes better."""
 RANDOM_TRIALS = 4
-"""What others than the cost model draw at random, before they go by what was measured. Chosen."""
+"""Random trials of samplers other than the cost model before they use measurements. Chosen."""
 
 # Turns
 
 LEAST_TURNS = 4
-"""Turns without which nothing is said to be decided. Chosen."""
+"""Fewest turns for a decision. Chosen."""
 TURN_ROUNDS = 2
-"""Counted rounds of a replicate in a turn, at least. Chosen: the least turns make a throughput."""
+"""Fewest counted rounds of a replicate in a turn. Chosen: the fewest turns then yield a
+throughput."""
 TURN_VARIANCES = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0, 1e3, 1e4, 1e6)
-"""How much turns may differ: the variance of what a moment does to a whole turn, by that of looks
-within one. Chosen."""
+"""How much turns may differ: the variance of what affects a whole turn, relative to that of
+replicates within a turn. Chosen."""
 NOTHING, NEXT_TO_NOTHING = 1e-15, 1e-10
-"""A sum of squares below which nothing differs, and what is rounding beside the largest. Chosen."""
+"""Sum of squares below which nothing differs, and share of the largest that counts as rounding.
+Chosen."""
 FINALIST_SHARE = 0.5
-"""Share of the most turns of any with fewer than which a configuration has left the race.
-Chosen."""
+"""A configuration with fewer turns than this share of the most has left the race. Chosen."""
 FEWEST_PRODUCTS = 4
-"""Pairs of neighbouring looks without which nothing is said of what looks of a time have in common.
-Chosen."""
+"""Fewest pairs of adjacent replicates for estimating what replicates of the same time have in
+common. Chosen."""
 
 # Time
 
 PROPOSE_UNTIL, TURNS_UNTIL_WITH_STEP = 0.6, 0.75
-"""Shares of the budget until which something is looked at for the first time, and until which there
-are turns where a training step is to be measured afterwards. Chosen."""
+"""Shares of the budget until which new configurations are measured, and until which turns run if a
+training step is measured afterwards. Chosen."""
 LIMIT_SHARE, LEAST_REPLICATE_LIMIT_SECONDS = 0.25, 5.0
-"""A look is stopped after this share of the budget, and not before so many seconds. Chosen."""
+"""A replicate is stopped after this share of the budget, but not before this many seconds.
+Chosen."""
 FIRST_LIMIT_SHARE, LEAST_FIRST_LIMIT_SECONDS = 0.125, 3.0
-"""The same of first looks, as long as none has come so far. Chosen: it is not known then how slow
-the disk is, and the process takes a part of it to start."""
+"""The same for first replicates until one has succeeded. Chosen: the speed of the disk is unknown
+then, and starting the process takes part of the time."""
 UNKNOWN_CELLS_PER_SECOND = 5000.0
-"""What a configuration is expected to give before anything is measured. Chosen: what a slow disk
-gives to large fetches, so that none is begun with that would take too long there."""
+"""Expected throughput of a configuration before anything is measured. Chosen: what a slow disk
+gives with large fetches, so that no replicate starts that would take too long there."""
 # What is chosen
 
 NEED_MARGIN = 1.05
-"""What is looked for is faster than needed by this factor. Chosen: the lower end of its interval
-has to be as fast."""
+"""Factor by which the search aims above the needed throughput. Chosen: the lower end of its
+interval must be sufficient."""
 SHARE_PER_DOUBLING = 2e-5
-"""What twice the memory is worth, as a share of random sampling's entropy. Chosen: of what mixes
-alike, the smaller is proposed."""
+"""Value of twice the memory, as a share of random sampling's entropy. Chosen: of configurations
+that mix alike, the smaller one is proposed."""
 SAME_MEMORY_SHARE = 0.05
-"""Memories that differ by less are the same. Chosen: one configuration takes that much more or
-less from run to run."""
+"""Memory sizes that differ by less count as equal. Chosen: memory of one configuration varies by
+this much between runs."""
 DEPTH_ROUNDS, FEWEST_DEPTH_TURNS, MOST_DEPTH_TURNS = 2, 2, 16
-"""Rounds of a look at a depth of reading ahead; turns without which depths are not compared, and
-after which they are no longer. Chosen."""
+"""Rounds in a replicate of a prefetch depth, fewest turns for comparing depths, and most turns.
+Chosen."""
 MOST_BYTES_AHEAD = 256 << 20
-"""What is on its way from a server at most. Source: `cellfeed.CellDataset`."""
+"""Most bytes in flight from a server. Source: `cellfeed.CellDataset`."""

@@ -88,10 +88,10 @@ ANNDATA = Storage(
     recognizes=_is_anndata,
     reads_directly=True,
     facts=StorageFacts(
-        recognized="`.h5ad`, `.h5mu` and zarr, by content; what `cellfeed preshuffle` wrote",
-        reading="fast: chunks are decoded here (gzip, zstd, lz4, blosc, lzf or none); what "
-        "`Collection.describe` names goes through h5py or zarr",
-        remote="web servers, S3 and its like (`remote`)",
+        recognized="`.h5ad`, `.h5mu` and zarr, by content; stores of `cellfeed preshuffle`",
+        reading="fast: cellfeed decodes chunks (gzip, zstd, lz4, blosc, lzf or none); h5py or "
+        "zarr read what `Collection.describe` names",
+        remote="web servers, S3 and similar (`cellfeed[remote]`)",
     ),
 )
 

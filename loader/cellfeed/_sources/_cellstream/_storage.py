@@ -31,7 +31,7 @@ CELLSTREAM = Storage(
     recognizes=_is_archive,
     extra="cellstream",
     facts=StorageFacts(
-        recognized="a file that begins as `.csad` and `.shad` do, with a frame for each cell",
+        recognized="a file with the header of `.csad` and `.shad`, and one frame per cell",
         reading="fast: cellstream's compiled decoder writes into minibatches",
     ),
 )

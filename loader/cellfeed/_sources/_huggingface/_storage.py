@@ -20,8 +20,8 @@ HUGGINGFACE = Storage(
     recognizes=is_saved,
     extra="huggingface",
     facts=StorageFacts(
-        recognized="a folder that `save_to_disk` wrote; a `datasets.Dataset`; `HuggingFaceSource`",
-        reading="fast: lists are read as they lie in Arrow files; compressed ones by pyarrow",
+        recognized="a folder written by `save_to_disk`; a `datasets.Dataset`; `HuggingFaceSource`",
+        reading="fast: lists are read directly from Arrow files; compressed ones by pyarrow",
         labels="columns of numbers, booleans, text and class labels",
     ),
 )

@@ -22,7 +22,7 @@ SCDL = Storage(
     extra="scdl",
     facts=StorageFacts(
         recognized="a folder with `data.npy`, `col_ptr.npy` and `row_ptr.npy`; BioNeMo's object",
-        reading="fast: arrays are read as they lie in files; float16 by NumPy",
+        reading="fast: arrays are read directly from the files; float16 by NumPy",
     ),
 )
 MEMORY_MAPS = Storage(
@@ -31,7 +31,7 @@ MEMORY_MAPS = Storage(
     recognizes=is_npy_folder,
     facts=StorageFacts(
         recognized="a folder of `scipy.sparse.save_npz`, uncompressed and unzipped",
-        reading="fast: arrays are read as they lie in files; float16 by NumPy",
-        labels="columns of the `obs` that `MemoryMapSource` is given",
+        reading="fast: arrays are read directly from the files; float16 by NumPy",
+        labels="columns of the `obs` given to `MemoryMapSource`",
     ),
 )

@@ -19,9 +19,9 @@ POSTGRES = Storage(
     schemes=("postgresql", "postgres"),
     extra="postgres",
     facts=StorageFacts(
-        recognized="`postgresql://host/database?collection=NAME`, which `cellfeed load-database` "
-        "wrote, or a `PostgresSource` with a query",
-        reading="packed rows, asked for by key over pipelined connections, unpacked in compiled "
+        recognized="`postgresql://host/database?collection=NAME`, written by `cellfeed "
+        "load-database`; or a `PostgresSource` with a condition",
+        reading="packed rows, requested by key over pipelined connections, unpacked in compiled "
         "code by one thread",
         threads="one",
         remote="yes",

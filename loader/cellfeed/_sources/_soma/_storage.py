@@ -28,10 +28,10 @@ SOMA = Storage(
     facts=StorageFacts(
         recognized="a folder that is a TileDB group, or a `SomaSource` with a query",
         reading=(
-            "sparse arrays on this machine: tiles are decoded in compiled threads; others by "
-            "tiledbsoma, a query for each fetch"
+            "local sparse arrays: compiled threads decode the tiles; others: tiledbsoma, one query "
+            "per fetch"
         ),
-        threads="as given; where tiledbsoma reads, TileDB's own",
-        remote="URIs of TileDB, by `SomaSource`",
+        threads="any number; TileDB's own where tiledbsoma reads",
+        remote="TileDB URIs, with `SomaSource`",
     ),
 )

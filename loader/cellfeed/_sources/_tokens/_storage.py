@@ -33,8 +33,8 @@ TOKENS = Storage(
     open=_open,
     recognizes=_has_shards,
     facts=StorageFacts(
-        recognized="a folder of shards that `TokenStreamWriter` wrote",
-        reading="fast: windows and documents are read into place; spans in one thread",
-        labels="the shard, attributes of documents",
+        recognized="a folder of shards written by `TokenStreamWriter`",
+        reading="fast: windows and documents are read into place; spans by one thread",
+        labels="the shard, obs of documents",
     ),
 )
