@@ -1,4 +1,4 @@
-"""What the elements of a collection may be named."""
+"""Names of the elements of a collection."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ __all__ = ["require_elements"]
 
 
 def require_elements(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of elements, of which there are some, none of them twice.
+    """Check the names of elements, and return them as a tuple.
 
     Raises
     ------
     ParameterError
-        There are none, or one is named in another way than elements are.
+        There are none, one is given twice, or one is not a name of an element.
 
     Examples
     --------

@@ -21,17 +21,17 @@ _Columns = tuple[int, ColumnNames, tuple[ColumnMap, ...] | None]
 
 
 def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]:
-    """Return the elements that all sources have, each over all of them.
+    """Return the elements of all sources, each joined over all of them.
 
     Raises
     ------
     MismatchError
-        Sources cannot be joined by their genes, or differ in the columns of an array that has
-        none.
+        Sources cannot be joined by their genes, or differ in the columns of an array without
+        genes.
     FormatError
-        An array has another number of columns than its table says.
+        An array and its table differ in the number of columns.
     ParameterError
-        Genes are chosen, and no element has names of genes.
+        Genes are chosen, but no element has gene names.
     """
     elements, tables = dict[str, Element](), dict[str, _Columns]()
     for name, first in sources[0].elements.items():
@@ -87,7 +87,7 @@ def _layout_of(stored: Sequence[StoredElement]) -> Layout:
 
 
 def _dtype_of(name: str, sources: Sequence[Source]) -> np.dtype[Any]:
-    """Return a dtype that holds the values of all sources."""
+    """Return a dtype that can hold the values of all sources."""
     dtypes = [source.elements[name].dtype for source in sources]
     if all(each.names is None for each in dtypes):
         return np.result_type(*dtypes)
@@ -104,7 +104,7 @@ def _dtype_of(name: str, sources: Sequence[Source]) -> np.dtype[Any]:
 def _of_stored_columns(
     stored: Sequence[StoredElement], maps: tuple[ColumnMap, ...] | None, n_columns: int
 ) -> tuple[ColumnMap, ...]:
-    """Return what each stored column becomes, from what each column of the elements does."""
+    """Return the target of each stored column, from the target of each column of the elements."""
     found = list[NDArray[np.int32]]()
     for k, element in enumerate(stored):
         own = np.arange(element.shape[1], dtype=np.int32) if maps is None else maps[k].columns
@@ -125,7 +125,7 @@ def _join_genes(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
 
 
 def _join_frames(name: str, sources: Sequence[Source]) -> _Columns:
-    """Join data frames, which must have the same columns, in whatever order."""
+    """Join data frames, which must have the same columns, in any order."""
     parts = _parts(name, sources)
     first, known = sources[0].location, set(parts[0][1])
     for path, names in parts[1:]:
@@ -151,7 +151,7 @@ def _joined(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
 
 
 def _parts(name: str, sources: Sequence[Source]) -> list[tuple[Location, NDArray[np.object_]]]:
-    """Return the names of the columns of each source; those of the first are not kept twice."""
+    """Return the column names of each source; equal names share memory with the first."""
     parts = list[tuple[Location, NDArray[np.object_]]]()
     found = side_by_side(partial(_names_of, name), sources)
     for source, own in zip(sources, found, strict=True):
@@ -175,7 +175,7 @@ def _names_of(name: str, source: Source) -> NDArray[np.object_]:
 
 
 def _check_same_kind(name: str, sources: Sequence[Source]) -> None:
-    """Check that columns have names in all files or in none, and rows as many dimensions."""
+    """Check that all or no files name their columns, and that rows have the same dimensions."""
     first = sources[0].elements[name]
     for source in sources[1:]:
         stored = source.elements[name]

@@ -22,21 +22,21 @@ _Part = tuple[Location, "pd.Index[str]"]
 
 
 class Genes:
-    """Which genes a collection is to have.
+    """Which genes a collection has.
 
     Parameters
     ----------
     join_vars
-        Those that all files have ("same": none has others), those that every file has
-        ("inner"), or those that any has ("outer").
+        "same": all files have the same genes; "inner": the genes that every file has; "outer": the
+        genes that any file has.
     names
-        These, in this order, in place of all; every file must have them.
+        Names of the genes, in this order, in place of a join; every file must have them.
 
     Raises
     ------
     ParameterError
-        The join is none of these, or names are given that are no list of distinct names, or
-        beside a join.
+        ``join_vars`` is something else, ``names`` is not a list of distinct names, or both are
+        given.
     """
 
     def __init__(self, join_vars: JoinVars = "same", names: Sequence[str] | None = None) -> None:
@@ -62,26 +62,25 @@ class Genes:
 def join_var(
     parts: Sequence[tuple[Location, Names]], genes: Genes
 ) -> tuple[Names, tuple[ColumnMap, ...] | None]:
-    """Join the names of the genes of some files.
+    """Join the gene names of files.
 
     Parameters
     ----------
     parts
         Each file with its genes.
     genes
-        Which of them the collection has.
+        Which genes the collection has.
 
     Returns
     -------
-    The genes of the collection, and where those of each file are among them; None if they are
-    the same in the same order everywhere.
+    The genes of the collection, and the position of each file's genes among them; None if all
+    files have the same genes in the same order.
 
     Raises
     ------
     MismatchError
-        A file has other genes than the first, or lacks one that was asked for, there are none
-        left, or two of a file's genes have a name that the collection is to have, and files
-        differ in their genes or these are chosen by name.
+        A file has other genes than the first, or lacks a requested gene; no gene is left; or genes
+        are matched by name, and a file has two genes with a name that the collection has.
     """
     first = parts[0][1]
     is_same = all(names is first or np.array_equal(names, first) for _, names in parts)
@@ -99,7 +98,7 @@ def join_var(
 
 
 def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
-    """Return the names of the genes of a collection, each once."""
+    """Return the gene names of a collection, each once."""
     joint = parts[0][1].unique()
     if genes.names is not None:
         joint = pd.Index(genes.names, dtype=object)
@@ -136,7 +135,7 @@ def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
 
 
 def _check_distinct(where: Location, index: "pd.Index[str]", joint: "pd.Index[str]") -> None:
-    """Check that no two genes of a file have one name, of those that the collection has."""
+    """Check that no two genes of a file share a name that the collection has."""
     repeated = index[index.duplicated()].unique()
     if repeated.isin(joint).any():
         names = listed(repeated[repeated.isin(joint)].tolist())
@@ -153,6 +152,6 @@ def _twice(names: Names) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return some names for a message: the first few, and how many others there are."""
+    """Return names for a message: the first few, and the number of others."""
     shown = ", ".join(map(repr, names[:_SHOWN]))
     return shown + (f" and {len(names) - _SHOWN:,} others" if len(names) > _SHOWN else "")

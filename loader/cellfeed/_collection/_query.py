@@ -1,8 +1,7 @@
-"""A query over obs columns: checked, and then evaluated by pandas.
+"""A query over obs columns, which is checked here and evaluated by pandas.
 
-What is passed on to pandas is written anew from what was understood here: columns by numbers in
-place of names, arithmetic of constants done. There are no names of Python in it, no calls
-and no attributes.
+pandas gets an expression that is rebuilt from the parsed query, with column numbers in place of
+names and with constants folded. It contains no Python names, calls or attributes.
 """
 
 import ast
@@ -51,9 +50,9 @@ class Query:
     Parameters
     ----------
     text
-        As it was given.
+        The text of the query.
     columns
-        The columns that it names, each once.
+        The columns in it, each once.
     """
 
     text: str
@@ -63,13 +62,13 @@ class Query:
 
     @classmethod
     def of(cls, text: str) -> "Query":
-        """Read a query.
+        """Parse a query.
 
         Raises
         ------
         ParameterError
-            It is something else than columns, constants, comparisons, ``and``, ``or``, ``not``,
-            ``in`` lists of constants, and arithmetic; or names no column.
+            It has something other than columns, constants, comparisons, ``and``, ``or``, ``not``,
+            ``in`` with lists of constants, and arithmetic; or it has no column.
         """
         if not isinstance(text, str):
             msg = f"a query must be text, such as \"cell_type == 'B'\", but got {text!r}"  # type: ignore[unreachable]
@@ -85,17 +84,17 @@ class Query:
         return cls(text, tuple(reader.columns), tuple(reader.conditions), expression)
 
     def evaluate(self, columns: Mapping[str, Any]) -> NDArray[np.bool_]:
-        """Return where the condition holds; not where it is missing.
+        """Return where the condition holds; False where it is missing.
 
         Parameters
         ----------
         columns
-            Some rows of the columns that it names, as pandas series of the same length.
+            Rows of the columns in the query, as pandas series of the same length.
 
         Raises
         ------
         ParameterError
-            Columns of these dtypes cannot be compared so.
+            pandas cannot compare columns of these dtypes.
         """
         for name in self._conditions:
             if not pd.api.types.is_bool_dtype(columns[name].dtype):
@@ -135,7 +134,7 @@ def _called(text: str) -> str:
 
 
 class _Reader:
-    """Checks a query, and writes it anew.
+    """Checks a query, and rebuilds it.
 
     Parameters
     ----------
@@ -151,7 +150,7 @@ class _Reader:
         self.called = _called(text)
 
     def read(self) -> ast.expr:
-        """Return what the query says, with columns by number."""
+        """Return the rebuilt query, with columns by number."""
         if len(self._text) > _MOST_CHARACTERS:
             raise self._refused(f"has more than {_MOST_CHARACTERS:,} characters")
         python = _TOKENS.sub(self._token, self._text).strip()
@@ -166,7 +165,7 @@ class _Reader:
         return ParameterError(f"{self.called}: {what}")
 
     def _token(self, match: re.Match[str]) -> str:
-        """Return what stands for a name in backticks, or what pandas takes ``&`` and ``|`` for."""
+        """Return a placeholder for a name in backticks, or pandas' meaning of ``&`` and ``|``."""
         if match["text"]:
             return match["text"]
         if match["triple"] or match["at"]:
@@ -179,7 +178,7 @@ class _Reader:
         return " and " if match["and"] else " or "
 
     def _checked(self, node: ast.expr) -> ast.expr:
-        """Return an expression written anew, if it is one that is allowed."""
+        """Return a rebuilt expression, if it is allowed."""
         match node:
             case ast.Constant():
                 return self._constant(node.value)
@@ -199,7 +198,7 @@ class _Reader:
         )
 
     def _condition(self, node: ast.expr) -> ast.expr:
-        """Return an operand of and, or, not, which would combine the bits of numbers."""
+        """Return an operand of and, or, not; refuse numbers, whose bits would be combined."""
         is_truth = isinstance(node, ast.Compare | ast.BoolOp | ast.Name) or (
             isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
         )
@@ -213,7 +212,7 @@ class _Reader:
         return checked
 
     def _column_of(self, name: str) -> str:
-        """Return the column that a name in the syntax tree stands for."""
+        """Return the column of a name in the syntax tree."""
         quoted = re.fullmatch(r"_quoted_(\d+)_", name)
         if quoted and int(quoted[1]) < len(self._quoted):
             return self._quoted[int(quoted[1])]
