@@ -76,8 +76,8 @@ def _keep_on_disk(compiled: Any, function: Function) -> None:
         kept = _Cache(function)
     except (RuntimeError, OSError) as error:  # no folder may be written to, or sources are gone
         msg = (
-            f"compiled code is not kept, so that each process compiles it anew ({error}); "
-            "set NUMBA_CACHE_DIR to a folder that may be written to"
+            f"compiled code cannot be cached, so each process compiles it again ({error}); "
+            "set NUMBA_CACHE_DIR to a writable folder"
         )
         warnings.warn(msg, RuntimeWarning, stacklevel=2)
     else:

@@ -166,8 +166,8 @@ def _claim(folder: Path, experiment: Experiment, *, overwrite: bool) -> None:
     plates = sorted(folder.glob("plate*.h5ad"))
     if plates and not overwrite:
         msg = (
-            f"`{folder}` holds another collection, with `{plates[0].name}`; "
-            "choose another folder, or overwrite it"
+            f"`{folder}` contains another collection, with `{plates[0].name}`; choose another "
+            "folder, or overwrite it"
         )
         raise ParameterError(msg)
     for plate in plates:
@@ -200,7 +200,7 @@ def _require_space(folder: Path, model: ExpressionModel, n_cells: int, n_files: 
     needed = round(2.5 * model.expected_nonzeros(n_cells)) + 60 * n_cells + n_files * per_file
     free = shutil.disk_usage(folder).free
     if free < needed:
-        msg = f"About {format_bytes(needed)} are needed, but {format_bytes(free)} are free"
+        msg = f"about {format_bytes(needed)} are needed, but {format_bytes(free)} are free"
         raise OSError(errno.ENOSPC, msg, str(folder))
 
 

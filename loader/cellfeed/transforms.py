@@ -142,13 +142,19 @@ class Scale(Transform):
         """Check the parameters, and keep read-only copies of the arrays."""
         std = _columns("std", self.std)
         if (std < 0).any():
-            msg = f"`std >= 0` must hold, but got std={std.min()!r} among {std.size:,} columns"
+            msg = (
+                f"`std >= 0` must hold, but the smallest of {std.size:,} columns is "
+                f"std={std.min()!r}"
+            )
             raise ParameterError(msg)
         object.__setattr__(self, "std", std)
         if self.mean is not None:
             mean = _columns("mean", self.mean)
             if mean.size != std.size:
-                msg = f"`mean` and `std` must be as long, but got {mean.size:,} and {std.size:,}"
+                msg = (
+                    f"`mean` and `std` must have the same length, but got {mean.size:,} and "
+                    f"{std.size:,}"
+                )
                 raise ParameterError(msg)
             object.__setattr__(self, "mean", mean)
         elif self.zero_center:

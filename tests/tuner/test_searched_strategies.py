@@ -216,7 +216,7 @@ class TestResult:
         assert np.isin(seen, rows).all()
 
     def test_another_strategy_is_taken_with_a_warning(self, balanced, collection):
-        with pytest.warns(UserWarning, match="ClassBalancedSampling, which is Streaming here"):
+        with pytest.warns(UserWarning, match="ClassBalancedSampling, but it is Streaming here"):
             CellDataset.from_autotune(collection, balanced, strategy=Streaming(), seed=0)
 
     def test_without_theory_and_advice_there_is_a_result(self, collection):

@@ -190,8 +190,8 @@ def _map(capacity: int) -> Bytes:
         return np.frombuffer(mmap.mmap(-1, capacity, flags=private), np.uint8)
     except (OSError, OverflowError) as error:
         msg = (
-            f"no {capacity:,} bytes of memory are to be had for rows ({error}); "
-            "read fewer at once, such as with a lower `fetch_factor`"
+            f"cannot allocate {capacity:,} bytes of memory for rows ({error}); read fewer at "
+            "a time, for example with a lower `fetch_factor`"
         )
         raise ParameterError(msg) from error
 

@@ -186,7 +186,7 @@ class DirectFiles(ByteStore):
             except OSError as error:
                 where = self.location_of(file)
                 msg = f"{where}: cannot be opened for direct I/O ({error.strerror})"
-                remedy = "allow more open files, such as with `ulimit -n 65536`, or"
+                remedy = "allow more open files, for example with `ulimit -n 65536`, or"
                 remedy = remedy if error.errno == errno.EMFILE else "check its permissions, or"
                 raise PathError(f"{msg}; {remedy} open it without `direct_io`") from error
             self._open[file] = descriptor, closed_with(descriptor)

@@ -29,12 +29,14 @@ def check_direct(path: Path) -> None:
         They have none.
     """
     if not hasattr(os, "O_DIRECT") or not hasattr(os, "preadv"):
-        msg = f"{path}: this system has no direct I/O, which is of Linux"
+        msg = f"{path}: this system does not support direct I/O, which needs Linux"
         raise ParameterError(f"{msg}; open it without `direct_io`")
     kind = _file_system(path)
     if kind in _IN_MEMORY or not _takes_direct_reads(path):
         which = f"its file system ({kind})" if kind else "its file system"
-        raise ParameterError(f"{path}: {which} has no direct I/O; open it without `direct_io`")
+        raise ParameterError(
+            f"{path}: {which} does not support direct I/O; open it without `direct_io`"
+        )
 
 
 def _takes_direct_reads(path: Path) -> bool:

@@ -19,7 +19,7 @@ def require_torch_dtype(dtype: np.dtype[Any]) -> None:
         torch does not have it.
     """
     if dtype.itemsize > np.dtype(np.float64).itemsize and dtype.kind == "f":
-        msg = f"values are stored as {dtype}, which torch does not have; give `dtype='float64'`"
+        msg = f"values are stored as {dtype}, which torch does not support; give `dtype='float64'`"
         raise ParameterError(msg)
 
 
@@ -36,7 +36,7 @@ def require_int64(what: str, values: NDArray[Any]) -> None:
     largest = np.iinfo(np.int64).max
     if values.size and values.max() > largest:
         msg = (
-            f"{what} holds {values.max()}, above the largest int64, {largest}, which tensors "
-            "count with; store it as text or as a category"
+            f"{what} has {values.max()}, above {largest}, the largest int64 that tensors can "
+            "hold; store it as text or as a category"
         )
         raise ColumnError(msg)

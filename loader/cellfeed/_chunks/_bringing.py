@@ -182,7 +182,7 @@ def _put(
         return
     stored = np.frombuffer(buffer, np.uint8)
     if stored.size > chunk[kernels.SIZE]:
-        raise ValueError(f"{stored.size} bytes were read in place of {chunk[kernels.SIZE]}")
+        raise ValueError(f"{stored.size} bytes were read, but {chunk[kernels.SIZE]} expected")
     if stored.size < chunk[kernels.SIZE] and not chunk[kernels.FLAGS] & kernels.WHOLE_FILE:
         raise ShortRangeError(row, kernels.TRUNCATED)
     owners.append(stored)

@@ -15,8 +15,8 @@ __all__ = ["CompilingNotice"]
 
 _NOTICEABLE_SECONDS = 1.0
 _NOTICE = (
-    "cellfeed: compiling its loops for this processor, which takes some 10 seconds, "
-    "once after an installation or upgrade"
+    "cellfeed: compiling for this processor, which takes about 10 seconds, once "
+    "after each installation or upgrade"
 )
 
 

@@ -42,7 +42,7 @@ def rows_of_coordinates(
     counts = np.zeros(ids.size, np.int64)
     for rows, _, _ in tables:
         if not count_by_row(rows.ctypes.data, rows.size, ids, counts):
-            msg = "it has an element of a row that was not asked for"
+            msg = "it has an element of a row that was not requested"
             raise ValueError(msg)
     indptr = np.concatenate([[0], np.cumsum(counts)])
     indices, data = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], dtype)

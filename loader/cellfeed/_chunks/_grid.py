@@ -73,12 +73,12 @@ def check_grid(
     """
     n_bytes = math.prod(shape) * itemsize
     if any(n < 0 for n in shape) or n_bytes > _MOST_BYTES:
-        raise ValueError(f"there is no array of shape {tuple(shape)}")
+        raise ValueError(f"an array cannot have shape {tuple(shape)}")
     if n_bytes == 0:
         return
     for part in (chunk_shape, shard_shape or chunk_shape):
         if len(part) != len(shape) or any(n < 1 for n in part):
-            raise ValueError(f"an array of shape {tuple(shape)} has no chunks of shape {part}")
+            raise ValueError(f"an array of shape {tuple(shape)} cannot have chunks of shape {part}")
     largest = max(n_bytes, _LARGEST_BEYOND)
     chunk_bytes = math.prod(chunk_shape) * itemsize
     if chunk_bytes > largest:
@@ -90,7 +90,10 @@ def check_grid(
     n_chunks = math.prod(chunk_grid(shape, chunk_shape))
     if shard_shape is not None:
         if any(n % c for n, c in zip(shard_shape, chunk_shape, strict=True)):
-            msg = f"shards of shape {tuple(shard_shape)} are no multiple of {tuple(chunk_shape)}"
+            msg = (
+                f"shards of shape {tuple(shard_shape)} are not a multiple of chunks of shape "
+                f"{tuple(chunk_shape)}"
+            )
             raise ValueError(msg)
         n_chunks = max(n_chunks, math.prod(chunk_grid(shard_shape, chunk_shape)))
     if n_chunks * _TABLE_BYTES > largest:

@@ -132,11 +132,11 @@ def _known(dataset: h5py.Dataset) -> _Filters | SlowRead:
         remedy = f"write it as {dtype.newbyteorder('=')}"
         return _slow(f"its numbers are {byte_order(dtype)}", remedy)
     if dtype.kind not in "biuf" or not _is_stored_as_in_memory(dataset):
-        return _slow(f"its numbers have to be converted to {dtype}", f"write it as {dtype}")
+        return _slow(f"its numbers must be converted to {dtype}", f"write it as {dtype}")
     if dataset.size == 0:
         return _slow("it is empty")
     if dataset.is_virtual or dataset.external:
-        return _slow("its values lie in other files")
+        return _slow("its values are in other files")
     return _slow_layout(dataset) or _known_filters(dataset)
 
 
@@ -161,19 +161,19 @@ def _slow_layout(dataset: h5py.Dataset) -> SlowRead | None:
         return _slow("it is stored in its own header (compact)")
     n_bytes = dataset.size * dataset.dtype.itemsize
     if dataset.id.get_offset() is None or dataset.id.get_storage_size() != n_bytes:
-        return _slow("it was never written as a whole")
+        return _slow("it was never written completely")
     return None
 
 
 def _slow_chunks(dataset: h5py.Dataset) -> SlowRead | None:
     if dataset.maxshape[0] is not None and None in dataset.maxshape[1:]:
         # HDF5 gives wrong offsets of chunks then.
-        return _slow("it may grow in its second dimension, and not in its first")
+        return _slow("it is resizable in its second dimension but not in its first")
     if dataset.ndim > _TWO and not holds_whole_rows(dataset.shape, dataset.chunks):
-        return _slow("its chunks hold parts of rows", "write it in chunks of whole rows")
+        return _slow("its chunks have parts of rows", "write it in chunks of whole rows")
     n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
     if not _is_filled_with_zeros(dataset) and dataset.id.get_num_chunks() < n_chunks:
-        return _slow("chunks are left out that are not zero")
+        return _slow("its missing chunks are not zero")
     return None
 
 
@@ -197,10 +197,10 @@ def _known_filters(dataset: h5py.Dataset) -> _Filters | SlowRead:
     if codec == kernels.BLOSC and filters[0][2][_BLOSC_COMPRESSOR:][:1] == (_BLOSC_SNAPPY,):
         names, codec = f"{names} with snappy", None  # the library that is used here lacks it
     if codec is None or len(filters) > 1:
-        remedy = "write it anew with anndata and compression='gzip'"
+        remedy = "write it again with anndata and compression='gzip'"
         return _slow(f"filter {names} is not supported", remedy)
     if not kernels.can_decode(codec):
-        return _slow(f"no library was found that decodes {names}", "install cellfeed anew")
+        return _slow(f"no library that decodes {names} was found", "install cellfeed anew")
     return _Filters(codec, 0 if shuffle is None else 1, shuffle)
 
 
@@ -229,14 +229,16 @@ def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
     dtype = np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64
     largest = np.iinfo(dtype).max
     if listed[:, SIZE].max() > largest:
-        raise ValueError(f"there are chunks of more than {largest} bytes")
+        raise ValueError(f"it has chunks of more than {largest} bytes")
     sizes = np.where(offsets < 0, 0, listed[:, SIZE]).astype(dtype)
     masks = np.where(offsets < 0, 0, listed[:, FILTER_MASK])
     if (offsets < 0).any() and not _is_filled_with_zeros(dataset):
-        raise ValueError("there are fewer chunks than it says")  # `_slow_layout` asked how many
+        raise ValueError(
+            "it has fewer chunks than its index states"
+        )  # `_slow_layout` asked how many
     if filters.compression is None and (sizes[offsets >= 0] != chunk_bytes).any():
         # HDF5 itself would read whatever is in memory behind a smaller one.
-        raise ValueError(f"there are chunks of another size than {chunk_bytes} bytes")
+        raise ValueError(f"it has chunks that are not {chunk_bytes} bytes long")
     flags = np.zeros(len(offsets), np.uint8)
     for position, bit in (
         (filters.compression, kernels.UNCOMPRESSED),

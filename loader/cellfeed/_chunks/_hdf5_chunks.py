@@ -62,7 +62,7 @@ def list_chunks(
     if iterate is None or iterate(dataset, state) < 0:
         _iterate_in_python(dataset, state, table)  # which has HDF5's words for what is wrong
     if state[ODD]:
-        raise ValueError("there is a chunk outside of the array, or of the file")
+        raise ValueError("it has a chunk outside of the array or of the file")
     return table
 
 
@@ -98,7 +98,7 @@ def _iterate_in_python(
         number = 0
         for first, (length, n) in zip(chunk.chunk_offset, shapes, strict=True):
             if first // length >= n:
-                raise ValueError(f"there is a chunk outside of it, at {chunk.chunk_offset}")
+                raise ValueError(f"it has a chunk outside of the array, at {chunk.chunk_offset}")
             number = number * n + first // length
         table[number] = chunk.byte_offset, chunk.size, chunk.filter_mask
 

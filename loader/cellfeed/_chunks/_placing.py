@@ -54,7 +54,7 @@ def place_elements(
         A column index is outside of the matrix, or there are more or fewer elements.
     """
     if elements.shape != (int(counts.sum()),):
-        msg = f"{int(counts.sum())} elements expected, but got shape {elements.shape}"
+        msg = f"expected {int(counts.sum())} elements, but got shape {elements.shape}"
         raise ValueError(msg)
     if not kernels.can_cast(elements.dtype, dtype):
         with np.errstate(over="ignore"):  # float16 holds little

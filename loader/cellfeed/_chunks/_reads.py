@@ -378,13 +378,18 @@ _CHECKED: dict[Verify, int] = {"always": kernels.EVERY_TIME, "never": kernels.NE
 
 _FAILURES = {
     kernels.UNREADABLE: "cannot be read; check the disk, and copy the file again",
-    kernels.TRUNCATED: "the file ends before them; copy or download it again",
+    kernels.TRUNCATED: "are beyond the end of the file; copy or download it again",
     kernels.UNDECODABLE: "cannot be decompressed; the file is damaged, copy or download it again",
-    kernels.WRONG_SIZE: "decompress to another size than the chunk's; "
-    "the file is damaged, copy or download it again",
-    kernels.BAD_INDEX: "hold a column index outside of the matrix; "
-    "the file is damaged, copy or download it again",
-    kernels.TOO_LARGE: "take more memory to decompress than there is; write them in smaller chunks",
-    kernels.MISSING: "are missing; copy or download it again, "
-    "or, if they are zeros that were never written, write those too",
+    kernels.WRONG_SIZE: (
+        "decompress to another size than that of the chunk; the file is damaged, copy or "
+        "download it again"
+    ),
+    kernels.BAD_INDEX: (
+        "have a column index outside of the matrix; the file is damaged, copy or download it again"
+    ),
+    kernels.TOO_LARGE: "need more memory to decompress than is free; write them in smaller chunks",
+    kernels.MISSING: (
+        "are missing; copy or download the file again or, if these are zeros that were "
+        "never written, write them too"
+    ),
 }

@@ -29,7 +29,7 @@ class SlowRead:
 
     library: str
     reason: str
-    remedy: str = "write it anew with anndata"
+    remedy: str = "write it again with anndata"
 
     def __str__(self) -> str:
         return f"through {self.library}: {self.reason}"

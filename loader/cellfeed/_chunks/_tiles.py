@@ -158,17 +158,19 @@ class TileChunks:
         most = self.chunk_elements * self._itemsize
         (n_chunks,) = _N_CHUNKS.unpack_from(content)
         if n_chunks != -(-left // most):
-            raise ValueError(f"{n_chunks} chunks in place of {-(-left // most)}")
+            raise ValueError(f"it has {n_chunks} chunks, but {-(-left // most)} expected")
         number, position = tile * self._per_tile, _N_CHUNKS.size
         for _ in range(n_chunks):
             decoded, first, size, position = _chunk_at(content, position, self._filters)
             if decoded != min(left, most):
-                raise ValueError(f"a chunk of {decoded} bytes in place of {min(left, most)}")
+                raise ValueError(
+                    f"it has a chunk of {decoded} bytes, but {min(left, most)} expected"
+                )
             self._offsets[number] = self._tiles.offsets[tile] + first
             self._sizes[number] = size
             left, number = left - decoded, number + 1
         if position != len(content):
-            raise ValueError(f"{len(content) - position} bytes beyond its chunks")
+            raise ValueError(f"it has {len(content) - position} bytes after its chunks")
 
 
 def _chunk_at(content: bytes, position: int, filters: TileFilters) -> tuple[int, int, int, int]:
@@ -178,16 +180,16 @@ def _chunk_at(content: bytes, position: int, filters: TileFilters) -> tuple[int,
     first = begin + n_metadata
     end = first + n_filtered
     if end > len(content):
-        raise ValueError("a chunk goes beyond its end")
+        raise ValueError("a chunk exceeds its end")
     if filters.codec == kernels.STORED:
         if n_filtered != decoded:
-            raise ValueError(f"{n_filtered} bytes in a chunk of {decoded}")
+            raise ValueError(f"it has {n_filtered} bytes in a chunk of {decoded}")
         return decoded, first, n_filtered, end
     (part,) = parts_of_chunk(content, begin, first)
     if part[2] != decoded:
-        raise ValueError(f"{part[2]} bytes in a chunk of {decoded}")
+        raise ValueError(f"it has {part[2]} bytes in a chunk of {decoded}")
     if part[0] + part[1] > end:
-        raise ValueError("a part goes beyond its chunk")
+        raise ValueError("a part exceeds its chunk")
     return decoded, part[0], part[1], end
 
 

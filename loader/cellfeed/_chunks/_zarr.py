@@ -158,7 +158,7 @@ def _read_index(
     if layout.index_has_checksum:
         checksum = int.from_bytes(stored[n_bytes:], "little")
         if google_crc32c.value(index) != checksum:
-            msg = f"{where}: does not have its checksum; {_REMEDY}"
+            msg = f"{where}: its checksum does not match; {_REMEDY}"
             raise FormatError(msg)
     entries = np.frombuffer(index, "<u8").reshape(-1, 2)
     is_absent = (entries == _ABSENT).all(axis=1)
@@ -169,7 +169,7 @@ def _read_index(
     )
     has_size = entries[:, 1] == layout.decoded_bytes if layout.codec == kernels.STORED else True
     if not (is_absent | is_inside & has_size).all():
-        msg = f"{where}: has chunks that are not within the file; {_REMEDY}"
+        msg = f"{where}: has chunks outside of the file; {_REMEDY}"
         raise FormatError(msg)
     return np.where(is_absent[:, None], -1, entries.astype(np.int64))
 

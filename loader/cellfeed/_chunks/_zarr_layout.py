@@ -121,7 +121,7 @@ def zarr_layout(metadata: Mapping[str, Any]) -> ZarrLayout | SlowRead:
     if isinstance(layout, SlowRead):
         return layout
     if len(shape) > _TWO and not holds_whole_rows(shape, layout.chunk_shape):
-        return _slow("its chunks hold parts of rows", "write it in chunks of whole rows")
+        return _slow("its chunks have parts of rows", "write it in chunks of whole rows")
     too_many = layout.sharded and math.prod(layout.file_grid) > _MOST_SHARDS
     return _slow(f"it has more than {_MOST_SHARDS:,} shards") if too_many else layout
 
@@ -161,7 +161,7 @@ def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | SlowRead:
     if isinstance(stored, SlowRead):
         return stored
     if len(shape) > 1 and metadata["order"] != "C":
-        return _slow("its chunks are in column order")
+        return _slow("its chunks are in Fortran order")
     compressor = metadata["compressor"]
     codec = _known_codec([] if compressor is None else [compressor["id"]])
     if isinstance(codec, SlowRead):
@@ -294,7 +294,7 @@ def _known_codec(names: Sequence[str]) -> int | SlowRead:
     if codec is None or len(names) > 1:
         return _slow(f"codec {_listed(names)} {_UNKNOWN}")
     if not kernels.can_decode(codec):
-        return _slow(f"no library was found that decodes {names[0]}")
+        return _slow(f"no library that decodes {names[0]} was found")
     return codec
 
 
@@ -324,7 +324,7 @@ def _known_numbers(name: Any, fill_value: Any) -> np.dtype[Any] | SlowRead:
         return _slow(f"its numbers are {byte_order(dtype)}")
     is_number = isinstance(fill_value, int | float)
     if fill_value is not None and not (is_number and fill_value == 0):
-        return _slow(f"chunks that are left out are {fill_value} and not 0")
+        return _slow(f"its missing chunks are {fill_value}, not 0")
     return dtype
 
 

@@ -68,7 +68,7 @@ class Collection:
         }
         self._starts = np.cumsum([0, *(source.n_rows for source in self._sources)])
         if len(self) == 0:
-            msg = f"{self.locations[0]}: there are no cells in it; give files that have some"
+            msg = f"{self.locations[0]}: has no cells; give files that have some"
             raise FormatError(msg)
         self._join_obs: JoinObs = join_obs
         self._obs = read_obs(self._sources, tuple(obs), join_obs)

@@ -65,7 +65,7 @@ def slow_reading(elements: Iterator[Described]) -> str | None:
     n_others = len(slow) - 1
     if n_others:
         others = "1 other is" if n_others == 1 else f"{n_others} others are"
-        line += f" ({others} read slowly, too: see `collection.describe()`)"
+        line += f" ({others} also read slowly: see `collection.describe()`)"
     return line
 
 

@@ -56,8 +56,9 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
         n_columns, names, maps = columns
         if maps is not None and first.shape[2:]:
             msg = (
-                f"{sources[0].location}: `{name}` has {len(first.shape)} dimensions, and can be "
-                "read only where all files have the genes that are read, in the same order"
+                f"{sources[0].location}: `{name}` has {len(first.shape)} dimensions, which "
+                "requires all files to have the same genes in the same order; leave it out, or "
+                "read these files alone"
             )
             raise MismatchError(msg)
         if any(each.stored_columns is not None for each in stored):
@@ -72,8 +73,10 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
             column_maps=maps,
         )
     if genes.names is not None and not tables:
-        msg = f"{sources[0].location}: `genes` are chosen, but {listed([*elements])} has none"
-        raise ParameterError(f"{msg} by name; leave out `genes`, or read an element that has")
+        msg = (
+            f"{sources[0].location}: `genes` are given, but {listed([*elements])} has no gene names"
+        )
+        raise ParameterError(f"{msg}; leave out `genes`, or read an element that has them")
     return elements
 
 
@@ -95,7 +98,7 @@ def _dtype_of(name: str, sources: Sequence[Source]) -> np.dtype[Any]:
         if dtype != dtypes[0]:
             msg = (
                 f"{source.location}: `{name}` has values of {dtype}, but of {dtypes[0]} in "
-                f"{sources[0].location}; open those together that have the same fields"
+                f"{sources[0].location}; only open files with the same fields together"
             )
             raise MismatchError(msg)
     return dtypes[0]
@@ -137,7 +140,7 @@ def _join_frames(name: str, sources: Sequence[Source]) -> _Columns:
             if lacking:
                 msg = (
                     f"{lacks}: the data frame `{name}` lacks {listed(lacking)}, which {has} has; "
-                    "write it with the same columns in all files"
+                    "write the same columns to all files"
                 )
                 raise MismatchError(msg)
     return _joined(name, sources, Genes())
@@ -167,8 +170,8 @@ def _names_of(name: str, source: Source) -> NDArray[np.object_]:
     own = stored.var_names()
     if len(own) != stored.shape[1]:
         msg = (
-            f"{source.location}: {stored.var} has {len(own)} rows, `{name}` {stored.shape[1]} "
-            "columns; write the file anew with anndata"
+            f"{source.location}: {stored.var} has {len(own)} rows, but `{name}` has "
+            f"{stored.shape[1]} columns; write the file again with anndata"
         )
         raise FormatError(msg)
     return own
@@ -182,14 +185,14 @@ def _check_same_kind(name: str, sources: Sequence[Source]) -> None:
         if (stored.layout == "ragged") != (first.layout == "ragged"):
             msg = (
                 f"{source.location}: `{name}` is {stored.layout}, but {first.layout} in "
-                f"{sources[0].location}; open those together that are alike"
+                f"{sources[0].location}; only open files with the same layout together"
             )
             raise MismatchError(msg)
         if (stored.var is None) != (first.var is None):
             frame, array = (source, sources[0]) if first.var is None else (sources[0], source)
             msg = (
                 f"{array.location}: `{name}` is an array, but a data frame in {frame.location}; "
-                "write it in the same way in all files"
+                "write the same kind to all files"
             )
             raise MismatchError(msg)
 
@@ -203,6 +206,6 @@ def _check_same_shape(name: str, sources: Sequence[Source], start: int) -> None:
             n_columns, others = (" x ".join(map(str, shape)) or "1" for shape in (own, expected))
             msg = (
                 f"{source.location}: `{name}` has {n_columns} columns, but {others} in "
-                f"{first.location}; write it with the same columns in all files"
+                f"{first.location}; write the same columns to all files"
             )
             raise MismatchError(msg)

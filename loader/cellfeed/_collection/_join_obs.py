@@ -67,8 +67,8 @@ def read_obs(
     for source, table in zip(sources, side_by_side(read, sources), strict=True):
         if table is not None and len(table) != source.n_rows:
             msg = (
-                f"{source.location}: obs has {len(table)} rows, the matrix {source.n_rows}; "
-                "write the file anew with anndata"
+                f"{source.location}: obs has {len(table)} rows, but the matrix has "
+                f"{source.n_rows}; write the file again with anndata"
             )
             raise FormatError(msg)
         tables.append(table)
@@ -126,8 +126,8 @@ def join_column(name: str, parts: "Sequence[tuple[Location, pd.Series[Any]]]") -
         fits = kinds[first] != "numbers" if _has_no_categories(series) else kind == kinds[first]
         if not fits:
             msg = (
-                f"{where}: obs column {name!r} holds {kind}, but {kinds[first]} in "
-                f"{parts[first][0]}; make them the same in the files"
+                f"{where}: obs column {name!r} has {kind}, but {kinds[first]} in "
+                f"{parts[first][0]}; write the same kind to all files"
             )
             raise MismatchError(msg)
     if kinds[first] == "numbers":
@@ -145,8 +145,8 @@ def _kind(name: str, where: Location, series: "pd.Series[Any]") -> str:
     if pd.api.types.is_string_dtype(values.dtype) or values.dtype == object:
         return "text"
     msg = (
-        f"{where}: obs column {name!r} has dtype {values.dtype}, which is no number that torch "
-        "has, and no category; write it as float64, or as text"
+        f"{where}: obs column {name!r} has dtype {values.dtype}, which is neither a "
+        "numeric dtype of torch nor categorical; write it as float64 or as text"
     )
     raise ColumnError(msg)
 
@@ -205,8 +205,8 @@ def exact_numbers(
         inexact = integers[_differ(integers, dtype)]
         if inexact.size:
             msg = (
-                f"{where}: obs column {name!r} holds {inexact[0]}, which {dtype} cannot hold, the "
-                "dtype that the files have in common; store it as text or as a category"
+                f"{where}: obs column {name!r} has {inexact[0]}, which {dtype}, the common dtype "
+                "of the files, cannot represent; store it as text or as a category"
             )
             raise ColumnError(msg)
     return values

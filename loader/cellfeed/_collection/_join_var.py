@@ -45,7 +45,9 @@ class Genes:
             raise ParameterError(msg)
         if names is not None:
             if join_vars != "same":
-                msg = f"`genes` says which genes are read; leave out join_vars={join_vars!r}"
+                msg = (
+                    f"`genes` and `join_vars` cannot be combined; leave out join_vars={join_vars!r}"
+                )
                 raise ParameterError(msg)
             if isinstance(names, str):
                 msg = f"`genes` must be a list, but got the text {names!r}; write [{names!r}]"
@@ -106,8 +108,8 @@ def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
             lacking = [str(name) for name in joint[~joint.isin(index)]]
             if lacking:
                 msg = (
-                    f"{where}: lacks {listed(lacking)} of the `genes` asked for; leave them out, "
-                    "or leave out the file"
+                    f"{where}: lacks {listed(lacking)} of `genes`; leave out these genes, or the "
+                    "file"
                 )
                 raise MismatchError(msg)
     elif genes.join_vars == "inner":
@@ -115,8 +117,8 @@ def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
             joint = joint[joint.isin(index)]
         if not len(joint):
             msg = (
-                f"{parts[0][0]}: no gene of it is in all other files, such as {parts[1][0]}; are "
-                "their names of one kind? Else join them by join_vars='outer'"
+                f"{parts[0][0]}: none of its genes is in all other files, such as {parts[1][0]}; "
+                "use the same kind of gene names in all files, or give join_vars='outer'"
             )
             raise MismatchError(msg)
     elif genes.join_vars == "outer":
@@ -140,8 +142,8 @@ def _check_distinct(where: Location, index: "pd.Index[str]", joint: "pd.Index[st
     if repeated.isin(joint).any():
         names = listed(repeated[repeated.isin(joint)].tolist())
         msg = (
-            f"{where}: genes have the same name: {names}, so that they cannot be told apart; "
-            "write it anew after `adata.var_names_make_unique()`"
+            f"{where}: several genes have the same name: {names}; write the file again after "
+            "`adata.var_names_make_unique()`"
         )
         raise MismatchError(msg)
 

@@ -65,7 +65,7 @@ def open_sources_of(
     for location in (each.location for each in found if isinstance(each, _Found)):
         resolved = location.path.resolve() if location.path else location
         if resolved in seen:
-            msg = f"{location}: given twice, so that its cells would count twice; give it once"
+            msg = f"{location}: given twice, so its cells would count twice; give it once"
             raise PathError(msg)
         seen.add(resolved)
     opened = side_by_side(partial(_open, elements=elements), found)
@@ -83,7 +83,7 @@ def _listed(given: Any, elements: Sequence[str], seen: dict[int, Any]) -> list[G
     found: list[Given] | None = [given] if is_open else locations_or_sources(given, elements)
     if found is not None:
         if id(given) in seen:
-            msg = f"the same `{type(given).__name__}` is given twice, so that its cells would"
+            msg = f"the same `{type(given).__name__}` is given twice, so its cells would"
             raise ParameterError(f"{msg} count twice; give it once")
         seen[id(given)] = given
         return found
@@ -108,8 +108,8 @@ def _check_closed(given: Sequence[Given]) -> None:
     """Refuse open sources if direct I/O is requested, which applies to paths."""
     for each in given:
         if isinstance(each, Source):
-            msg = f"`direct_io` says how paths are opened, but got `{type(each).__name__}`"
-            raise ParameterError(f"{msg}, which is open; give its path, or leave `direct_io` out")
+            msg = f"`direct_io` applies only to paths, but got an open `{type(each).__name__}`"
+            raise ParameterError(f"{msg}; give its path, or leave `direct_io` out")
 
 
 class _Found(NamedTuple):
@@ -172,7 +172,7 @@ def _of_folder(path: Path) -> list[tuple[Location, Storage]]:
         if entry.name.endswith(suffix)
     ]
     if not found:
-        msg = f"{path}: the folder holds nothing that can be opened ({', '.join(known)}); "
+        msg = f"{path}: the folder has nothing that can be opened ({', '.join(known)}); "
         raise PathError(msg + "give the folder that holds them")
     return found
 

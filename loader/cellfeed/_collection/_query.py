@@ -80,7 +80,7 @@ class Query:
         except (RecursionError, MemoryError) as error:
             raise ParameterError(f"{reader.called}: is nested too deeply; simplify it") from error
         if not reader.columns:
-            raise ParameterError(f"{reader.called}: names no obs column; compare one")
+            raise ParameterError(f"{reader.called}: has no obs column; compare one")
         return cls(text, tuple(reader.columns), tuple(reader.conditions), expression)
 
     def evaluate(self, columns: Mapping[str, Any]) -> NDArray[np.bool_]:
@@ -113,7 +113,7 @@ class Query:
                 )
         except Exception as error:  # whatever pandas raises of a dtype
             said = " ".join(self._with_names(str(error)).split()) or type(error).__name__
-            msg = f"{_called(self.text)}: pandas cannot compare so: {said}"
+            msg = f"{_called(self.text)}: pandas cannot evaluate it: {said}"
             raise ParameterError(msg) from error
         if not isinstance(found, pd.Series) or not pd.api.types.is_bool_dtype(found.dtype):
             msg = f"{_called(self.text)}: gives values that are not true or false; compare them"
@@ -157,7 +157,7 @@ class _Reader:
         try:
             tree = ast.parse(python, mode="eval")
         except (SyntaxError, ValueError) as error:
-            msg = f"{self.called}: is not an expression; write such as \"cell_type == 'B'\""
+            msg = f"{self.called}: is not an expression; write, for example, \"cell_type == 'B'\""
             raise ParameterError(msg) from error
         return self._checked(tree.body)
 
@@ -170,7 +170,7 @@ class _Reader:
             return match["text"]
         if match["triple"] or match["at"]:
             raise self._refused(
-                f"{match[0]} is not allowed; write values as they are, such as 'B' or 500"
+                f"{match[0]} is not allowed; write literal values, such as 'B' or 500"
             )
         if match["name"]:
             self._quoted.append(match["name"])
@@ -193,8 +193,8 @@ class _Reader:
             case ast.Compare():
                 return self._comparison(node)
         raise self._refused(
-            f"{ast.unparse(node)[:80]!r} is not allowed; columns, constants, comparisons, "
-            "and, or, not, in [...] and arithmetic are"
+            f"{ast.unparse(node)[:80]!r} is not allowed; use columns, constants, comparisons, "
+            "and, or, not, in [...] and arithmetic"
         )
 
     def _condition(self, node: ast.expr) -> ast.expr:
@@ -204,7 +204,7 @@ class _Reader:
         )
         if not is_truth:
             raise self._refused(
-                f"combines {ast.unparse(node)[:80]!r} by and, or, not; compare it, as in `n > 0`"
+                f"combines {ast.unparse(node)[:80]!r} with and, or, not; compare it, as in `n > 0`"
             )
         checked = self._checked(node)
         if isinstance(node, ast.Name):
@@ -223,7 +223,7 @@ class _Reader:
             raise self._refused(f"{value!r} is not allowed; compare with numbers or text")
         is_huge = isinstance(value, int) and abs(value) > _LARGEST_INTEGER
         if is_huge or (isinstance(value, float) and not math.isfinite(value)):
-            raise self._refused("holds a number that is too large")
+            raise self._refused("has a number that is too large")
         return ast.Constant(value)
 
     def _name(self, name: str) -> ast.Name:
@@ -244,7 +244,8 @@ class _Reader:
     def _arithmetic(self, node: ast.BinOp) -> ast.expr:
         if type(node.op) not in _OPERATORS:
             raise self._refused(
-                f"{ast.unparse(node)[:80]!r} is not allowed; of arithmetic, + - * / // % **"
+                f"{ast.unparse(node)[:80]!r} is not allowed; the allowed arithmetic is + - * / // "
+                "% **"
             )
         left, right = self._checked(node.left), self._checked(node.right)
         constants = [each.value for each in (left, right) if isinstance(each, ast.Constant)]
@@ -252,7 +253,7 @@ class _Reader:
             raise self._refused("calculates with text; compare it instead")
         power: Any = right.value if isinstance(right, ast.Constant) else math.inf
         if isinstance(node.op, ast.Pow) and abs(power) > _MOST_POWER:
-            raise self._refused(f"raises to a power that is no number up to {_MOST_POWER}")
+            raise self._refused(f"has an exponent that is not a number up to {_MOST_POWER}")
         if len(constants) == 2:  # noqa: PLR2004 - both sides
             return self._constant(self._calculated(node.op, *constants))
         return ast.BinOp(left, node.op, right)
@@ -271,14 +272,14 @@ class _Reader:
             elif isinstance(comparison, _COMPARISONS):
                 operands.append(self._checked(operand))
             else:
-                raise self._refused("`is` is not allowed; compare by ==")
+                raise self._refused("`is` is not allowed; compare with ==")
         for left, right in pairwise(operands):
             self._require_compared(left, right)
         return ast.Compare(operands[0], node.ops, operands[1:])
 
     def _require_compared(self, left: ast.expr, right: ast.expr) -> None:
         if isinstance(left, ast.List):
-            raise self._refused("compares a list; write such as `column in ['a', 'b']`")
+            raise self._refused("compares a list; write `column in ['a', 'b']`")
         if isinstance(left, ast.Constant) and isinstance(right, ast.Constant | ast.List):
             raise self._refused("compares two constants; compare a column")
 

@@ -51,15 +51,15 @@ def require_kept_whole(dataset: Any, *, world_size: int, goes_on_elsewhere: bool
         return
     if world_size > 1:
         msg = (
-            f"Accelerate divides a DataLoader among {world_size} ranks that the data set is "
-            "divided among already, so that cells are missing; give `accelerator.prepare` a "
-            "`dataset.loader(...)`"
+            f"Accelerate divides a DataLoader among {world_size} ranks, but the data set is "
+            "already divided among them, so cells would be missing; pass "
+            "`dataset.loader(...)` to `accelerator.prepare`"
         )
         raise ParameterError(msg)
     if goes_on_elsewhere:
         msg = (
-            "Accelerate counts epochs of a DataLoader by itself, from 0, which drops the place "
-            "that was loaded; give `accelerator.prepare` a `dataset.loader(...)`"
+            "Accelerate counts the epochs of a DataLoader from 0, which would discard the "
+            "loaded state; pass `dataset.loader(...)` to `accelerator.prepare`"
         )
         raise StateError(msg)
 

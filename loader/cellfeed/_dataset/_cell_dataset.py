@@ -332,7 +332,7 @@ class CellDataset(PlannedDataset):
             The result was measured on another collection, batch size, strategy or machine.
         """
         if strategy is not None and indices is not None:
-            msg = "`indices` and `strategy` do not go together; give the strategy the indices"
+            msg = "`indices` and `strategy` cannot be combined; pass the indices to the strategy"
             raise ParameterError(msg)
         recommended = read_recommendation(result)
         if strategy is None:

@@ -54,9 +54,9 @@ def require_that_they_apply(
     ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     if ignored:
         msg = (
-            "`dense`, `dtype`, `num_threads`, `transform`, `prefetch`, `prefetch_next_epoch` and "
-            f"`verify` say how cellfeed reads a Collection, but got {ignored} with {reader}; leave "
-            "it out, and convert in `batch_transform`"
+            "`dense`, `dtype`, `num_threads`, `transform`, `prefetch`, `prefetch_next_epoch` "
+            f"and `verify` apply only when cellfeed reads a Collection, but got {ignored} "
+            f"with {reader}; leave it out, and convert in `batch_transform`"
         )
         raise ParameterError(msg)
 

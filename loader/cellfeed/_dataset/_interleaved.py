@@ -195,8 +195,8 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             stopped = after[-1]
             msg = (
                 f"the state is of {stopped.world_size} ranks with {stopped.num_workers} workers "
-                f"each, but there are {self.world_size} ranks now, or other workers; several data "
-                "sets go on with as many as before"
+                f"each, but there are {self.world_size} ranks now, or another number of workers; "
+                "resume interleaved data sets with the same numbers"
             )
             raise StateError(msg)
         return _MixedEpoch(self, epoch)

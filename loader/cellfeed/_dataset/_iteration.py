@@ -54,8 +54,8 @@ class Iteration(Generic[_Item]):
     def __next__(self) -> _Item:
         if self._process != os.getpid():
             msg = (
-                f"an iterator goes on in the process that made it, {self._process}, and not in "
-                f"{os.getpid()}, a fork of it, which has none of its threads; make a new one there"
+                f"an iterator only works in the process that made it, {self._process}, but was "
+                f"used in {os.getpid()}, a fork without its threads; make a new one there"
             )
             raise DeliveryError(msg)
         if self._closing is None and not self._has_ended:

@@ -154,8 +154,8 @@ class MinibatchLoader(DataLoader[Any]):
         """
         if self.num_workers > 1 and not getattr(self, "in_order", True):
             msg = (
-                "minibatches come from workers in any order, so that how many came does not say "
-                "which; leave `in_order=False` out"
+                "workers deliver minibatches in any order, so their number does not identify "
+                "them; leave `in_order=False` out"
             )
             raise StateError(msg)
         return self.dataset.state_dict()
@@ -203,8 +203,8 @@ class MinibatchLoader(DataLoader[Any]):
         elif ranks != self._ranks_of_workers:
             rank, world_size = self._ranks_of_workers or ranks
             msg = (
-                f"worker processes that persist were started by rank {rank} of {world_size}, "
-                f"which is rank {ranks[0]} of {ranks[1]} now; make another loader"
+                f"persistent worker processes were started by rank {rank} of {world_size}, which "
+                f"is now rank {ranks[0]} of {ranks[1]}; make a new loader"
             )
             raise ParameterError(msg)
         self._n_iterations += 1
@@ -227,7 +227,9 @@ def _complete(counted: Counted, minibatches: Iterator[Any]) -> Generator[Any, No
         raise _of_worker(error) from error
 
 
-_LOST_BY_A_WORKER = "a worker lost some, and said why on stderr; mend that, or use num_workers=0"
+_LOST_BY_A_WORKER = (
+    "a worker lost some, and reported the reason on stderr; fix it, or use num_workers=0"
+)
 
 
 def _of_worker(error: CellfeedError) -> CellfeedError:
@@ -342,9 +344,10 @@ def _pickle(minibatch: Any) -> bytes:
             raise
     size = shutil.disk_usage(_SHARED_MEMORY).total
     warnings.warn(
-        f"{_SHARED_MEMORY}, of {size / 1e6:,.0f} MB, is full, so that minibatches come from "
-        "workers through a pipe, slower; enlarge it (docker run --shm-size=2g), keep fewer "
-        "minibatches, or use fewer workers, a smaller `prefetch_factor` or num_workers=0",
+        f"{_SHARED_MEMORY}, of {size / 1e6:,.0f} MB, is full, so workers send minibatches "
+        "through a pipe, which is slower; enlarge it (docker run --shm-size=2g), keep "
+        "fewer minibatches, or use fewer workers, a smaller `prefetch_factor` or "
+        "num_workers=0",
         stacklevel=2,
     )
     return pickle.dumps(minibatch)

@@ -140,8 +140,8 @@ class PlannedDataset(ResumableDataset[Share]):
         )
         if plan.n_minibatches == 0 and not after:
             msg = (
-                f"nothing is left of {self._n_rows:,} rows, since `drop_last` drops what does not "
-                "fill a minibatch or a block; use smaller sizes, or keep what is left over"
+                f"none of {self._n_rows:,} rows is left, since `drop_last` leaves out rows that "
+                "do not fill a minibatch or a block; use smaller sizes, or drop_last=False"
             )
             raise ParameterError(msg)
         return plan

@@ -56,8 +56,8 @@ class Ranks:
         if device_mesh is not None:
             if rank is not None or world_size is not None:
                 msg = (
-                    "`device_mesh` says rank and world size, but got "
-                    f"{rank=}, {world_size=} with it; leave these out"
+                    f"`device_mesh` determines rank and world size, but got also {rank=}, "
+                    f"{world_size=}; leave these out"
                 )
                 raise ParameterError(msg)
             self._given = _of_mesh(device_mesh)
@@ -66,8 +66,8 @@ class Ranks:
             return
         if rank is None or world_size is None:
             msg = (
-                f"`rank` and `world_size` go together, but got {rank=}, {world_size=}; give both, "
-                "or neither, and torch.distributed is asked"
+                f"`rank` and `world_size` must be given together, but got {rank=}, {world_size=}; "
+                "give both, or neither to use torch.distributed"
             )
             raise ParameterError(msg)
         rank, world_size = require_integer("rank", rank), require_positive("world_size", world_size)
@@ -105,7 +105,7 @@ class Ranks:
         if is_alone and is_first and expected.isdecimal() and int(expected) > 1:
             self._has_warned = True
             warnings.warn(
-                f"WORLD_SIZE={expected}, but torch.distributed is not initialised, so that this "
+                f"WORLD_SIZE={expected}, but torch.distributed is not initialised, so this "
                 "process reads all rows; initialise it first, or give `rank` and `world_size`",
                 UserWarning,
                 stacklevel=4,
@@ -130,7 +130,7 @@ class Ranks:
             if is_another or size_there % world_size:
                 msg = (
                     f"{rank=} and {world_size=} were given, but torch.distributed has rank "
-                    f"{rank_there} of {size_there}; leave both out, and it is asked"
+                    f"{rank_there} of {size_there}; leave both out to use torch.distributed"
                 )
                 raise ParameterError(msg)
         return rank, world_size
@@ -177,14 +177,14 @@ class CommonSeed:
             return
         if not _is_in_group():
             msg = (
-                f"`seed` must be given with {world_size=}, so that all ranks have one order; "
-                "or initialise torch.distributed first, and one is shared"
+                f"`seed` must be given with {world_size=}, so that all ranks use the same order; "
+                "or initialise torch.distributed first, which shares one"
             )
             raise ParameterError(msg)
         if self._is_used:
             msg = (
-                "the seed was drawn by this process alone and has been used, but there are "
-                f"{world_size} ranks now, which need one seed; give `seed`"
+                "this process has already used a seed that it drew for itself, but there are "
+                f"{world_size} ranks now, which need a common seed; give `seed`"
             )
             raise ParameterError(msg)
         drawn = [self._seed]
@@ -217,8 +217,9 @@ class CommonSeed:
         """
         if world_size > 1 and not self._is_common:
             msg = (
-                f"`seed` was drawn by this process alone, but there are {world_size} ranks now; "
-                "give `seed`, or iterate over `dataset.loader()`, where all ranks take the first's"
+                f"this process drew `seed` for itself, but there are {world_size} ranks now; give "
+                "`seed`, or iterate over `dataset.loader()`, where all ranks take that of the "
+                "first"
             )
             raise ParameterError(msg)
         self._is_used = True
@@ -281,11 +282,11 @@ def _difference(rank: int, mine: Mapping[str, Any], other: int, its: Mapping[str
             for name, value in mine[part].items()
             if its[part].get(name) != value
         )
-        or "they have other parameters"
+        or "their parameters differ"
     )
     return (
-        f"ranks read different things, and would wait for each other for ever: {differing}; give "
-        "all ranks the same files and parameters"
+        f"ranks read different data, and would wait for each other forever: {differing}; "
+        "give all ranks the same files and parameters"
     )
 
 
@@ -299,8 +300,10 @@ def _of_mesh(mesh: "DeviceMesh") -> Rank:
         )
         raise ParameterError(msg)
     if mesh.get_coordinate() is None:
-        msg = f"`device_mesh` must hold this process, rank {dist.get_rank()}, but got {mesh!r}"
-        raise ParameterError(f"{msg}; leave it out, or make the data set in those of the mesh")
+        msg = f"`device_mesh` must contain this process, rank {dist.get_rank()}, but got {mesh!r}"
+        raise ParameterError(
+            f"{msg}; leave it out, or make the data set only in processes of the mesh"
+        )
     return mesh.get_local_rank(), mesh.size()
 
 

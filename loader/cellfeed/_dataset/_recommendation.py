@@ -113,7 +113,7 @@ class Recommendation:
         if kind is None or missing:
             what = f"the {' and '.join(missing)}" if kind else "the parameters"
             msg = (
-                f"{self.name}: is of {name}, {what} of which it does not hold; give "
+                f"{self.name}: is of {name}, but does not contain {what} of it; give "
                 f"strategy={name}(..., block_size={self.block_size})"
             )
             raise ParameterError(msg)
@@ -126,7 +126,7 @@ class Recommendation:
         try:
             strategy: SamplingStrategy = kind(**parameters, indices=indices)
         except TypeError as error:
-            msg = f"{self.name}: garbles the strategy {name} ({error}); run autotune again"
+            msg = f"{self.name}: the strategy {name} in it is damaged ({error}); run autotune again"
             raise FormatError(msg) from error
         return strategy
 
@@ -140,7 +140,7 @@ class Recommendation:
         differences = [*self._of_collection(collection, batch_size), *self._of_machine()]
         searched = (self.strategy or {}).get("name")
         if searched not in (None, type(strategy).__name__):
-            differences.append(f"{searched}, which is {type(strategy).__name__} here")
+            differences.append(f"{searched}, but it is {type(strategy).__name__} here")
         if differences:
             warnings.warn(
                 f"{self.name}: was measured with {'; '.join(differences)}; its settings may be "
@@ -161,19 +161,19 @@ class Recommendation:
         for name, value in here.items():
             measured = self.dataset.get(name)
             if None not in (measured, value) and measured != value:
-                yield f"{name}={measured}, which is {value} here"
+                yield f"{name}={measured}, but it is {value} here"
 
     def _of_machine(self) -> Iterator[str]:
         cpu, memory = self.machine.get("cpu", {}), self.machine.get("memory", {})
         there = self.machine.get("platform", {}).get("architecture")
         if isinstance(there, str) and there not in ("unknown", platform.machine()):
-            yield f"a processor of type {there}, which is {platform.machine()} here"
+            yield f"a processor of type {there}, but it is {platform.machine()} here"
         cores, n_bytes = cpu.get("usable_cores"), memory.get("total_bytes")
         if _differ(cores, usable_cores()):
-            yield f"{cores:g} usable cores, of which there are {usable_cores():g} here"
+            yield f"{cores:g} usable cores, but there are {usable_cores():g} here"
         total = psutil.virtual_memory().total
         if _differ(n_bytes, total):
-            yield f"{n_bytes / 1e9:.3g} GB of memory, of which there are {total / 1e9:.3g} GB here"
+            yield f"{n_bytes / 1e9:.3g} GB of memory, but there are {total / 1e9:.3g} GB here"
 
 
 class Recommending(Protocol):
@@ -228,15 +228,20 @@ def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
                 align=sizes.get("align"),
             )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = "no JSON" if isinstance(error, ValueError) else f"lacks or garbles {error}"
+        why = "no JSON" if isinstance(error, ValueError) else f"{error} is missing or invalid"
         msg = f"{name}: not a result of autotune ({why}); give the file that it wrote"
         raise FormatError(msg) from error
     if schema not in {SCHEMA, _BEFORE}:
-        msg = f"{name}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"
+        msg = (
+            f"{name}: has schema {schema!r}, but this cellfeed reads {SCHEMA!r}; run autotune again"
+        )
     elif loader:
-        msg = f"{name}: is of {loader}, whose settings say nothing of this one; run autotune again"
+        msg = (
+            f"{name}: is of {loader}, whose settings do not apply to this loader; run "
+            "autotune again"
+        )
     elif fault is not None:
-        msg = f"{name}: recommends nothing, since what was delivered was wrong: {fault}"
+        msg = f"{name}: recommends nothing, since wrong data were delivered: {fault}"
     else:
         msg = f"{name}: recommends nothing, since no configuration was feasible; run autotune again"
     raise FormatError(msg)

@@ -249,8 +249,9 @@ class Run(Generic[S]):
         """
         if get_worker_info() is None and self._counter.next != self._next:
             msg = (
-                "minibatches came from a DataLoader that does not say how many were used; iterate "
-                "over `dataset.loader(...)`, or a torchdata StatefulDataLoader, and ask it"
+                "the minibatches came from a DataLoader that does not count them; iterate over "
+                "`dataset.loader(...)` or a torchdata StatefulDataLoader, and call its "
+                "`state_dict`"
             )
             raise StateError(msg)
         if self._latest is not None:

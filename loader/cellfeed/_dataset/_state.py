@@ -67,8 +67,8 @@ def place_of(state: Any, identity: Mapping[str, Any]) -> Place:
         It is damaged, of a newer version, or of something else.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-        msg = f"the state must be what `state_dict` returned, but got {_shortened(state)}"
-        raise StateError(f"{msg}; load the one that was saved")
+        msg = f"the state must be a result of `state_dict`, but got {_shortened(state)}"
+        raise StateError(f"{msg}; load the saved state")
     if isinstance(state.get("version"), int) and state["version"] > _VERSION:
         msg = (
             f"the state has version {state['version']}, but this cellfeed knows up to {_VERSION}; "

@@ -164,11 +164,12 @@ def _in_words(suggested: SuggestedParameters) -> str:
     system = suggested["system_info"]
     sizes = [suggested["block_size_conservative"], suggested["block_size_balanced"]]
     return (
-        f"{system['cpu_count']:g} processors, {system['available_ram_gb']:.1f} GiB of free memory, "
-        f"{system['estimated_sample_size_bytes']:,.0f} bytes a cell\n"
-        f"num_workers={suggested['num_workers']}, fetch_factor={suggested['fetch_factor']}: "
-        f"{suggested['estimated_total_memory_mb']:,.0f} MiB\n"
-        f"block_size={sizes[0]} to {suggested['block_size_aggressive']}, such as {sizes[1]}: "
-        "larger ones read faster and mix less\n"
-        "Nothing was measured: `autotune` measures speed and mixing, and chooses."
+        f"{system['cpu_count']:g} processors, {system['available_ram_gb']:.1f} GiB of "
+        f"free memory, {system['estimated_sample_size_bytes']:,.0f} bytes per "
+        f"cell\nnum_workers={suggested['num_workers']}, "
+        f"fetch_factor={suggested['fetch_factor']}: "
+        f"{suggested['estimated_total_memory_mb']:,.0f} MiB\nblock_size={sizes[0]} to "
+        f"{suggested['block_size_aggressive']}, such as {sizes[1]}: larger blocks read "
+        "faster and mix less\nNothing was measured; `autotune` measures speed and "
+        "mixing, and chooses."
     )

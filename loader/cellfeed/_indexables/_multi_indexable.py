@@ -65,7 +65,10 @@ class MultiIndexable:
         self._indexables = tuple(by_name.values()) or indexables
         lengths = {count_indexable_rows(indexable) for indexable in self._indexables}
         if len(lengths) != 1:
-            msg = f"indexables must have one length, but got lengths {sorted(lengths) or 'of none'}"
+            msg = (
+                "indexables must have the same length, but got lengths "
+                f"{sorted(lengths) or 'of none'}"
+            )
             raise ParameterError(msg)
         (self._length,) = lengths
 

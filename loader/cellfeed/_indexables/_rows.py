@@ -30,7 +30,7 @@ def count_rows(collection: Any, *, is_indexed: bool) -> int:
         raise ParameterError(msg)
     n_rows = count_indexable_rows(collection)
     if n_rows < 1:
-        msg = "the collection has no rows; there is nothing to iterate over"
+        msg = "the collection has no rows; give one that has some"
         raise ParameterError(msg)
     if is_indexed:
         _require_indexable(collection)
@@ -68,7 +68,7 @@ def _require_indexable(indexable: Any) -> None:
     )
     if is_of_names or not is_of_numbers:
         msg = (
-            f"a {type(indexable).__name__} does not take an array of row numbers in brackets; "
-            "make it an array, a sparse matrix or AnnData, or give a `fetch_callback`"
+            f"a {type(indexable).__name__} cannot be indexed by an array of row numbers; make "
+            "it an array, a sparse matrix or AnnData, or give a `fetch_callback`"
         )
         raise ParameterError(msg)

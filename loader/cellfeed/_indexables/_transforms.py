@@ -55,7 +55,7 @@ def adata_to_mindex(batch: Any, columns: Sequence[str] | None = None) -> MultiIn
         raise ParameterError(msg)
     names = list(columns or ())
     if "X" in names:
-        msg = "an obs column must not be named 'X', as the matrix is; rename it"
+        msg = "an obs column must not be named 'X', the name of the matrix; rename it"
         raise ParameterError(msg)
     read = in_memory(batch)
     X: Any = read.X
@@ -119,13 +119,13 @@ def hf_tahoe_to_tensor(
         raise ParameterError(msg)
     lengths = np.array([len(each) for each in genes], np.int64)
     if lengths.tolist() != [len(each) for each in values]:
-        msg = "lists 'genes' and 'expressions' of a cell differ in length; they belong together"
+        msg = "the lists 'genes' and 'expressions' of a cell differ in length; leave out such cells"
         raise FormatError(msg)
     columns = _joined(genes, np.dtype(np.int64))
     if columns.size and not 0 <= columns.min() <= columns.max() < width:
         msg = (
-            f"genes are numbered from {columns.min()} to {columns.max()}, which does not fit "
-            f"num_genes={width}; give as many"
+            f"gene numbers are from {columns.min()} to {columns.max()}, which does not fit "
+            f"num_genes={width}; give a larger `num_genes`"
         )
         raise FormatError(msg)
     dense = np.zeros((lengths.size, width), np.float32)

@@ -105,7 +105,7 @@ class DenseTarget:
             rows = joined
         n_columns = rows.shape[1]
         if len(rows) != len(self) or n_columns > self.n_vars:
-            msg = f"rows of shape {(len(self), self.n_vars)} expected, but got {rows.shape}"
+            msg = f"expected rows of shape {(len(self), self.n_vars)}, but got {rows.shape}"
             raise ValueError(msg)
         lengths = np.full(len(self), n_columns, np.int64)
         starts = np.cumsum(lengths) - lengths

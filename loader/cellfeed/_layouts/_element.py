@@ -114,7 +114,7 @@ def dtypes_of(elements: Mapping[str, Element], dtype: Dtypes) -> dict[str, np.dt
             fields = ", ".join(map(repr, each.dtype.names))
             msg = (
                 f"`dtype` must leave out {name!r}, whose values have fields ({fields}); give "
-                "dtypes of other elements by name, and cast fields by `batch_transform`"
+                "dtypes of other elements by name, and cast fields in `batch_transform`"
             )
             raise ParameterError(msg)
     return dtypes

@@ -71,7 +71,7 @@ class RaggedTarget:
             The sizes are not those stated.
         """
         if not np.array_equal(rows.lengths, self.lengths):
-            raise ValueError("rows have other lengths than were stated")
+            raise ValueError("the lengths of rows differ from the stated ones")
         starts = np.cumsum(self.lengths) - self.lengths
         return place_elements(rows.values, starts, self.lengths, self.destinations, self.dtype)
 

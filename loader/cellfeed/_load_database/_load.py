@@ -106,7 +106,7 @@ def load_database(
     processes = require_positive("processes", processes)
     location = Location.of(url).with_options(StorageOptions(dict(database_options or {})))
     if location.scheme not in ("postgresql", "postgres"):
-        msg = f"{location.shown}: is no database; give postgresql://user@host/database"
+        msg = f"{location.shown}: is not a database; give postgresql://user@host/database"
         raise ParameterError(msg)
     database = Database(location, "database_options")
     with closing(database.connect(for_writing=True)) as connection:
@@ -138,7 +138,7 @@ def _failures_named(database: Database) -> Iterator[None]:
     try:
         yield
     except library.DataError as error:
-        msg = f"{database.location}: PostgreSQL cannot have a name or category ({one_line(error)})"
+        msg = f"{database.location}: PostgreSQL cannot store a name or category ({one_line(error)})"
         raise FormatError(f"{msg}; correct it in the files") from None
     except library.Error as error:
         raise database.failure(error) from None
@@ -170,8 +170,8 @@ def _written(job: Job, numbers: Sequence[int], processes: int) -> Iterator[int]:
         try:
             yield from executor.map(_write, numbers)
         except BrokenExecutor as error:
-            msg = f"{job.location}: a process died while it wrote, perhaps for lack of memory"
-            raise DeliveryError(f"{msg}; run the same again with fewer `processes`") from error
+            msg = f"{job.location}: a writing process died, perhaps for lack of memory"
+            raise DeliveryError(f"{msg}; repeat the call with fewer `processes`") from error
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise

@@ -66,7 +66,9 @@ class PartWriter:
             except library.errors.UniqueViolation:
                 pass  # another process wrote it meanwhile, of a run that was killed
             except library.DataError as error:
-                msg = f"{job.location}: PostgreSQL cannot have obs of cells {rows[0]} to {rows[-1]}"
+                msg = (
+                    f"{job.location}: PostgreSQL cannot store obs of cells {rows[0]} to {rows[-1]}"
+                )
                 raise FormatError(f"{msg} ({one_line(error)}); correct it in the files") from None
 
         job.database.retried(attempt)

@@ -49,12 +49,12 @@ def begin(connection: Any, job: Job) -> Sequence[int] | None:
     if found == (False, False):
         _make(connection, job)
     elif found == (True, False):
-        msg = f"{job.location}: there is a schema {job.schema} that is no collection"
+        msg = f"{job.location}: the schema {job.schema} exists, but is not a collection"
         raise ParameterError(f"{msg}; give another `name`")
     elif not job.digest:
-        msg = f"{job.location}: {job.schema} was begun, and nothing tells whether with these cells"
+        msg = f"{job.location}: {job.schema} was begun, perhaps with other cells"
         remedy = f"give another `name`, or DROP SCHEMA {schema} CASCADE"
-        raise ParameterError(f"{msg}; {remedy}, and load from .h5ad, which can be taken up")
+        raise ParameterError(f"{msg}; {remedy}, and load from .h5ad, which can be resumed")
     rows = connection.execute(
         f"SELECT key, value FROM {schema}.cellfeed WHERE key IN ('digest', 'is_complete')"  # noqa: S608
     ).fetchall()
@@ -106,7 +106,7 @@ def _make(connection: Any, job: Job) -> None:
             connection.execute(f"ALTER TABLE {schema}.packed {not_compressed}")
             _put(connection, job, _metadata(job))
     except library.errors.InsufficientPrivilege as error:
-        msg = f"{job.location}: its user may not make a schema in this database"
+        msg = f"{job.location}: its user may not create a schema in this database"
         raise ParameterError(f"{msg}; GRANT CREATE ON DATABASE to it") from error
 
 

@@ -64,8 +64,8 @@ def check_store(
         on_part(number + 1)
     if not seen.all():  # parts do not overlap, nor leave out any: a mistake in the plan
         msg = (
-            f"{folder.path}: {job.n_cells - int(seen.sum())} cells are missing; "
-            "remove it, and report this to cellfeed"
+            f"{folder.path}: {job.n_cells - int(seen.sum())} cells are missing; remove it, "
+            "and report this as a bug of cellfeed"
         )
         raise FormatError(msg)
 
@@ -90,14 +90,16 @@ def _check_matrix(
     """
     X = group["X"]
     if job.n_elements is None:
-        _require(path, X.shape == (rows.size, job.n_vars), f"the shape {X.shape}")
+        _require(path, X.shape == (rows.size, job.n_vars), f"it has shape {X.shape}")
         return np.empty(0, dtype=np.intp)
     lengths = np.diff(X["indptr"][:].astype(np.int64))
-    _require(path, lengths.size == rows.size, f"{lengths.size} rows in place of {rows.size}")
+    _require(
+        path, lengths.size == rows.size, f"it has {lengths.size} rows, but {rows.size} expected"
+    )
     complete = X["data"].shape == X["indices"].shape == (lengths.sum(),)
-    _require(path, complete, "other numbers of elements than its row pointers say")
+    _require(path, complete, "its numbers of elements do not match its row pointers")
     stored = _stored_lengths(rows, job, inputs)
-    _require(path, bool(np.all(lengths <= stored)), "more elements than the input")
+    _require(path, bool(np.all(lengths <= stored)), "it has more elements than the input")
     return np.flatnonzero(lengths < stored)
 
 
@@ -121,10 +123,10 @@ def _check_cells(
     written = group["X"] if hasattr(group["X"], "dtype") else sparse_dataset(group["X"])
     found = _dense(written[chosen])[order]
     _require(path, np.array_equal(found, _dense(inputs.collection[wanted].X), equal_nan=True),
-             "other values than the input")  # fmt: skip
+             "its values differ from the input")  # fmt: skip
     obs: pd.DataFrame = read_elem(group["obs"])
     same = obs.iloc[places].astype(object).equals(inputs.obs.read(wanted).astype(object))
-    _require(path, same, "another obs than the input")
+    _require(path, same, "its obs differs from the input")
 
 
 def _dense(matrix: Any) -> NDArray[Any]:

@@ -70,7 +70,10 @@ def _client(distributed: Any, address: str) -> Iterator[Any]:
         try:
             yield client
         except distributed.KilledWorker as error:
-            msg = "several Dask workers died of the same part; give less `memory`, or them more"
+            msg = (
+                "several Dask workers died while writing the same part; give less `memory`, or "
+                "give the workers more"
+            )
             raise ParameterError(msg) from error
 
 
@@ -92,6 +95,6 @@ def _check_workers(client: Any, memory: int) -> None:
         if limit and limit < memory:
             msg = (
                 f"the Dask worker {address} may use {format_bytes(limit)}, less than the "
-                f"{format_bytes(memory)} of `memory`; give less, or the workers more"
+                f"{format_bytes(memory)} of `memory`; give less `memory`, or give the workers more"
             )
             raise ParameterError(msg)

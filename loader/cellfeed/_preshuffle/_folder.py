@@ -62,7 +62,7 @@ class OutputFolder:
         if record.exists():
             return Job.from_json(record.read_text())
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            msg = f"{self.path}: holds something else; give an output that does not exist yet"
+            msg = f"{self.path}: contains something else; give an output that does not exist yet"
             raise ParameterError(msg)
         return None
 

@@ -61,8 +61,8 @@ class InputFile:
         """
         if InputFile.of(Location(self.path)) != self:
             msg = (
-                f"{self.path}: has changed since its cells began to be shuffled; "
-                "remove the output, or choose another, and begin anew"
+                f"{self.path}: has changed since shuffling began; remove the output, or give "
+                "another, and start over"
             )
             raise MismatchError(msg)
 

@@ -157,13 +157,11 @@ class Job:
                 files = tuple(InputFile(**file) for file in values.pop("inputs"))
                 return cls(inputs=files, **values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            msg = (
-                "the record of what is to be shuffled is damaged; remove the output and begin anew"
-            )
+            msg = "the record of the job is damaged; remove the output and start over"
             raise FormatError(msg) from error
         msg = (
-            f"it was begun by another version of cellfeed ({found}, here {FORMAT}); "
-            "remove it and begin anew, or use that version"
+            f"it was begun by another version of cellfeed ({found}, here {FORMAT}); remove it "
+            "and start over, or use that version"
         )
         raise FormatError(msg)
 
@@ -228,14 +226,14 @@ def describe_job(
     row_shape = collection.elements[element].row_shape
     if collection.layout == "ragged" or collection.dtype.names is not None:
         msg = (
-            f"`element` must be a matrix of numbers, but {element!r} has rows of any length or "
-            "values with fields; it can be read as it is, without shuffling it first"
+            f"`element` must be a matrix of numbers, but {element!r} has rows of any length "
+            "or values with fields; read it without preshuffling"
         )
         raise ParameterError(msg)
     if len(row_shape) > 1:
         msg = (
             f"`element` must have two dimensions, cells x genes, but {element!r} has "
-            f"{1 + len(row_shape)}; it can be read as it is, without shuffling it first"
+            f"{1 + len(row_shape)}; read it without preshuffling"
         )
         raise ParameterError(msg)
     job = Job(
@@ -252,7 +250,7 @@ def describe_job(
         dtype=collection.dtype.name,
     )
     if job.n_vars == 0:
-        msg = f"{collection.locations[0]}: there are no genes in it; give files that have some"
+        msg = f"{collection.locations[0]}: has no genes; give files that have some"
         raise ParameterError(msg)
     if collection.layout == "csr":
         n_elements = round(collection.mean_row_lengths[element] * len(collection))

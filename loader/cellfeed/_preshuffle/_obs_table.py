@@ -91,8 +91,8 @@ class ObsTable:
         table = source.read_obs_rows(names, rows)
         if len(table) != rows.size:
             msg = (
-                f"{source.location}: obs has {len(table)} rows in place of {rows.size}; "
-                "write the file anew"
+                f"{source.location}: obs has {len(table)} rows, but {rows.size} expected; write "
+                "the file again"
             )
             raise FormatError(msg)
         columns = dict[str, Any]()

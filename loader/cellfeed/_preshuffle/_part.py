@@ -109,7 +109,7 @@ def _opened(path: str, token: str) -> tuple[OutputFolder, Job, Inputs]:
     folder = OutputFolder(Path(path))
     job = folder.begun()
     if job is None or token_of(job) != token:
-        msg = f"{path}: a Dask worker does not see it; give an output that all machines share"
+        msg = f"{path}: is not visible to a Dask worker; give an output that all machines share"
         raise PathError(msg)
     return folder, job, Inputs.open(job)
 

@@ -232,7 +232,7 @@ def _write(
 def _check_same(out: Path, job: Job, begun: Job) -> None:
     difference = job.difference(begun)
     if difference is not None:
-        msg = f"{out}: was begun {difference}; do the same again, or give another output"
+        msg = f"{out}: was begun {difference}; repeat the same call, or give another output"
         raise ParameterError(msg)
 
 
@@ -243,7 +243,7 @@ def _listed(paths: Any) -> list[PathLike]:
         if not isinstance(each, str | os.PathLike):
             msg = f"`preshuffle` takes paths, but got `{type(each).__name__}`"
             raise ParameterError(
-                f"{msg}; give the path of what it reads, or write it with `AnnData.write_h5ad`"
+                f"{msg}; give the path of its file, or write it with `AnnData.write_h5ad`"
             )
     return given
 
@@ -253,7 +253,7 @@ def _check_apart(out: Path, paths: list[PathLike]) -> None:
     folders = [Path(path).expanduser().resolve() for path in paths]
     for folder in (out.resolve(), out.resolve().parent):
         if folder in folders and (folder.is_dir() or folder == out.resolve()):
-            msg = f"{out}: lies among the inputs; give an output outside of the folder"
+            msg = f"{out}: is among the inputs; give an output outside of the folder"
             raise ParameterError(msg)
 
 

@@ -297,8 +297,8 @@ class ElementPlan:
         if n_bytes > _all_memory():
             msg = (
                 f"these rows take {n_bytes:,.0f} bytes, but this machine has {_all_memory():,} "
-                "bytes of memory; read fewer at once or, if they should be small, copy the files "
-                "again"
+                "bytes of memory; read fewer at a time or, if they should be small, copy the "
+                "files again"
             )
             raise ParameterError(msg)
 

@@ -48,7 +48,9 @@ def load_tables(elements: Sequence[StoredElement], *, are_remote: bool = False) 
                     if job in ended:
                         job.result()
                 n_left = len(left)
-                line.show(f"Reading where rows lie: {len(ended)} of {len(jobs)} matrices")
+                line.show(
+                    f"Reading row pointers and chunk tables: {len(ended)} of {len(jobs)} matrices"
+                )
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise

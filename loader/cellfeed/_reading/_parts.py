@@ -77,7 +77,7 @@ class Part:
         if self.stored.stored_columns is not None:
             expected = (expected[0], self.stored.stored_columns.size)
         if rows.shape != expected:
-            raise self.wrong(f"shape {rows.shape} in place of {expected}")
+            raise self.wrong(f"shape {rows.shape}, but {expected} expected")
         return rows
 
     def wrong(self, what: object) -> FormatError:

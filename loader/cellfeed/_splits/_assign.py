@@ -147,8 +147,8 @@ def best_parts_of_groups(
     """
     if len(groups) < len(weights):
         msg = (
-            f"{len(weights)} parts need as many groups, but there are {len(groups)} of "
-            f"{groups.name}; ask for fewer parts"
+            f"{len(weights)} parts need at least as many groups, but there are {len(groups)} "
+            f"of {groups.name}; give fewer parts"
         )
         raise ParameterError(msg)
     fractions = np.array([each / sum(weights) for each in weights])

@@ -161,7 +161,7 @@ def _divided(
         msg = f"`method` must be one of {', '.join(get_args(Method))}, but got {method!r}"
         raise ParameterError(msg)
     if method == "multinomial" and stratify is not None:
-        msg = "method='multinomial' draws rows one by one, which balances nothing; leave out "
+        msg = "method='multinomial' draws rows independently, which balances nothing; leave out "
         raise ParameterError(msg + "`stratify`, or choose another method")
     seed = require_integer("seed", seed)
     n_rows = _n_rows(collection)
@@ -233,11 +233,11 @@ def _distinct(indices: ArrayLike, n_rows: int) -> NDArray[np.int64]:
         raise ParameterError(msg)
     rows = np.sort(given)
     if rows[0] < 0 or rows[-1] >= n_rows:
-        msg = f"`0 <= indices < {n_rows}` must hold, but they are from {rows[0]} to {rows[-1]}"
+        msg = f"`0 <= indices < {n_rows}` must hold, but got indices from {rows[0]} to {rows[-1]}"
         raise ParameterError(msg)
     twice = rows[1:][rows[1:] == rows[:-1]]
     if twice.size:
-        msg = f"`indices` hold row {twice[0]} twice, which could get into two parts; give it once"
+        msg = f"`indices` have row {twice[0]} twice, which could get into two parts; give it once"
         raise ParameterError(msg)
     return rows.astype(np.int64)
 
@@ -245,9 +245,9 @@ def _distinct(indices: ArrayLike, n_rows: int) -> NDArray[np.int64]:
 def _require_few(strata: Labels) -> None:
     if len(strata) > 1 and strata.codes.size < _LEAST_ROWS_PER_STRATUM * len(strata):
         msg = (
-            f"{strata.name}: {len(strata):,} labels in {strata.codes.size:,} rows, so that hardly "
-            "two have the same and there is nothing to balance; choose a label such as the cell "
-            "type, or make bins (pandas.cut)"
+            f"{strata.name}: {len(strata):,} labels in {strata.codes.size:,} rows, so almost "
+            "all rows differ and there is nothing to balance; choose a label such as the "
+            "cell type, or make bins (pandas.cut)"
         )
         raise ColumnError(msg)
 
@@ -257,8 +257,8 @@ def _require_none_empty(found: Parts, weights: Sequence[int]) -> None:
     if empty.size:
         fraction = weights[empty[0]] / sum(weights)
         msg = (
-            f"part {empty[0]} (fraction {fraction:.3g}) gets none of {found.sizes.sum():,} rows; "
-            "ask for fewer parts, or for larger fractions"
+            f"part {empty[0]} (fraction {fraction:.3g}) gets none of {found.sizes.sum():,} "
+            "rows; give fewer parts, or larger fractions"
         )
         raise ParameterError(msg)
 
@@ -274,12 +274,12 @@ def _warn_if_far_off(found: Parts, weights: Sequence[int], groups: Labels) -> No
         misplaced = float(misplaced_share(found.strata.to_numpy(), asked).mean())
         if misplaced > _MOST_MISPLACED:
             said.append(
-                f"hold {misplaced:.0%} of a label's rows, on average, that belong into another "
+                f"have {misplaced:.0%} of a label's rows, on average, that belong in another "
                 f"part, most of {found.worst_stratum()[0]!r}"
             )
     if said:
         warnings.warn(
-            f"{len(groups):,} groups of {groups.name} were kept whole, so that parts "
+            f"{len(groups):,} groups of {groups.name} were kept whole, so parts "
             f"{', and '.join(said)}; see `describe()`, and try another seed or other fractions",
             UserWarning,
             stacklevel=4,

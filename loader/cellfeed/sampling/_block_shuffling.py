@@ -122,7 +122,7 @@ class BlockShuffling(SamplingStrategy):
             return self
         if not hasattr(collection, "chunk_starts"):
             msg = (
-                'align="chunks" needs a collection that `open_collection` has opened, but got a '
+                "align='chunks' needs a collection from `open_collection`, but got a "
                 f"{type(collection).__name__}; leave `align` out"
             )
             raise ParameterError(msg)
@@ -170,14 +170,14 @@ class BlockShuffling(SamplingStrategy):
             return None
         if not isinstance(self.align, ChunkStarts):
             msg = (
-                'where chunks begin is not known yet to align="chunks"; give the strategy to a '
+                "align='chunks' does not know the chunks yet; pass the strategy to a "
                 "CellDataset, or call bound_to(collection)"
             )
             raise ParameterError(msg)
         if self.align.n_rows != n_rows:
             msg = (
-                f"`align` is bound to a collection of {self.align.n_rows:,} rows, but this one has "
-                f'{n_rows:,}; give the strategy anew with align="chunks"'
+                f"`align` is bound to a collection of {self.align.n_rows:,} rows, but this one "
+                f"has {n_rows:,}; make a new strategy with align='chunks'"
             )
             raise ParameterError(msg)
         indices = None if self.indices is None else np.asarray(self.indices)

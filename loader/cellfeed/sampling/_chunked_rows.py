@@ -38,7 +38,7 @@ class ChunkedRows:
             object.__setattr__(self, "pointer", pointer)
             if pointer.shape != (self.n_rows + 1,):
                 msg = (
-                    f"`pointer` must have {self.n_rows + 1} values, one more than rows, but has "
+                    f"`pointer` must have {self.n_rows + 1} values, one more than rows, but got "
                     f"shape {pointer.shape}"
                 )
                 raise ParameterError(msg)

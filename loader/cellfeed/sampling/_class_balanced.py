@@ -93,8 +93,8 @@ class ClassBalancedSampling(WeightedBlocks):
         """Return the draws of one epoch, without memory that grows with rows."""
         if isinstance(self.labels, str):
             msg = (
-                f"`labels` is the name {self.labels!r}, and what it holds is not known yet; "
-                "give the strategy to a CellDataset, or call bound_to(collection)"
+                f"`labels` is the name {self.labels!r}, whose column is not read yet; pass the "
+                "strategy to a CellDataset, or call bound_to(collection)"
             )
             raise ParameterError(msg)
         return super().epoch_order(n_rows=n_rows, epoch_key=epoch_key)

@@ -173,14 +173,14 @@ class GroupedSampling(SamplingStrategy):
             raise ParameterError(msg)
         if self.leftover == "smaller" and self.weights is not None:
             msg = (
-                "leftover='smaller' visits each cell once, which `weights` do not; leave one of "
+                "leftover='smaller' visits each cell once, but `weights` do not; leave one of "
                 "them out"
             )
             raise ParameterError(msg)
         if self.n_sets is not None and self.weights is None:
             msg = (
                 f"n_sets={self.n_sets} needs `weights`, since without them each cell comes once; "
-                'give weights="equal", or leave out `n_sets`'
+                "give weights='equal', or leave out `n_sets`"
             )
             raise ParameterError(msg)
 
@@ -189,7 +189,10 @@ class GroupedSampling(SamplingStrategy):
         codes = _of_cells(codes, self.indices, "labels")
         members = _by_code(codes)[np.count_nonzero(codes < 0) :]
         if not members.size:
-            msg = f"`labels` leave nothing to visit: none of {codes.size:,} cells has a label"
+            msg = (
+                f"`labels` leave nothing to visit, since none of {codes.size:,} cells has a "
+                "label; give some labels"
+            )
             raise ParameterError(msg)
         sizes = np.bincount(codes[members])
         n_sets = sizes // self.set_size
@@ -234,8 +237,8 @@ class GroupedSampling(SamplingStrategy):
         groups: _Groups | None = self.__dict__["_groups"]
         if groups is None:
             msg = (
-                f"`labels` is the name {self.labels!r}, and what it holds is not known yet; "
-                "give the strategy to a CellDataset, or call bound_to(collection)"
+                f"`labels` is the name {self.labels!r}, whose column is not read yet; pass the "
+                "strategy to a CellDataset, or call bound_to(collection)"
             )
             raise ParameterError(msg)
         return groups

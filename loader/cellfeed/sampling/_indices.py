@@ -39,7 +39,10 @@ def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
     rows = given.astype(np.int64)
     if np.any(rows[1:] < rows[:-1]):
         warnings.warn(
-            "`indices` were not sorted; they are visited in sorted order, as storage is read",
+            (
+                "`indices` were not sorted; they are read in sorted order, so sort them to "
+                "silence this warning"
+            ),
             UserWarning,
             stacklevel=4,
         )

@@ -36,7 +36,7 @@ def label_codes(labels: Any) -> Codes:
     else:
         codes = np.asarray(categorical.codes)
     if codes.size and codes.max() < 0:
-        msg = f"`labels` of all {codes.size:,} cells are missing; give some that are there"
+        msg = f"`labels` of all {codes.size:,} cells are missing; give some labels"
         raise ParameterError(msg)
     return codes
 
@@ -111,7 +111,9 @@ def combined(columns: list[Codes]) -> Codes:
         Their lengths differ.
     """
     if len({each.size for each in columns}) > 1:
-        msg = f"`labels` must all be as many, but got {[each.size for each in columns]}"
+        msg = (
+            f"`labels` must have the same length, but got lengths {[each.size for each in columns]}"
+        )
         raise ParameterError(msg)
     joint, *others = columns
     is_missing = joint < 0
@@ -131,8 +133,8 @@ def _column(collection: Any, name: str) -> Any:
         raise ColumnError(msg)
     if name not in columns:
         msg = (
-            f"there is no obs column {name!r} in the collection, which has {list(columns)}; "
-            f"open it with obs=[{name!r}]"
+            f"the collection has no obs column {name!r}, only {list(columns)}; open it with "
+            f"obs=[{name!r}]"
         )
         raise ColumnError(msg)
     return columns[name]

@@ -228,8 +228,8 @@ class EpochPlan:
         size = min(self.fetch_size, self.n_delivered - first * self.fetch_size)
         if first < 0 or size <= 0 or (n > 1 and first + n > self.n_whole_fetches):
             msg = (
-                f"fetches {first} to {first + n - 1} asked for, "
-                f"but this epoch has {self.n_fetches}, of which {self.n_whole_fetches} are whole"
+                f"fetches {first} to {first + n - 1} were requested, but this epoch has "
+                f"{self.n_fetches} fetches, {self.n_whole_fetches} of them whole"
             )
             raise IndexError(msg)
         # Beyond the last position, rows are repeated so that ranks are equal.

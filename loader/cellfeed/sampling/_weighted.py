@@ -86,14 +86,14 @@ class WeightedBlocks(SamplingStrategy):
             raise ParameterError(msg)
         if self.replace and self.sampling_size is not None:
             msg = (
-                "`sampling_size` is the size of a round without replacement, but got "
+                "`sampling_size` applies only without replacement, but got "
                 f"sampling_size={self.sampling_size} with replace=True; leave one of them out"
             )
             raise ParameterError(msg)
         if not self.replace and self.total_size is None and self.sampling_size is None:
             msg = (
                 "replace=False needs `total_size` or `sampling_size`: each cell is drawn at most "
-                "once, so that weights say nothing where as many are drawn as there are"
+                "once, so weights have no effect if all cells are drawn"
             )
             raise ParameterError(msg)
 
@@ -249,7 +249,10 @@ def require_some(weights: CellWeights, name: str) -> CellWeights:
     """
     if weights.largest() <= 0:
         what = "weight above 0" if name == "weights" else "label"
-        msg = f"`{name}` leave nothing to draw: none of {weights.n:,} cells has a {what}"
+        msg = (
+            f"`{name}` leave nothing to draw, since none of {weights.n:,} cells has a {what}; "
+            "give some"
+        )
         raise ParameterError(msg)
     return weights
 
@@ -267,7 +270,7 @@ def rows_of(indices: ArrayLike | None, n: int, name: str) -> NDArray[np.int64] |
     rows: NDArray[np.int64] = np.asarray(indices)
     if rows[-1] >= n:
         msg = (
-            f"`{name}` must be as many as the collection has rows, or as `indices` "
+            f"`{name}` must be one for each row of the collection, or for each of `indices` "
             f"({rows.size:,}), but got {n:,} and an index {rows[-1]:,}"
         )
         raise ParameterError(msg)
@@ -284,9 +287,9 @@ def require_length(name: str, n: int, indices: ArrayLike | None, n_rows: int) ->
     """
     if n == n_rows or (indices is not None and np.size(indices) == n):
         return
-    among_them = "" if indices is None else f", or as `indices` ({np.size(indices):,})"
+    among_them = "" if indices is None else f", or for each of `indices` ({np.size(indices):,})"
     msg = (
-        f"`{name}` must be as many as the collection has rows ({n_rows:,}){among_them}, "
+        f"`{name}` must be one for each row of the collection ({n_rows:,}){among_them}, "
         f"but got {n:,}"
     )
     raise ParameterError(msg)

@@ -109,7 +109,7 @@ class StrategyConformance:
     @pytest.fixture
     def cases(self) -> Cases:
         """Return a function from a number of rows to a hypothesis strategy of cases."""
-        msg = f"{type(self).__name__} has to have a fixture `cases`, which draws strategies"
+        msg = f"{type(self).__name__} must have a fixture `cases`, which draws strategies"
         raise NotImplementedError(msg)
 
     def test_every_row_as_often_as_declared(self, cases: Cases) -> None:
@@ -140,7 +140,7 @@ class StrategyConformance:
                     positions = positions[: positions.size // 2 * 2].reshape(2, -1)
                 before, expected = positions.tolist(), every[positions].tolist()
                 for rows in (prepared(positions), case.rows_at(positions, epoch_key)):
-                    assert positions.tolist() == before, "positions were written into"
+                    assert positions.tolist() == before, "positions were modified"
                     assert rows.dtype == np.int64
                     assert rows.tolist() == expected
 
@@ -260,9 +260,9 @@ class StrategyConformance:
                 _, peak = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()
-            assert held <= stated + _SMALL_BYTES, "more than `prepared_bytes` says"
+            assert held <= stated + _SMALL_BYTES, "an epoch keeps more than `prepared_bytes`"
             assert n_objects < _SMALL_OBJECTS, "Python objects that grow with rows"
-            assert peak - held < _SMALL_BYTES, "what a fetch takes grows with rows"
+            assert peak - held < _SMALL_BYTES, "the memory of a fetch grows with rows"
 
         gc.collect()
         # Tracing makes Python slow.

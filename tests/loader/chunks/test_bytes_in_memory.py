@@ -223,7 +223,7 @@ class TestDamage:
         array, store = hdf5(tmp_path / "x.h5", HDF5[codec])
         first = int(array.locations.locate(np.array([1], np.int64)).offsets[0])
         store.contents[0] = store.contents[0][: first + 10]
-        with pytest.raises(FormatError, match=self.WHERE + "the file ends before them; "):
+        with pytest.raises(FormatError, match=self.WHERE + "are beyond the end of the file; "):
             read(array, [(300, 600)])
 
     @pytest.mark.parametrize("codec", ["gzip", "zstd", "blosc", "lzf"])
@@ -279,7 +279,7 @@ class TestDamage:
         layout: Any = zarr_layout(array.metadata.to_dict())
         store = Short(dict.fromkeys(range(17), bytes(500)))
         with pytest.raises(
-            FormatError, match=r"index of the shard \(bytes .*: the file ends before"
+            FormatError, match=r"index of the shard \(bytes .*: are beyond the end of the file"
         ):
             zarr_array(layout, store, "x", no_tables(tmp_path), lost_is_zero=False)
 
@@ -292,5 +292,5 @@ def test_a_store_without_either(tmp_path):
         def sizes(self, files):
             return np.zeros(len(files), np.int64)
 
-    with pytest.raises(NotImplementedError, match=r"^Neither has neither `handles` nor `read_ra"):
+    with pytest.raises(NotImplementedError, match=r"^Neither must override `handles` or `read_ra"):
         Neither().read_ranges(*np.zeros((3, 1), np.int64))

@@ -308,9 +308,9 @@ class TestRefused:
         ("elements", "words"),
         [
             ("X", r"list of names, but got the text 'X'; write \['X'\]"),
-            ([], r"some elements, each once, but got \[\]"),
-            (["X", "X"], r"some elements, each once, but got \['X', 'X'\]"),
-            (["counts"], r"'X', .*, but got 'counts'; name each as it lies in the file"),
+            ([], r"at least one element, each once, but got \[\]"),
+            (["X", "X"], r"at least one element, each once, but got \['X', 'X'\]"),
+            (["counts"], r"'X', .*, but got 'counts'; give its path in the file"),
             (["layers/"], "but got 'layers/'"),
             (["raw"], "but got 'raw'"),
             ([None], "but got None"),

@@ -127,7 +127,7 @@ class TestImages:
         collection = open_collection([path], elements=["layers/alleles", "X"])
         assert collection.var_names.tolist() == ["gene0", "gene1", "gene2"]
         assert np.array_equal(collection[[4, 1]].X, alleles[[4, 1]])
-        expected = f"^{path}: `layers/alleles` has 3 dimensions, and can be read only where all"
+        expected = f"^{path}: `layers/alleles` has 3 dimensions, which requires all"
         with pytest.raises(MismatchError, match=expected):
             open_collection(path, elements=["layers/alleles"], genes=["gene2"])
         with pytest.raises(ParameterError, match=r"two dimensions, cells x genes, .* has 3; it"):

@@ -226,7 +226,7 @@ def test_kinds_that_differ(open_column, first, second):
 
 
 def test_missing_categories_are_no_numbers(open_column):
-    with pytest.raises(MismatchError, match="make them the same in the files"):
+    with pytest.raises(MismatchError, match="write the same kind to all files"):
         open_column([1.0, 2.0], pd.Categorical(MISSING))
 
 

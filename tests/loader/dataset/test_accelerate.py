@@ -105,5 +105,5 @@ def test_a_place_is_not_dropped_by_the_count_of_accelerate(tmp_path):
         """,
     )
     assert_divided([found["alone"]], N_ROWS)
-    assert "drops the place that was loaded" in found["refused"]
+    assert "would discard the loaded state" in found["refused"]
     assert_divided([found["begun"] + found["rest"]], N_ROWS)

@@ -186,14 +186,14 @@ class TestASeedThatNobodyGave:
     @pytest.mark.parametrize("way", ["plan", "plain"])
     def test_is_refused_where_ranks_cannot_agree(self, seeds, way):
         for rank in seeds:
-            assert "`seed` was drawn by this process alone" in rank[way]
+            assert "this process drew `seed` for itself" in rank[way]
             assert "give `seed`, or iterate over `dataset.loader()`" in rank[way]
 
     @pytest.mark.parametrize("way", ["used", "looked at"])
     def test_is_refused_where_it_was_in_use(self, seeds, way):
         for rank in seeds:
             assert "\n" not in rank[way]
-            assert "was drawn by this process alone and has been used" in rank[way]
+            assert "has already used a seed that it drew for itself" in rank[way]
             assert rank[way].endswith("give `seed`")
 
 
@@ -285,7 +285,7 @@ class TestRanksThatAreGiven:
 
 def test_ranks_that_leave_nothing_are_refused_though_met_late(others):
     for rank in others:
-        assert rank["too few"].startswith("nothing is left of 9 rows")
+        assert rank["too few"].startswith("none of 9 rows is left")
 
 
 def test_workers_that_persist_are_refused_where_ranks_met_since(others):

@@ -259,7 +259,7 @@ class TestLabels:
             assert np.array_equal(sets, sets_of(by_name, 63))
 
     def test_are_needed(self, plates):
-        with pytest.raises(ParameterError, match="is not known yet"):
+        with pytest.raises(ParameterError, match="is not read yet"):
             GroupedSampling("plate", 3).n_positions(63)
         with pytest.raises(ColumnError, match="no obs column 'line'"):
             CellDataset(open_collection(plates, obs=["plate"]), GroupedSampling("line", 2), 8)

@@ -391,7 +391,9 @@ class TestBadParameters:
             BlockWeightedSampling(weights=[1, 2], replace=False)
 
     def test_rounds_with_replacement(self):
-        with pytest.raises(ParameterError, match="`sampling_size` is the size of a round without"):
+        with pytest.raises(
+            ParameterError, match="`sampling_size` applies only without replacement"
+        ):
             BlockWeightedSampling(weights=[1, 2], sampling_size=1)
 
     def test_indices_that_repeat_without_replacement(self):

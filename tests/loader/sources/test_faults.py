@@ -126,7 +126,7 @@ class TestChunks:
         assert last < stop
         flip(path, last + 1, 0x01)
         expected = (
-            rf"^{path}: `X/indices`, elements .*: hold a column index outside of the matrix; "
+            rf"^{path}: `X/indices`, elements .*: have a column index outside of the matrix; "
         )
         with pytest.raises(FormatError, match=expected):
             last_row_of(path, "X/indices")

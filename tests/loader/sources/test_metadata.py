@@ -148,7 +148,7 @@ class TestSizesOfChunks:
             file[name].id.write_direct_chunk((16,), bytes(8))
 
         path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
-        problem = f"^{path}: `{name}` cannot be read .there are chunks of another size than"
+        problem = f"^{path}: `{name}` cannot be read .it has chunks that are not"
         with pytest.raises(FormatError, match=problem):
             open_collection(path)[:]
 
@@ -205,7 +205,7 @@ class TestNumbers:
         collection = open_collection(write_h5ad(X, edit=edit))
         sizes = {"batch_size": 40, "fetch_factor": 1, "dense": dense}
         problem = (
-            r"values are stored as float\d+, which torch does not have; give `dtype='float64'`"
+            r"values are stored as float\d+, which torch does not support; give `dtype='float64'`"
         )
         with pytest.raises(ParameterError, match=problem):
             CellDataset(collection, Streaming(), **sizes)
@@ -244,5 +244,5 @@ class TestMemory:
 
     @pytest.mark.parametrize("n_bytes", [1 << 60, 1 << 70])
     def test_that_the_system_refuses(self, n_bytes):
-        with pytest.raises(ParameterError, match=r"no [\d,]+ bytes of memory are to be had for ro"):
+        with pytest.raises(ParameterError, match=r"no [\d,]+ bytes of memory for ro"):
             BufferPool().acquire(n_bytes)

@@ -171,7 +171,7 @@ def test_a_config_that_tiledb_refuses(stored):
 
 
 def test_a_uri_in_place_of_a_path():
-    with pytest.raises(PathError, match=r"nothing is known that .*; `SomaSource\(uri\)` opens it$"):
+    with pytest.raises(PathError, match=r"no storage opens .*; `SomaSource\(uri\)` opens it$"):
         open_collection("tiledb://account/experiment")
 
 

@@ -166,7 +166,7 @@ class TestChunksInFiles:
         matrix = sp.csr_matrix(np.maximum(MATRIX, 1))
         path = write_store(tmp_path / "cells.zarr", matrix, compressors=codecs)
         (path / f"X/{name}/c/2").unlink()
-        with pytest.raises(FormatError, match=r"missing; copy or download it again, or, if"):
+        with pytest.raises(FormatError, match=r"missing; copy or download it again or, if"):
             open_collection(path)[:]
 
     @pytest.mark.parametrize("codecs", [ZSTD, [ZstdCodec(), Crc32cCodec()]])
@@ -175,7 +175,7 @@ class TestChunksInFiles:
         matrix.data[CHUNK : 2 * CHUNK] = 0
         path = write_store(tmp_path / "cells.zarr", matrix, compressors=codecs)
         assert not (path / "X/data/c/1").exists()
-        with pytest.raises(FormatError, match=r"if they are zeros .*, write those too$"):
+        with pytest.raises(FormatError, match=r"if they are zeros .*, write them too$"):
             open_collection(path)[:]
 
     def test_a_missing_one_of_a_dense_matrix_is_zero(self, tmp_path):

@@ -42,7 +42,7 @@ class StoredCsr(StoredMatrix):
                 if stored.ndim != 1 or stored.dtype.kind not in kinds:
                     what = "numbers" if "f" in kinds else "integers"
                     raise self._inconsistent(
-                        f"{stored.name} is not a list of {what}, but has shape {stored.shape} "
+                        f"{stored.name} is not an array of {what}, but has shape {stored.shape} "
                         f"and dtype {stored.dtype}"
                     )
             self.shape = _shape(group)
@@ -112,8 +112,8 @@ class StoredCsr(StoredMatrix):
         if n_lost:
             msg = (
                 f"{self.location}: `{self._element}`: {n_lost} of its chunks or shards are "
-                "missing; copy or download it again, or, if they are zeros that were never "
-                "written, write those too"
+                "missing; copy or download it again or, if these are zeros that were never "
+                "written, write them too"
             )
             raise FormatError(msg)
 

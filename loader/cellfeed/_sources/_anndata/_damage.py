@@ -25,9 +25,9 @@ def damage_named(location: Location, element: str, runs: Runs | None = None) -> 
     except MemoryError as error:
         words = " ".join(str(error).split())
         msg = (
-            f"{location}: `{element}` takes more memory than there is "
-            f"({words or 'of unknown size'}); read fewer rows at once or, "
-            "if it should be small, copy or download the file again"
+            f"{location}: `{element}` takes more memory than is available "
+            f"({words or 'of unknown size'}); read fewer rows at a time or, if it should be "
+            "small, copy or download the file again"
         )
         raise FormatError(msg) from error
     except Exception as error:  # they have no common base, nor a list of what they raise

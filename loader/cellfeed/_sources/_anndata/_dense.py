@@ -29,8 +29,8 @@ class StoredDense(StoredMatrix):
         stored = self._stored
         if stored.ndim < 1 or stored.dtype.kind not in "biuf":
             raise self._inconsistent(
-                f"cells x columns of numbers expected, but it has shape {stored.shape} "
-                f"and dtype {stored.dtype}"
+                f"expected numbers of shape cells x columns, but it has shape {stored.shape} and "
+                f"dtype {stored.dtype}"
             )
         shape = tuple(int(n) for n in stored.shape)
         self.shape = shape if len(shape) > 1 else (*shape, 1)  # a column, as anndata takes it

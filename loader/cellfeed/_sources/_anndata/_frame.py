@@ -45,9 +45,9 @@ class StoredFrame(StoredMatrix):
         others = [name for name, dtype in dtypes.items() if dtype is None]
         if others:
             msg = (
-                f"{self.location}: the data frame `{element}` has columns that are neither numbers "
-                f"nor booleans: {', '.join(map(repr, others))}; write it without them, such "
-                "as with their codes"
+                f"{self.location}: the data frame `{element}` has columns that are neither "
+                f"numbers nor booleans: {', '.join(map(repr, others))}; write it without them, or "
+                "with their codes"
             )
             raise FormatError(msg)
         known = [dtype for dtype in dtypes.values() if dtype is not None]

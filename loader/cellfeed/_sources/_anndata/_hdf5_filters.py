@@ -47,6 +47,8 @@ def _lacking_filter(element: Any) -> str | None:
         if not h5z.filter_avail(number):
             words = name.decode(errors="replace").split(";")[0] or "a filter"
             if sys.modules.get("hdf5plugin") is None:
-                return f"{words} ({number}), which HDF5 reads with hdf5plugin; {_REMEDY}"
-            return f"{words} ({number}), which neither HDF5 nor hdf5plugin has; {_OTHER_REMEDY}"
+                return f"{words} ({number}), which HDF5 only reads with hdf5plugin; {_REMEDY}"
+            return (
+                f"{words} ({number}), which neither HDF5 nor hdf5plugin supports; {_OTHER_REMEDY}"
+            )
     return None

@@ -124,16 +124,16 @@ def _open(path: Location, absolute: Path) -> h5py.File:
         # HDF5's default locking: another would clash with a handle that the user has open.
         return h5py.File(absolute, "r")
     except PermissionError as error:
-        msg = f"{path}: may not be read; check its permissions"
+        msg = f"{path}: permission to read is denied; check its permissions"
         raise PathError(msg) from error
     except OSError as error:
         if error.errno == errno.EMFILE:
-            msg = f"{path}: too many files are open; allow more, such as with `ulimit -n 65536`"
+            msg = f"{path}: too many files are open; allow more, for example with `ulimit -n 65536`"
             raise PathError(msg) from error
         if "truncated file" in str(error):
             msg = f"{path}: the file is truncated; copy or download it again"
         elif not h5py.is_hdf5(absolute):
-            msg = f"{path}: not an HDF5 file, so not .h5ad; give the AnnData files themselves"
+            msg = f"{path}: is not an HDF5 file, so not .h5ad; give AnnData files"
         else:
             msg = f"{path}: cannot be opened as HDF5 ({error}); copy or download it again"
         raise FormatError(msg) from error

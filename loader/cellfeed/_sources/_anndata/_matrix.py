@@ -69,8 +69,8 @@ class StoredMatrix(StoredElement):
                 found = annotations.count_rows(self._file()[table])
             if found != n:
                 msg = (
-                    f"{self.location}: {table} has {found} rows, `{self._element}` {n} {what}; "
-                    "write the file anew with anndata"
+                    f"{self.location}: {table} has {found} rows, but `{self._element}` has {n} "
+                    f"{what}; write the file again with anndata"
                 )
                 raise FormatError(msg)
 
@@ -106,7 +106,7 @@ class StoredMatrix(StoredElement):
         stored = self._stored_dtype
         if self._slow_read is not None or stored is None or can_cast(stored, dtype):
             return self._slow_read
-        reason = f"{stored} is not converted to {dtype} here"
+        reason = f"cellfeed does not convert {stored} to {dtype}"
         remedy = f"read it as {stored}, or write it as {dtype}"
         return SlowRead(self._file.library, reason, remedy)
 
@@ -157,7 +157,7 @@ class StoredMatrix(StoredElement):
             yield
 
     def _inconsistent(self, what: str) -> FormatError:
-        msg = f"{self.location}: `{self._element}` is inconsistent: {what}; write the file anew"
+        msg = f"{self.location}: `{self._element}` is inconsistent: {what}; write the file again"
         return FormatError(msg)
 
 

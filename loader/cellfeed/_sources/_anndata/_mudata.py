@@ -132,9 +132,9 @@ def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
     n_lacking = int(np.count_nonzero(rows < 0))
     if n_lacking:
         msg = (
-            f"{file.location}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} cells; "
-            f"write those that it has, `mdata[mdata.obsmap[{modality!r}] > 0].copy()`, and read "
-            "that file"
+            f"{file.location}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} "
+            f"cells; write only the cells that it has, `mdata[mdata.obsmap[{modality!r}] > "
+            "0].copy()`, and read that file"
         )
         raise FormatError(msg)
     return None if np.array_equal(rows, np.arange(rows.size)) else rows
@@ -146,8 +146,8 @@ def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
     with damage_named(file.location, name):
         if name not in root:
             msg = (
-                f"{file.location}: has no `{name}`, which says which of its rows is which cell; "
-                "write the file anew with mudata"
+                f"{file.location}: has no `{name}`, which maps its rows to cells; write the file "
+                "again with mudata"
             )
             raise FormatError(msg)
         # mudata counts from 1, and writes 0 where there is none.
@@ -159,8 +159,8 @@ def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
     is_one_each = is_one_each and bool((np.bincount(there, minlength=n_rows) == 1).all())
     if rows.size != n_cells or not is_one_each:
         msg = (
-            f"{file.location}: `{name}` does not give each of {n_rows:,} rows one of {n_cells:,} "
-            "cells; write the file anew with mudata"
+            f"{file.location}: `{name}` does not map each of {n_rows:,} rows to one of "
+            f"{n_cells:,} cells; write the file again with mudata"
         )
         raise FormatError(msg)
     return rows

@@ -65,7 +65,7 @@ class ObsRows:
         if encoding == "nullable-string-array":
             values[mask] = None
             return pd.array(values, dtype="string")
-        msg = f"{element.name} has an encoding {encoding!r} that is not known"
+        msg = f"{element.name} has the unknown encoding {encoding!r}"
         raise ValueError(msg)
 
     def _dtype(self, element: Any) -> pd.CategoricalDtype:

@@ -100,7 +100,10 @@ def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
     path, root = file.location, file()
     with damage_named(path, elements[0]):
         if "obs" not in root or "var" not in root:
-            msg = f"{path}: not an AnnData file: it has no `obs` or no `var`; write it with anndata"
+            msg = (
+                f"{path}: is not an AnnData file, since it has no `obs` or no `var`; write it "
+                "with anndata"
+            )
             raise FormatError(msg)
         has_modalities = is_mudata(root)
     rows_of = cache(partial(rows_of_cells, file))  # of each modality, which may have many elements
@@ -111,7 +114,9 @@ def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
                 opened[element] = _open_of_mudata(file, element, rows_of)
             elif element.startswith("mod/"):
                 within = element.split("/", 2)[-1]
-                msg = f"{path}: is AnnData, without modalities; read `{within}`, not `{element}`"
+                msg = (
+                    f"{path}: is AnnData, which has no modalities; read `{within}`, not `{element}`"
+                )
                 raise FormatError(msg)
             else:
                 opened[element] = _open_element(file, element)
@@ -127,7 +132,10 @@ def _open_of_mudata(
     known = modalities(file())
     if not element.startswith("mod/"):
         there = ", ".join(f"`mod/{modality}/{element}`" for modality in known)
-        msg = f"{file.location}: is MuData, in which `{element}` is one of: {there or 'none'}"
+        msg = (
+            f"{file.location}: is MuData; give the modality of `{element}`, one of: "
+            f"{there or 'none'}"
+        )
         raise FormatError(msg)
     _, modality, within = element.split("/", 2)
     if modality not in known:
@@ -168,8 +176,9 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
         return StoredFrame(file, element, f"{within}obs")
     if encoding == "csc":
         msg = (
-            f"{path}: `{element}` is stored by gene (CSC), so reading a cell means reading the "
-            f"whole file; rewrite it by cell with `{_in_python(name, within)}.tocsr()`"
+            f"{path}: `{element}` is stored by gene (CSC), so reading a cell would require "
+            "reading the whole file; rewrite it by cell with "
+            f"`{_in_python(name, within)}.tocsr()`"
         )
     else:
         msg = f"{path}: `{element}` is neither dense nor CSR (encoding {encoding!r})"

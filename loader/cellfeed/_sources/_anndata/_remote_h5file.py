@@ -64,7 +64,7 @@ class RemoteH5File(H5File):
             if "truncated file" in str(error):
                 msg = f"{self.location}: the file is truncated; upload it again"
             else:
-                msg = f"{self.location}: not an HDF5 file, so not .h5ad; give AnnData files"
+                msg = f"{self.location}: is not an HDF5 file, so not .h5ad; give AnnData files"
             raise FormatError(msg) from error
         _OPEN.add(file)
         return file
@@ -165,7 +165,7 @@ class RemoteH5File(H5File):
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
         """Refuse tables of anndata before 0.7, which anndata reads from files alone."""
         msg = (
-            f"{self.location}: `{name}` is in the form of anndata before 0.7; download the file, "
-            "or write it anew with anndata"
+            f"{self.location}: `{name}` is in the format of anndata before 0.7; download the "
+            "file, or write it again with anndata"
         )
         raise FormatError(msg)

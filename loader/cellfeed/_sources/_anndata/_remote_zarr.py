@@ -130,7 +130,7 @@ def _open_group(location: Location) -> zarr.Group:
             expect_numcodecs()
             return zarr.open_group(store, path=path, mode="r")
         except (FileNotFoundError, KeyError) as error:
-            msg = f"{location}: there is no zarr group; check the URL"
+            msg = f"{location}: is not a zarr group; check the URL"
             raise FormatError(msg) from error
 
 
@@ -149,15 +149,15 @@ def remote_groups(location: Location) -> list[Location]:
             return [location]
         if root.attrs.get("encoding-type") != COLLECTION:
             msg = (
-                f"{location}: a zarr group that is neither AnnData (it has no `obs` or no `var`) "
-                "nor a shuffled collection; give what anndata, annbatch or `cellfeed preshuffle` "
-                "wrote"
+                f"{location}: is a zarr group, but neither AnnData (it has no `obs` or no `var`) "
+                "nor a shuffled collection; give a store that anndata, annbatch or `cellfeed "
+                "preshuffle` wrote"
             )
             raise FormatError(msg)
         n_groups = 0
         while f"dataset_{n_groups}" in root:
             n_groups += 1
     if not n_groups:
-        msg = f"{location}: it has no `dataset_0`; upload the store again"
+        msg = f"{location}: has no `dataset_0`; upload the store again"
         raise FormatError(msg)
     return [location / f"dataset_{number}" for number in range(n_groups)]

@@ -68,12 +68,13 @@ def anndata_groups(path: Path) -> list[Path]:
         if "obs" in root and "var" in root:
             return [path]
     if (path / _UNFINISHED).is_dir():
-        msg = f"{path}: `cellfeed preshuffle` has not finished it; run the same command again"
+        msg = f"{path}: is unfinished; run the same `cellfeed preshuffle` again"
         raise FormatError(msg)
     if root.attrs.get("encoding-type") != COLLECTION:
         msg = (
-            f"{path}: a zarr group that is neither AnnData (it has no `obs` or no `var`) nor a "
-            "shuffled collection; give what anndata, annbatch or `cellfeed preshuffle` wrote"
+            f"{path}: is a zarr group, but neither AnnData (it has no `obs` or no `var`) nor "
+            "a shuffled collection; give a store that anndata, annbatch or `cellfeed "
+            "preshuffle` wrote"
         )
         raise FormatError(msg)
     matches = [_DATASET.fullmatch(entry.name) for entry in path.iterdir() if is_zarr(entry)]
@@ -81,8 +82,8 @@ def anndata_groups(path: Path) -> list[Path]:
     if not numbers or numbers != list(range(len(numbers))):
         found = ", ".join(map(str, numbers)) or "none"
         msg = (
-            f"{path}: data sets numbered from 0 expected, but there are: {found}; "
-            "copy or download the store again"
+            f"{path}: expected data sets numbered from 0, but found: {found}; copy or "
+            "download the store again"
         )
         raise FormatError(msg)
     return [path / f"dataset_{number}" for number in numbers]

@@ -151,7 +151,7 @@ def why_not_cast(stored: np.dtype[Any], dtype: np.dtype[Any]) -> SlowRead | None
     """Return why stored values cannot be cast to a dtype while reading; None if they can."""
     if can_cast(stored, dtype):
         return None
-    reason = f"{stored} is not converted to {dtype} here"
+    reason = f"cellfeed does not convert {stored} to {dtype}"
     return SlowRead("NumPy", reason, f"read it as {stored}, or write it as {dtype}")
 
 

@@ -32,5 +32,5 @@ def library(name: str, location: Location, *, what: str, extra: str) -> Any:
         return import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        msg = f"{location}: {what} is read with {package}"
+        msg = f"{location}: reading {what} requires {package}"
         raise FormatError(f"{msg}; install it: pip install 'cellfeed[{extra}]'") from error

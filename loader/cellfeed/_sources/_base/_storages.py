@@ -159,13 +159,11 @@ def storage_of(location: Location) -> Storage:
         return storage
     known = "; ".join(map(str, _all()))
     if location.scheme:
-        msg = f"{location.shown}: nothing is known that opens {location.scheme}://"
+        msg = f"{location.shown}: no storage opens {location.scheme}://"
         if location.scheme == "tiledb":
             raise PathError(f"{msg} as a path; `SomaSource(uri)` opens it")
-        raise PathError(f"{msg}; known are {known}; install the package that does")
-    raise FormatError(
-        f"{location}: nothing is known that opens it; known are {known}; give one of these"
-    )
+        raise PathError(f"{msg}; known are {known}; install the package that adds it")
+    raise FormatError(f"{location}: no storage opens it; known are {known}; give one of these")
 
 
 def suffixes() -> dict[str, Storage]:
@@ -184,8 +182,8 @@ def open_location(storage: Storage, location: Location, elements: Sequence[str])
         A source lacks an element, or the storage raises it.
     """
     if location.options.direct and (location.path is None or not storage.reads_directly):
-        whose = "is not on this machine" if location.path is None else f"is {storage.name}"
-        msg = f"{location.shown}: {whose}, and `direct_io` is for h5ad and zarr on this machine"
+        whose = "is not local" if location.path is None else f"is {storage.name}"
+        msg = f"{location.shown}: {whose}, but `direct_io` is only for local h5ad and zarr"
         raise ParameterError(f"{msg}; open it without `direct_io`")
     return [select_elements(each, elements) for each in storage.open(location, elements)]
 
@@ -230,6 +228,9 @@ def _installed() -> tuple[Storage, ...]:
         if isinstance(storage, Storage):
             found.append(storage)
             continue
-        msg = f"the entry point {entry.value!r} of {_ENTRY_POINTS} is no `cellfeed.sources.Storage`"
+        msg = (
+            f"the entry point {entry.value!r} of {_ENTRY_POINTS} is not a "
+            "`cellfeed.sources.Storage`"
+        )
         warnings.warn(f"{msg}; update or remove its package", RuntimeWarning, stacklevel=2)
     return tuple(found)
