@@ -217,7 +217,7 @@ class TestStrategies:
             (lambda: BlockWeightedSampling(4, weights=np.ones(50)), r"`weights`.* but got 50"),
             (
                 lambda: BlockWeightedSampling(4, range(5), np.ones(7)),
-                r"as many as the collection has rows \(400\), or for each of `indices` \(5\), but got 7",
+                r"row of the collection \(400\), or for each of `indices` \(5\), but got 7",
             ),
             (lambda: ClassBalancedSampling([]), "`labels` must be one-dimensional"),
             (

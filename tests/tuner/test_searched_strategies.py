@@ -286,7 +286,11 @@ class TestMistakes:
             (Streaming(indices=[1, 2]), {"indices": [1]}, "rows of its own do not go together"),
             (GroupedSampling("plate", set_size=7), {}, "a block size must divide the sets of 7"),
             (GroupedSampling("plate", set_size=48), {}, "multiple of"),
-            (BlockWeightedSampling(weights=[1.0, 2.0]), {}, "`weights` must be as many"),
+            (
+                BlockWeightedSampling(weights=[1.0, 2.0]),
+                {},
+                "`weights` must have one value for each",
+            ),
             (
                 ClassBalancedSampling("plate", total_size=70),
                 {},

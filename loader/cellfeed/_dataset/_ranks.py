@@ -1,8 +1,8 @@
-"""Which of the processes that train together this one is, and the seed that they share.
+"""The rank of this process, the number of ranks, and the seed that they share.
 
-A data set is often made before these processes meet: Lightning starts the other ranks, and
-initialises torch.distributed, in ``fit``. So both are asked for when an epoch begins, or a plan
-is asked for, and not when a data set is made.
+A data set is often made before the ranks meet: Lightning starts the other ranks, and
+initialises torch.distributed, in ``fit``. Ranks and seed are therefore determined when an epoch
+begins or a plan is requested, not when a data set is made.
 """
 
 import itertools
@@ -26,10 +26,10 @@ Rank = tuple[int, int]  # rank, and the number of ranks
 
 
 class Ranks:
-    """The rank of this process, and the number of ranks, at any moment.
+    """The current rank of this process, and the number of ranks.
 
-    What was given holds; else what torch.distributed says, where it is initialised; else this
-    process is by itself. A worker process that was not forked is told by the process that
+    They are the given ones; else those of torch.distributed, if it is initialised; else this
+    process is the only one. A worker process that was not forked gets them from the process that
     started it.
 
     Parameters
@@ -37,13 +37,13 @@ class Ranks:
     rank, world_size
         Both, or neither.
     device_mesh
-        The dimension of a mesh that they are of, in place of both.
+        A dimension of a device mesh, in place of both.
 
     Raises
     ------
     ParameterError
-        One is given without the other, or ``rank`` is outside [0, world_size); or a mesh has
-        several dimensions, or is not of this process.
+        One is given without the other, ``rank`` is outside [0, world_size), or a mesh has several
+        dimensions or does not contain this process.
     """
 
     def __init__(
@@ -78,26 +78,26 @@ class Ranks:
 
     @property
     def are_asked_for(self) -> bool:
-        """Whether they are those of torch.distributed, or of a mesh of it."""
+        """Whether they come from torch.distributed, or from a device mesh."""
         return self._given is None or self._is_of_mesh
 
     @property
     def n_with_one_seed(self) -> int:
-        """The number of processes that share a seed: also those that see the same data."""
+        """Number of processes that share a seed, including those that get the same data."""
         return dist.get_world_size() if self._is_of_mesh and _is_in_group() else self.look()[1]
 
     def now(self) -> Rank:
-        """Return rank and number of ranks; see `look` for one that says nothing.
+        """Return rank and number of ranks; see `look` for a version without a warning.
 
         Raises
         ------
         ParameterError
-            What was given cannot be, as torch.distributed has it.
+            The given values contradict torch.distributed.
 
         Warns
         -----
         UserWarning
-            Once, if ``WORLD_SIZE`` says that there are others, whom this process has not met.
+            Once, if ``WORLD_SIZE`` names other ranks that this process has not met.
         """
         expected, worker = os.environ.get("WORLD_SIZE", ""), get_worker_info()
         is_alone = self._given is None and self.look() == (0, 1) and not _is_in_group()
@@ -123,7 +123,7 @@ class Ranks:
         return 0, 1
 
     def _checked(self, rank: int, world_size: int) -> Rank:
-        """Return what was given, if it can be: processes may train in several groups alike."""
+        """Return the given values, if they are possible: there may be several equal groups."""
         if _is_in_group():
             rank_there, size_there = dist.get_rank(), dist.get_world_size()
             is_another = world_size == size_there and rank != rank_there
@@ -151,8 +151,7 @@ class CommonSeed:
     Parameters
     ----------
     seed
-        The seed; if None, one is drawn, and the first rank's is used by all as soon as they have
-        met.
+        The seed. If None, one is drawn, and all ranks use that of the first once they have met.
 
     Raises
     ------
@@ -166,7 +165,7 @@ class CommonSeed:
         self._is_used = False
 
     def agree(self, world_size: int) -> None:
-        """Take the first rank's seed. All ranks have to come here.
+        """Take the first rank's seed. All ranks must call this.
 
         Raises
         ------
@@ -192,12 +191,12 @@ class CommonSeed:
         self._seed, self._is_common = drawn[0], True
 
     def take(self, seed: int) -> None:
-        """Use the seed of a run that goes on, on all ranks.
+        """Use the seed of a resumed run, on all ranks.
 
         Raises
         ------
         StateError
-            Another was given.
+            Another seed was given.
         """
         if self._is_given and seed != self._seed:
             msg = (
@@ -208,12 +207,12 @@ class CommonSeed:
         self._seed, self._is_common = seed, True
 
     def use(self, world_size: int) -> int:
-        """Return the seed, which must not change from now on.
+        """Return the seed, which cannot change from now on.
 
         Raises
         ------
         ParameterError
-            Ranks have not agreed on it.
+            The ranks have not agreed on a seed.
         """
         if world_size > 1 and not self._is_common:
             msg = (
@@ -227,16 +226,16 @@ class CommonSeed:
 
 
 class RanksCompared:
-    """Compares what ranks read when they begin, so that a rank that differs is found there.
+    """Compares what ranks read when they begin, to find a rank that differs.
 
-    Nobody waits: each rank says what it reads, and looks at what others have said by then, so that
-    the last one sees all. Data sets are told apart by the order in which they are made, which is
-    the same on all ranks.
+    No rank waits: each publishes what it reads, and compares it with what others have published by
+    then, so the last one sees all. Data sets are identified by the order in which they are made,
+    which is the same on all ranks.
 
     Parameters
     ----------
     are_asked_for
-        Whether ranks are those of torch.distributed. Others are not compared.
+        Whether ranks come from torch.distributed. Other ranks are not compared.
     """
 
     _numbers = itertools.count()
@@ -246,11 +245,11 @@ class RanksCompared:
 
     @property
     def is_due(self) -> bool:
-        """Whether ranks have met, and were not compared yet."""
+        """Whether ranks have met, and have not been compared yet."""
         return self._number is not None and _is_in_group() and dist.get_world_size() > 1
 
     def compare(self, identity: Mapping[str, Any]) -> None:
-        """Compare; once, when it is due.
+        """Compare the ranks, once, when it is due.
 
         Parameters
         ----------
@@ -274,7 +273,7 @@ class RanksCompared:
 
 
 def _difference(rank: int, mine: Mapping[str, Any], other: int, its: Mapping[str, Any]) -> str:
-    """Return in one line what two ranks read that is not the same."""
+    """Return the difference between what two ranks read, in one line."""
     differing = (
         "; ".join(
             f"{name}={value!r} on rank {rank}, {name}={its[part].get(name)!r} on rank {other}"

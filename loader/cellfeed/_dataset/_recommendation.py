@@ -1,4 +1,4 @@
-"""What the data set takes from a result of ``autotune``."""
+"""The settings of a data set from a result of ``autotune``."""
 
 import json
 import math
@@ -50,22 +50,22 @@ _STRATEGIES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The settings that ``autotune`` chose, and what they were measured with.
+    """The settings that ``autotune`` chose, and the conditions of its measurements.
 
     Parameters
     ----------
     block_size, fetch_factor, num_workers, batch_size
         The settings.
     dataset, machine
-        What the result says of the collection and of the machine.
+        The result's description of the collection and of the machine.
     name
-        What the result is called.
+        Name of the result.
     strategy
-        What the result says of the strategy that was searched; None if it was shuffled blocks.
+        The result's description of the tuned strategy; None for shuffled blocks.
     prefetch, num_threads
-        As of `CellDataset`; None if they were not searched.
+        See `CellDataset`; None if they were not tuned.
     align
-        As of `BlockShuffling`.
+        See `BlockShuffling`.
     """
 
     block_size: int
@@ -92,19 +92,19 @@ class Recommendation:
             raise ParameterError(msg)
 
     def strategy_of(self, indices: ArrayLike | None) -> SamplingStrategy:
-        """Return the strategy that was searched, with the recommended block size.
+        """Return the tuned strategy, with the recommended block size.
 
         Parameters
         ----------
         indices
-            The rows to visit; all of them if None.
+            The rows to visit; all rows if None.
 
         Raises
         ------
         ParameterError
-            The result does not hold all of the strategy's parameters, or it is none of cellfeed's.
+            The result lacks parameters of the strategy, or the strategy is not from cellfeed.
         FormatError
-            They are garbled.
+            The parameters are damaged.
         """
         if self.strategy is None:
             return BlockShuffling(block_size=self.block_size, indices=indices, align=self.align)
@@ -133,9 +133,9 @@ class Recommendation:
     def warn_of_differences(
         self, collection: Any, batch_size: int, strategy: SamplingStrategy
     ) -> None:
-        """Warn where what is read, how, or the machine, is not what was measured.
+        """Warn if the collection, its parameters or the machine differ from those measured.
 
-        What the result does not say is not compared.
+        Properties that the result does not contain are not compared.
         """
         differences = [*self._of_collection(collection, batch_size), *self._of_machine()]
         searched = (self.strategy or {}).get("name")
@@ -177,10 +177,10 @@ class Recommendation:
 
 
 class Recommending(Protocol):
-    """A result of ``autotune`` that is in memory."""
+    """A result of ``autotune`` in memory."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what an ``autotune.json`` has."""
+        """Return the text of an ``autotune.json``."""
 
 
 def read_recommendation(result: str | os.PathLike[str] | Recommending) -> Recommendation:
@@ -248,7 +248,7 @@ def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
 
 
 def _machine(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what the result says of its machine, by subject."""
+    """Return the result's description of the machine, by subject."""
     said = result.get("machine")
     return {
         name: each
@@ -266,5 +266,5 @@ def _strategy(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _differ(measured: Any, here: float) -> bool:
-    """Whether a size is another one, by more than what a system keeps for itself."""
+    """Whether sizes differ by more than the memory that a system reserves."""
     return isinstance(measured, int | float) and not math.isclose(measured, here, rel_tol=0.05)

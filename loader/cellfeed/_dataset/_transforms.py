@@ -1,4 +1,4 @@
-"""Which transforms the values of each element of a collection go through."""
+"""The transforms of each element of a collection."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -27,16 +27,16 @@ def transforms_of(
     Parameters
     ----------
     transform
-        As `CellDataset` takes them: those of the first element, or of some by name.
+        Transforms of the first element, or of some elements by name; see `CellDataset`.
     elements
-        The elements that are read.
+        The elements to read.
     are_made_dense
-        Whether sparse rows are made dense where they are read.
+        Whether sparse rows are made dense when they are read.
 
     Raises
     ------
     ParameterError
-        It holds something else, names an element that is not there, or does not fit one.
+        ``transform`` has something else, names a missing element, or does not fit an element.
     """
     if transform is None:
         return {}
@@ -90,14 +90,14 @@ def _require_fit(element: Element, transforms: Sequence[Transform], *, is_made_d
 
 
 def float_dtypes(elements: Mapping[str, Element], dtype: Dtypes, transforms: Transforms) -> Dtypes:
-    """Return the dtypes that are read, where what is transformed is float32 or float64.
+    """Return the dtypes for reading, float32 or float64 for transformed elements.
 
-    Values that are stored as other numbers, such as counts, are read as float32.
+    Other stored values, such as integer counts, are read as float32.
 
     Raises
     ------
     ParameterError
-        Another dtype is asked for.
+        Another dtype is requested.
     """
     as_floats = dict[str, np.dtype[Any]]()
     for name in transforms:

@@ -270,8 +270,8 @@ def rows_of(indices: ArrayLike | None, n: int, name: str) -> NDArray[np.int64] |
     rows: NDArray[np.int64] = np.asarray(indices)
     if rows[-1] >= n:
         msg = (
-            f"`{name}` must be one for each row of the collection, or for each of `indices` "
-            f"({rows.size:,}), but got {n:,} and an index {rows[-1]:,}"
+            f"`{name}` must have one value for each row of the collection, or for each of "
+            f"`indices` ({rows.size:,}), but got {n:,} and an index {rows[-1]:,}"
         )
         raise ParameterError(msg)
     return rows
@@ -289,7 +289,7 @@ def require_length(name: str, n: int, indices: ArrayLike | None, n_rows: int) ->
         return
     among_them = "" if indices is None else f", or for each of `indices` ({np.size(indices):,})"
     msg = (
-        f"`{name}` must be one for each row of the collection ({n_rows:,}){among_them}, "
+        f"`{name}` must have one value for each row of the collection ({n_rows:,}){among_them}, "
         f"but got {n:,}"
     )
     raise ParameterError(msg)

@@ -141,6 +141,6 @@ class TestWarning:
             CellDataset(collection, Streaming(), 8, dtype={"layers/scaled": "float16"})
         (line,) = {str(each.message) for each in warned}
         assert line == (
-            f"{path}: `layers/scaled` is read slowly, through h5py: cellfeed does not convert float64 to "
-            "float16 here; read it as float64, or write it as float16"
+            f"{path}: `layers/scaled` is read slowly, through h5py: cellfeed does not convert "
+            "float64 to float16; read it as float64, or write it as float16"
         )

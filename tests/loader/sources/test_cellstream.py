@@ -232,7 +232,7 @@ def test_without_cellstream(stored):
     ran = warm.run(command)
     assert ran.returncode == 0, ran.stderr
     expected = (
-        "an archive of cellstream is read with cellstream; "
+        "reading a cellstream archive requires cellstream; "
         "install it: pip install 'cellfeed[cellstream]'"
     )
     assert ran.stdout == f"{stored[0]}: {expected}\n"

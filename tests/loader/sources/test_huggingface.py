@@ -277,6 +277,6 @@ def test_without_pyarrow(folder):
     ran = warm.run(command)
     assert ran.returncode == 0, ran.stderr
     install = (
-        "a table of Arrow is read with pyarrow; install it: pip install 'cellfeed[huggingface]'"
+        "reading an Arrow table requires pyarrow; install it: pip install 'cellfeed[huggingface]'"
     )
     assert ran.stdout == f"{folder}: {install}\n"

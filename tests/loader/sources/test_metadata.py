@@ -211,7 +211,7 @@ class TestNumbers:
             CellDataset(collection, Streaming(), **sizes)
         with pytest.raises(ParameterError, match=problem):
             collection[:].to_torch(dense=dense)
-        with pytest.warns(UserWarning, match=r"is read slowly, .* is not converted to float64"):
+        with pytest.warns(UserWarning, match=r"is read slowly, .* does not convert .* to float64"):
             dataset = CellDataset(collection, Streaming(), dtype="float64", **sizes)
         (minibatch,) = dataset
         assert np.array_equal(minibatch.X.to_dense(), COUNTS)

@@ -207,7 +207,7 @@ def test_without_tiledbsoma(stored):
     command = [sys.executable, "-c", WITHOUT, str(stored[0])]
     ran = warm.run(command)
     assert ran.returncode == 0, ran.stderr
-    expected = "TileDB-SOMA is read with tiledbsoma; install it: pip install 'cellfeed[soma]'"
+    expected = "reading TileDB-SOMA requires tiledbsoma; install it: pip install 'cellfeed[soma]'"
     assert ran.stdout == f"{stored[0]}: {expected}\n"
 
 

@@ -98,7 +98,7 @@ ERRORS = {
     "no name": ({"group": []}, "^`group` is empty"),
     "few groups": (
         {"group": np.zeros(20)},
-        "^2 parts need at least as many groups, but there are 1 of the labels of `group`; give fewer",
+        "^2 parts need at least as many groups, but there are 1 of the labels of `group`; give",
     ),
     "multinomial": (
         {"stratify": np.zeros(20), "method": "multinomial"},

@@ -1,4 +1,4 @@
-"""Words for damage."""
+"""Error messages for damaged files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ __all__ = ["damage_named"]
 
 @contextmanager
 def damage_named(location: Location, element: str, runs: Runs | None = None) -> Iterator[None]:
-    """Turn what h5py, zarr and anndata raise into one line that says where.
+    """Convert errors of h5py, zarr and anndata into one line with the location.
 
-    Nearly always it is damage; a file that is compressed with what HDF5 lacks here is intact.
+    They almost always mean damage, unless HDF5 lacks the filter that compressed the file.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which AnnData objects a zarr store holds: one, or those of a shuffled collection.
+"""The AnnData objects in a zarr store: one, or those of a shuffled collection.
 
 annbatch's layout, which `cellfeed.preshuffle` writes too, is a group of groups ``dataset_0``,
 ``dataset_1`` and so on: https://annbatch.readthedocs.io
@@ -28,7 +28,7 @@ def is_zarr(path: Path) -> bool:
 
 
 def metadata_of(path: Path) -> Path | None:
-    """Return the file that says that a folder is a zarr store, None if it is none."""
+    """Return the metadata file of a zarr store; None if a folder is not a zarr store."""
     return next((path / name for name in _METADATA if (path / name).is_file()), None)
 
 
@@ -38,9 +38,9 @@ def open_group(path: Path, absolute: Path) -> zarr.Group:
     Parameters
     ----------
     path
-        What messages call it.
+        Its path for messages.
     absolute
-        Where it is.
+        Its absolute path.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def anndata_groups(path: Path) -> list[Path]:
     Raises
     ------
     FormatError
-        The store holds something else, or lacks one of its data sets.
+        The store contains something else, or lacks one of its data sets.
     """
     root = open_group(path, path.absolute())
     with damage_named(Location.of(path), "obs"):

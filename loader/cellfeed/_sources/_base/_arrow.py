@@ -26,7 +26,7 @@ def import_arrow(location: Location, extra: str) -> Any:
     FormatError
         pyarrow is not installed.
     """
-    library("pyarrow.parquet", location, what="a table of Arrow", extra=extra)
+    library("pyarrow.parquet", location, what="an Arrow table", extra=extra)
     import pyarrow as pa  # noqa: PLC0415 - an extra
 
     return pa
