@@ -1,4 +1,4 @@
-"""Arrays of HDF5 files as chunks, where the HDF5 library is asked once, for the chunk table."""
+"""Chunked arrays of HDF5 files, whose chunk tables are read once from the HDF5 library."""
 
 import math
 from dataclasses import dataclass
@@ -38,18 +38,18 @@ def hdf5_array(
     *,
     lost_is_zero: bool,
 ) -> ChunkedArray | None:
-    """Return a data set as chunks, None where `hdf5_slow_read` gives a reason.
+    """Return a data set as a chunked array; None if `hdf5_slow_read` gives a reason.
 
     Parameters
     ----------
     dataset
-        Of one or more dimensions; of three and more, rows are taken for those of a matrix.
+        A data set with one or more dimensions; with three or more, rows are flattened.
     name
-        What messages call it.
+        Its name in messages.
     files
-        The file, as number 0.
+        The file, with number 0.
     kept
-        Tables of the array from earlier openings.
+        Cached tables of the array from earlier openings.
     lost_is_zero
         See `ChunkedArray`.
     """
@@ -82,31 +82,31 @@ def hdf5_array(
 
 
 def hdf5_slow_read(dataset: h5py.Dataset) -> SlowRead | None:
-    """Return why `hdf5_array` gives none, from metadata alone; None if it gives one.
+    """Return why `hdf5_array` returns None, from metadata alone; None if it does not.
 
     Parameters
     ----------
     dataset
-        Of one or more dimensions.
+        A data set with one or more dimensions.
     """
     known = _known(dataset)
     return known if isinstance(known, SlowRead) else None
 
 
 def hdf5_codec(dataset: h5py.Dataset) -> str:
-    """Return how a data set is compressed: such as "gzip 4" or "none".
+    """Return the compression of a data set, such as "gzip 4" or "none".
 
     Parameters
     ----------
     dataset
-        Of any kind; a filter that is not known here has the name that the file gives it.
+        Any data set; an unknown filter has the name that is stored in the file.
     """
     names = [_name(*each) for each in _filters(dataset) if each[0] not in _NO_CODECS]
     return ", ".join(names) or "none"
 
 
 def _name(number: int, _flags: int, parameters: tuple[int, ...], name: bytes) -> str:
-    """Return what a filter is called, and how hard it tries."""
+    """Return the name of a filter, and its compression level."""
     known = kernels.hdf5_filter(number)
     if known is None:
         said = name.decode(errors="replace").split(";")[0].strip()
@@ -126,7 +126,7 @@ class _Filters:
 
 
 def _known(dataset: h5py.Dataset) -> _Filters | SlowRead:
-    """Return the filters of a data set that is decoded here; else why it is not."""
+    """Return the filters of a data set if cellfeed decodes it; otherwise the reason."""
     dtype = dataset.dtype
     if not dtype.isnative:
         remedy = f"write it as {dtype.newbyteorder('=')}"
@@ -145,7 +145,7 @@ def _slow(reason: str, *remedy: str) -> SlowRead:
 
 
 def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
-    """Return whether bytes need no conversion: also bfloat16 reads as float32, for example."""
+    """Return whether bytes need no conversion; bfloat16, for example, is read as float32."""
     types = [dataset.id.get_type(), h5t.py_create(dataset.dtype)]
     stored, in_memory = (
         each.get_super() if each.get_class() == h5t.ENUM else each for each in types
@@ -154,7 +154,7 @@ def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
 
 
 def _slow_layout(dataset: h5py.Dataset) -> SlowRead | None:
-    """Return why nobody but HDF5 knows where the bytes are, None if they are where it says."""
+    """Return why only HDF5 can locate the bytes; None if they are at known offsets."""
     if dataset.chunks is not None:
         return _slow_chunks(dataset)
     if dataset.id.get_create_plist().get_layout() == h5d.COMPACT:
@@ -178,7 +178,7 @@ def _slow_chunks(dataset: h5py.Dataset) -> SlowRead | None:
 
 
 def _is_filled_with_zeros(dataset: h5py.Dataset) -> bool:
-    """Return whether chunks that are not there read as zeros."""
+    """Return whether missing chunks are read as zeros."""
     defined = dataset.id.get_create_plist().fill_value_defined()
     if defined == h5d.FILL_VALUE_USER_DEFINED:
         return bool(dataset.fillvalue == 0)
@@ -217,7 +217,7 @@ def _kept_table(dataset: h5py.Dataset, kept: KeptTables, filters: _Filters) -> C
 
 
 def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
-    """Ask HDF5 where the chunks are; see `ChunkTable`."""
+    """Read the locations of chunks from HDF5; see `ChunkTable`."""
     chunk_shape = dataset.chunks
     grid = chunk_grid(dataset.shape, chunk_shape)
     chunk_bytes = math.prod(chunk_shape) * dataset.dtype.itemsize
@@ -251,9 +251,9 @@ def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
 
 @cache
 def _counts_user_block() -> bool:
-    """Return whether HDF5 counts chunks from the beginning of a file, or from after a user block.
+    """Return whether HDF5 counts offsets of chunks from the start of a file or its user block.
 
-    Versions differ, so it is asked: where a chunk lies in two files that differ in nothing else.
+    Versions differ, so this is tested with two files that differ only in their user block.
     """
     return _first_chunk(user_block=512) > _first_chunk(user_block=0)
 

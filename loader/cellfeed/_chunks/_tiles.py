@@ -1,7 +1,7 @@
-"""Tiles of TileDB as chunks: each tile holds some, of which every one is compressed by itself.
+"""Tiles of TileDB as chunks: each tile contains several, each compressed separately.
 
 See ``format_spec/tile.md`` of TileDB. A tile begins with the number of its chunks. A chunk has a
-head, which says how long it is, before and after its filters, and metadata of these.
+header with its size before and after filters, and the metadata of its filters.
 """
 
 import struct
@@ -32,11 +32,11 @@ class TileFilters:
     Parameters
     ----------
     codec
-        How they are compressed, last; see `chunk_codec`.
+        Compression, the last filter; see `chunk_codec`.
     shuffled
-        Whether their bytes are shuffled before.
+        Whether bytes are shuffled before compression.
     chunk_bytes
-        Largest size of a chunk before that.
+        Largest size of a chunk before its filters.
     """
 
     codec: int
@@ -46,18 +46,18 @@ class TileFilters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiles:
-    """Where the tiles of an array lie; arrays are int64, of shape (n_tiles,).
+    """Locations of the tiles of an array; arrays are int64, shape (n_tiles,).
 
     Parameters
     ----------
     files
-        Number of the file of each.
+        Number of each tile's file.
     offsets, ends
-        Its bytes there.
+        Its first byte there, and the byte after its last.
     n_elements
-        Its elements, at most ``capacity``.
+        Number of its elements, at most ``capacity``.
     capacity
-        Elements of a tile that is full.
+        Number of elements in a full tile.
     """
 
     files: NDArray[np.int64]
