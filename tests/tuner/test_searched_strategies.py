@@ -241,7 +241,9 @@ class TestResult:
         )
         assert result.recommended is not None
         size = result.recommended.configuration.block_size
-        with pytest.raises(ParameterError, match=rf"the weights of which .*block_size={size}\)$"):
+        with pytest.raises(
+            ParameterError, match=rf"does not contain the weights of it; .*block_size={size}\)$"
+        ):
             CellDataset.from_autotune(collection, result, seed=0)
         strategy = replace(strategy, block_size=size)
         CellDataset.from_autotune(collection, result, strategy=strategy, seed=0)

@@ -389,7 +389,7 @@ _FAILURES = {
     ),
     kernels.TOO_LARGE: "need more memory to decompress than is free; write them in smaller chunks",
     kernels.MISSING: (
-        "are missing; copy or download the file again or, if these are zeros that were "
+        "are missing; copy or download it again or, if these are zeros that were "
         "never written, write them too"
     ),
 }

@@ -76,22 +76,22 @@ class TileChunks:
     Parameters
     ----------
     name
-        What messages call the array.
+        Name of the array in messages.
     tiles
-        Where they lie.
+        Locations of the tiles.
     itemsize
-        Bytes of an element.
+        Bytes per element.
     filters
-        How chunks are encoded.
+        Encoding of the chunks.
     files
         The files.
 
     Attributes
     ----------
     chunk_elements
-        Elements of a whole chunk.
+        Number of elements in a whole chunk.
     padded, n_padded
-        Numbers that a tile takes, and all of them.
+        Number of element numbers per tile, and in total.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class TileChunks:
         self._sizes = np.zeros(tiles.offsets.size * self._per_tile, np.int32)
 
     def starts(self, elements: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers here of elements that are numbered as if every tile were full."""
+        """Return the padded numbers of elements that are numbered as if every tile were full."""
         return elements + elements // self._tiles.capacity * (self.padded - self._tiles.capacity)
 
     def locate(self, chunks: NDArray[np.int64]) -> Located:
-        """Return where the chunks of these numbers lie.
+        """Return the locations of the chunks with these numbers.
 
         Raises
         ------
@@ -133,7 +133,7 @@ class TileChunks:
         )
 
     def _list(self, tiles: NDArray[np.int64]) -> None:
-        """Read where the chunks of tiles begin."""
+        """Read the positions of the chunks of tiles."""
         of = self._tiles
         for first in range(0, tiles.size, _TILES_AT_ONCE):
             some = tiles[first : first + _TILES_AT_ONCE]
@@ -174,7 +174,7 @@ class TileChunks:
 
 
 def _chunk_at(content: bytes, position: int, filters: TileFilters) -> tuple[int, int, int, int]:
-    """Return the size of a chunk, where its elements begin, in how many bytes, and its end."""
+    """Return the decoded size of a chunk, the position and size of its elements, and its end."""
     decoded, n_filtered, n_metadata = _HEAD.unpack_from(content, position)
     begin = position + _HEAD.size
     first = begin + n_metadata
@@ -194,14 +194,14 @@ def _chunk_at(content: bytes, position: int, filters: TileFilters) -> tuple[int,
 
 
 def parts_of_chunk(content: bytes, metadata: int, first: int) -> Iterator[tuple[int, int, int]]:
-    """Yield where the compressed parts of a chunk's elements lie, their bytes, and decompressed.
+    """Yield position, compressed size and decompressed size of each part of a chunk's elements.
 
     Parameters
     ----------
     content
-        What it is in.
+        Bytes with the chunk.
     metadata, first
-        Where its metadata, and its compressed bytes, begin.
+        Start of its metadata, and of its compressed bytes.
     """
     n_metadata, n_parts = _PAIR.unpack_from(content, metadata)
     for k in range(n_metadata + n_parts):
@@ -214,18 +214,18 @@ def parts_of_chunk(content: bytes, metadata: int, first: int) -> Iterator[tuple[
 def tiled_array(
     name: str, chunks: TileChunks, dtype: np.dtype[Any], filters: TileFilters, files: ByteStore
 ) -> ChunkedArray:
-    """Return an array whose chunks are those of tiles; its elements are numbered as there.
+    """Return an array with the chunks of tiles, whose elements have padded numbers.
 
     Parameters
     ----------
     name
-        What messages call it.
+        Its name in messages.
     chunks
-        Where they lie.
+        Locations of the chunks.
     dtype
         Native dtype of its elements.
     filters
-        How chunks are encoded.
+        Encoding of the chunks.
     files
         The files.
     """

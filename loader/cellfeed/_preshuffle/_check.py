@@ -1,4 +1,4 @@
-"""Reading the result: every cell once, as many elements as there were, and a sample by value."""
+"""Checking the result: every cell once, the numbers of elements, and a sample of values."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,21 +25,22 @@ _SAMPLED_CELLS = 128
 def check_store(
     folder: OutputFolder, job: Job, inputs: Inputs, on_part: Callable[[int], object]
 ) -> None:
-    """Check what was written against the inputs, and read little.
+    """Check the written store against the inputs, reading only part of it.
 
-    Of every part, the provenance of each cell and the row pointer; of a sample of cells, all.
+    For every part, the provenance of each cell and the row pointers are checked; for a sample of
+    cells, everything.
 
     Parameters
     ----------
     folder, job, inputs
-        What to check, and against what.
+        The output, and the job and inputs that it must match.
     on_part
-        Called with how many parts have been checked.
+        Called with the number of parts that have been checked.
 
     Raises
     ------
     FormatError
-        A part is damaged; names it, and the remedy.
+        A part is damaged; the message names it, and the remedy.
     """
     expect_numcodecs()
     seen = np.zeros(job.n_cells, dtype=bool)
@@ -71,7 +72,7 @@ def check_store(
 
 
 def _rows(group: Any, inputs: Inputs) -> NDArray[np.int64]:
-    """Return where each cell of a part is from, by its provenance."""
+    """Return the input row of each cell of a part, from its provenance."""
     source_file, source_row = inputs.obs.provenance
     codes = group["obs"][source_file]["codes"][:].astype(np.int64)
     rows: NDArray[np.int64] = inputs.obs.starts[codes] + group["obs"][source_row][:]
@@ -81,12 +82,12 @@ def _rows(group: Any, inputs: Inputs) -> NDArray[np.int64]:
 def _check_matrix(
     path: Path, group: Any, job: Job, rows: NDArray[np.int64], inputs: Inputs
 ) -> NDArray[np.intp]:
-    """Check shape, and how many elements each cell has.
+    """Check the shape, and the number of elements of each cell.
 
     Returns
     -------
-    Cells of the part that have fewer than the file, which is right only where the file stores a
-    gene of a cell several times: reading adds those up.
+    Cells of the part with fewer elements than in the file, which is correct only if the file has
+    duplicates, since reading sums them.
     """
     X = group["X"]
     if job.n_elements is None:
@@ -117,7 +118,7 @@ def _check_cells(
     rows: NDArray[np.int64],
     chosen: NDArray[np.intp],
 ) -> None:
-    """Compare some cells with the input, value by value."""
+    """Compare the given cells with the input, value by value."""
     order = np.argsort(rows[chosen])
     wanted, places = rows[chosen][order], chosen[order]
     written = group["X"] if hasattr(group["X"], "dtype") else sparse_dataset(group["X"])

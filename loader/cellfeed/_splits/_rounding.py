@@ -50,7 +50,7 @@ def as_weights(fractions: Sequence[float]) -> tuple[int, ...]:
         )
         raise ParameterError(msg) from error
     if not given or not all(each > 0 for each in given):
-        msg = f"`fractions` must be above 0, at least one, but got {given}"
+        msg = f"`fractions` must be numbers above 0, at least one, but got {given}"
         raise ParameterError(msg)
     if not isclose(sum(given), 1, abs_tol=_TOLERANCE):
         msg = f"`fractions` must sum to 1, but {given} sum to {sum(given):g}"

@@ -113,12 +113,12 @@ def test_those_of_each_element_are_its_own(write):
         open_collection(path, elements=["raw/X"], genes=["b"])[:].X[:, 0], [2, 5, 8]
     )
     with pytest.raises(
-        MismatchError, match=f"^{path}: several genes have the same name: 'a', so that "
+        MismatchError, match=f"^{path}: several genes have the same name: 'a'; write "
     ):
         open_collection(path, elements=["X", "raw/X"], genes=["a"])
 
 
 def test_many_are_shortened(write):
     path = write(2 * [f"g{k}" for k in range(9)])
-    with pytest.raises(MismatchError, match="'g0', 'g1', 'g2', 'g3', 'g4' and 4 others, so that"):
+    with pytest.raises(MismatchError, match="'g0', 'g1', 'g2', 'g3', 'g4' and 4 others; write"):
         open_collection(path, genes=[f"g{k}" for k in range(9)])

@@ -254,7 +254,7 @@ class TestRefused:
     def test_genes_that_a_file_lacks(self, store):
         (first, second), _ = store([simple(list("abc")), simple(list("abd"))])
         with pytest.raises(
-            MismatchError, match=f"^{second}: lacks 'c' of `genes`; leave out these genes "
+            MismatchError, match=f"^{second}: lacks 'c' of `genes`; leave out these genes, "
         ):
             open_collection([first, second], genes=["a", "c"])
 

@@ -361,7 +361,7 @@ BAD_PARAMETERS = [
     *(
         (
             {"collection": collection},
-            f"a {kind} cannot be indexed by an array of row numbers .*; make it",
+            f"a {kind} cannot be indexed by an array of row numbers; make it",
         )
         for kind, collection in {
             "list": [1, 2, 3],

@@ -279,7 +279,9 @@ class TestRanksThatAreGiven:
     def test_one_without_the_other(self):
         given: list[dict[str, Any]] = [{"rank": 0}, {"world_size": 1}]
         for parameters in given:
-            with pytest.raises(ParameterError, match=r"go together, .*; give both, or neither"):
+            with pytest.raises(
+                ParameterError, match=r"must be given together, .*; give both, or neither"
+            ):
                 CellDataset(np.arange(9), BlockShuffling(4), 8, **parameters)
 
 
@@ -291,8 +293,8 @@ def test_ranks_that_leave_nothing_are_refused_though_met_late(others):
 def test_workers_that_persist_are_refused_where_ranks_met_since(others):
     for number, rank in enumerate(others):
         assert rank["persistent"] == (
-            "worker processes that persist were started by rank 0 of 1, "
-            f"which is rank {number} of 2 now; make another loader"
+            "persistent worker processes were started by rank 0 of 1, "
+            f"which is now rank {number} of 2; make a new loader"
         )
 
 

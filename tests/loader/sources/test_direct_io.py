@@ -226,7 +226,9 @@ class TestRefusals:
     def test_of_what_is_open(self, stores):
         (source,) = open_collection(stores / "gzip.h5ad").sources
         assert isinstance(source, Source)
-        with pytest.raises(ParameterError, match=r"which is open; give its path"):
+        with pytest.raises(
+            ParameterError, match=r"applies only to paths, but got an open .*; give its path"
+        ):
             open_collection([source], direct_io=True)
 
 

@@ -170,7 +170,7 @@ class TestChunks:
         with pytest.raises(FormatError, match=f"^{path}: was replaced or written to"):
             collection[:]
         monkeypatch.setattr(LocalH5File, "check_unchanged", lambda self: None)  # just after it
-        expected = rf"^{path}: `{element}`, .* \(bytes {first} to {stop}\): the file ends before"
+        expected = rf"^{path}: `{element}`, .* \(bytes {first} to {stop}\): are beyond the end"
         with pytest.raises(FormatError, match=expected):
             collection[[59]]
 

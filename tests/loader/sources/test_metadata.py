@@ -177,7 +177,9 @@ class TestSizesOfChunks:
         assert np.array_equal(open_collection(path)[:].X, COUNTS)
         chunk = path / "X/c/1/0"
         chunk.write_bytes(chunk.read_bytes() + bytes(n_bytes - 384))
-        problem = f"^{chunk}: `X`, rows 8 to 16.*: decompress to another size than the chunk's; "
+        problem = (
+            f"^{chunk}: `X`, rows 8 to 16.*: decompress to another size than that of the chunk; "
+        )
         with pytest.raises(FormatError, match=problem):
             open_collection(path)[[9]]
 
@@ -244,5 +246,5 @@ class TestMemory:
 
     @pytest.mark.parametrize("n_bytes", [1 << 60, 1 << 70])
     def test_that_the_system_refuses(self, n_bytes):
-        with pytest.raises(ParameterError, match=r"no [\d,]+ bytes of memory for ro"):
+        with pytest.raises(ParameterError, match=r"cannot allocate [\d,]+ bytes of memory for ro"):
             BufferPool().acquire(n_bytes)

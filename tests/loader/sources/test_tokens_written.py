@@ -113,7 +113,7 @@ def test_a_shard_is_there_once(tmp_path):
         ("O", {}, "must be of integers, floats or booleans"),
         ([("a", "O")], {}, "must be of integers, floats or booleans"),
         ("S4", {}, "must be of integers, floats or booleans"),
-        ("nonsense", {}, "`dtype` must be a NumPy dtype, but got 'nonsense'"),
+        ("nonsense", {}, "`dtype` must be a NumPy dtype, such as 'uint16', but got 'nonsense'"),
         ([("a",)], {}, "`dtype` must be a NumPy dtype"),
         ("c8", {}, "must be of integers, floats or booleans"),
         ("uint16", {"shard": "../a"}, "`shard` must be letters"),

@@ -76,12 +76,12 @@ ERRORS = {
     "sum": ({"fractions": [0.5, 0.4]}, r"^`fractions` must sum to 1, but \[0.5, 0.4\] sum to 0.9$"),
     "negative": (
         {"fractions": [1.5, -0.5]},
-        "^`fractions` must be above 0, at least one, but got ",
+        "^`fractions` must be numbers above 0, at least one, but got ",
     ),
-    "zero": ({"fractions": [1.0, 0.0]}, "^each of `fractions` must be above 0"),
-    "nan": ({"fractions": [float("nan"), 1.0]}, "^each of `fractions` must be above 0"),
+    "zero": ({"fractions": [1.0, 0.0]}, "^`fractions` must be numbers above 0"),
+    "nan": ({"fractions": [float("nan"), 1.0]}, "^`fractions` must be numbers above 0"),
     "tiny": ({"fractions": [1.0, 1e-12]}, "^each of `fractions` must be at least 1e-09"),
-    "none": ({"fractions": []}, "^each of `fractions` must be above 0"),
+    "none": ({"fractions": []}, "^`fractions` must be numbers above 0"),
     "a number": ({"fractions": 0.8}, r"^`fractions` must be numbers .* but got 0\.8$"),
     "text": ({"fractions": ["a", "b"]}, "^`fractions` must be numbers"),
     "empty part": (
