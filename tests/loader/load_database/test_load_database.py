@@ -228,7 +228,7 @@ def test_text_that_postgresql_cannot_have(tmp_path, load, name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of AnnData's own
         ad.AnnData(np.eye(3, dtype=np.float32), obs=obs).write_zarr(tmp_path / "nul.zarr")
-    with pytest.raises(FormatError, match=r"cannot have .*; correct it in the files") as raised:
+    with pytest.raises(FormatError, match=r"cannot store .*; correct it in the files") as raised:
         load(tmp_path / "nul.zarr")
     assert "\n" not in str(raised.value)
 

@@ -174,7 +174,11 @@ def test_no_table_of_genes_is_needed(folder):
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"values": "counts"}, ColumnError, "no column 'counts'; give .*, from: genes, expressions"),
+        (
+            {"values": "counts"},
+            ColumnError,
+            "no column 'counts'; give .*, from: genes, expressions",
+        ),
         ({"n_vars": 0}, ParameterError, "`n_vars >= 1` must hold"),
         ({"n_vars": "3"}, ParameterError, "`n_vars` must be"),
         ({"n_markers": "1"}, ParameterError, "`n_markers` must be"),

@@ -113,7 +113,9 @@ class TestScdl:
                     open_collection(where, obs=["plate"])
                 assert "\n" not in str(said.value)
                 file.unlink()
-                with pytest.raises(FormatError, match=f"{name}.*(cannot be read|has 0 tables, but)"):
+                with pytest.raises(
+                    FormatError, match=f"{name}.*(cannot be read|has 0 tables, but)"
+                ):
                     open_collection(where, obs=["plate"])
                 file.write_bytes(before)
             np.save(index, [-1, N_ROWS - 1])

@@ -191,7 +191,9 @@ class TestNumbers:
             replace(file, name, file[name][:].astype(np.float64))
 
         path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
-        with pytest.raises(FormatError, match=f"/{name} is not a list of integers, but has shape"):
+        with pytest.raises(
+            FormatError, match=f"/{name} is not an array of integers, but has shape"
+        ):
             open_collection(path)
 
     @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="it is float64 here")

@@ -132,7 +132,7 @@ def test_what_a_writer_cannot_be(tmp_path, dtype, options, message):
 
 @pytest.mark.parametrize("tokens", [[-1], [70_000], [1.5], [[1, 2]], ["a"], 3, [None]])
 def test_tokens_that_do_not_fit(tmp_path, tokens):
-    with pytest.raises(ParameterError, match="tokens must be of one dimension and fit into uint16"):
+    with pytest.raises(ParameterError, match="tokens must have one dimension and fit into uint16"):
         write(tmp_path, tokens)
 
 
@@ -232,7 +232,7 @@ def test_a_file_that_is_cut_or_missing(shard, name):
     with pytest.raises(FormatError, match=rf"{name}: has {size - 1:,} bytes, but {size:,} were"):
         TokenStream(shard.parent)
     (shard / name).unlink()
-    with pytest.raises(FormatError, match=rf"{name}: is missing; write the shard again"):
+    with pytest.raises(FormatError, match=rf"{name}: is missing; write or copy the shard again"):
         TokenStream(shard.parent)
 
 

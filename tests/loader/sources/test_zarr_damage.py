@@ -115,7 +115,7 @@ class TestShards:
         array[:] = values
         assert np.array_equal(open_collection(path)[:].X.toarray(), MATRIX)
         overwrite(path / "X/data/c/0", -16, (1 << 62).to_bytes(8, "little"))
-        problem = r"c/0: `X/data`, index of the shard \(bytes \d+ to \d+\): has chunks that are not"
+        problem = r"c/0: `X/data`, index of the shard \(bytes \d+ to \d+\): has chunks outside"
         with pytest.raises(FormatError, match=problem):
             open_collection(path)[:]
 
@@ -156,7 +156,9 @@ class TestChunksInFiles:
     def test_another_size_of_one_that_is_not_compressed(self, tmp_path):
         path = write_store(tmp_path / "cells.zarr", sp.csr_matrix(MATRIX), compressors=[])
         os.truncate(path / "X/data/c/2", 20)
-        problem = r"c/2: `X/data`, elements 32 to 48 \(bytes 0 to 64\): are beyond the end of the file"
+        problem = (
+            r"c/2: `X/data`, elements 32 to 48 \(bytes 0 to 64\): are beyond the end of the file"
+        )
         with pytest.raises(FormatError, match=problem):
             open_collection(path)[:]
 

@@ -74,7 +74,7 @@ class SomaStore:
         except CellfeedError:
             raise
         except Exception as error:
-            msg = f"{self.location}: tiledbsoma cannot read `{what}` ({first_line(error)})"
+            msg = f"{self.location}: `{what}` cannot be read by tiledbsoma ({first_line(error)})"
             raise FormatError(f"{msg}; {self._remedy()}") from error
 
     def _remedy(self) -> str:
