@@ -51,7 +51,7 @@ class SharedPool(BufferPool):
         super().__init__()
         self._of_forks = BufferPool()
         self.unsent = dict[int, int]()
-        """Descriptors of segments that the other process does not have yet, by their number."""
+        """Descriptors of segments that the other process does not have yet, by number."""
         self._at = dict[int, Piece]()  # by address
         self._addresses = list[int]()  # ascending
         self._lent = list[Piece]()

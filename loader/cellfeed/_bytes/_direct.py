@@ -27,7 +27,7 @@ from cellfeed._errors import PathError
 __all__ = ["ALIGNMENT", "DIRECT", "DirectFiles"]
 
 ALIGNMENT = 1 << 12
-"""Of offsets, lengths and memory, in bytes: a multiple of what devices and file systems ask for."""
+"""Alignment of offsets, lengths and memory in bytes, a multiple of what devices require."""
 
 DIRECT = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
 

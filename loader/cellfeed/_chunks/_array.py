@@ -191,7 +191,7 @@ class ChunkedArray:
     lost_is_zero: bool = False
     bad_index: str = ""
     checked: NDArray[np.uint8] = field(init=False, repr=False, compare=False)
-    """A bit for each chunk: whether it was decompressed whole, here or in a forked process."""
+    """A bit for each chunk: whether this or a forked process has decompressed it completely."""
 
     def __post_init__(self) -> None:
         # Compiled code multiplies these numbers, and takes memory and addresses to be as they say.

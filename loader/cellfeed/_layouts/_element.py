@@ -16,7 +16,7 @@ __all__ = ["ColumnNames", "Dtypes", "Element", "Layout", "dtypes_of"]
 Layout = Literal["csr", "dense", "ragged"]
 
 Dtypes = np.dtype[Any] | Mapping[str, np.dtype[Any]] | None
-"""One dtype for all elements, or some by name; those that are not named stay as they are."""
+"""One dtype for all elements, or dtypes by name; other elements keep their dtype."""
 
 
 class ColumnNames:

@@ -26,7 +26,7 @@ class Ahead:
         self._coming = list[object]()
         chunks = 0 if self._reads is None else self._reads.brought_bytes
         self.n_bytes = chunks + sum(part.expected_bytes for part in self._parts)
-        """Bytes of all, compressed; at most, where a chunk is all of its file."""
+        """Number of compressed bytes; an upper bound for files of one chunk."""
 
     def begin(self) -> None:
         """Start the requests, without waiting."""

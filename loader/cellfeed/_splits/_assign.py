@@ -13,7 +13,7 @@ from cellfeed.sampling import derive_key, random_words
 __all__ = ["best_parts_of_groups", "independent_parts", "parts_of_rows"]
 
 N_DRAWS = 64
-"""Draws of groups of which the best is taken."""
+"""Number of random orders of groups, the best of which is used."""
 
 
 # Rows that are dealt with at once, so that what is made on the way takes little memory.

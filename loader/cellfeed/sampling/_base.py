@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 __all__ = ["ABSENT_BY_DEFAULT", "EpochOrder", "SamplingStrategy"]
 
 ABSENT_BY_DEFAULT: Mapping[str, bool] = MappingProxyType({"absent by default": True})
-"""Metadata of a dataclass field that states do not name while it has its default.
+"""Metadata of a dataclass field that states omit while it has its default value.
 
-States that were saved before there was such a field can be read then.
+States that were saved before the field was added can then still be loaded.
 """
 
 

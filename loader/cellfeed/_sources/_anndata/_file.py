@@ -19,7 +19,7 @@ class AnnDataFile(Protocol):
     """
 
     library: str
-    """What reads arrays that are not decoded here: ``"h5py"`` or ``"zarr"``."""
+    """The library that reads arrays that cellfeed does not decode: ``"h5py"`` or ``"zarr"``."""
 
     @property
     def location(self) -> Location:

@@ -52,8 +52,8 @@ SPAN_RECORD = np.dtype(
         ("began_before", "<u4"),
     ]
 )
-"""A span in a block: its tokens in the shard, its metadata's number in the shard and bytes in
-`METADATA`, and whether it began in an earlier block, so that it is in that one, too."""
+"""A span in a block: its tokens in the shard, the number of its metadata in the shard, the bytes of
+these in `METADATA`, and whether the span began in an earlier block, which contains it too."""
 
 _FORMAT = "cellfeed token shard"
 _VERSION = 1

@@ -22,8 +22,8 @@ __all__ = ["SPAN", "SpanReader"]
 SPAN = np.dtype(
     [("start", "<i8"), ("stop", "<i8"), ("shard", "<i8"), ("id", "<i8"), ("n_bytes", "<i8")]
 )
-"""A span as it is delivered: its tokens counted from the first of the row, the shard, the number of
-its metadata there, and the bytes of that."""
+"""A delivered span: its tokens relative to the first of the row, the shard, the number of its
+metadata there, and their size in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
