@@ -3,17 +3,17 @@
 A packed row is a header of 12 bytes, and one zstd frame with a checksum. All numbers are
 little-endian. The header:
 
-====== ======================================================================================
-byte   what
-====== ======================================================================================
-0      version of this layout: 1
-1      codec: 1 for zstd
-2      bytes of a column difference: 1, 2 or 4; 0 for a dense row, which has none
-3      kind of the values, as NumPy names it: "u", "i", "f" or "b"
-4      bytes of a value
-5 to 7 0
+======= ======================================================================================
+byte    what
+======= ======================================================================================
+0       version of this layout: 1
+1       codec: 1 for zstd
+2       bytes of a column difference: 1, 2 or 4; 0 for a dense row, which has none
+3       kind of the values, as NumPy names it: "u", "i", "f" or "b"
+4       bytes of a value
+5 to 7  0
 8 to 11 number of values
-====== ======================================================================================
+======= ======================================================================================
 
 The frame contains the differences of neighbouring columns, the first from 0, and then the values;
 both are byte-shuffled, with the lowest bytes of all numbers first, then the next ones. Columns
